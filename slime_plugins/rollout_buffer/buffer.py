@@ -623,10 +623,13 @@ class Buffer:
         now = self._clock()
         with self.store.read() as connection:
             beat = None if job.has_runner else service_rows.heartbeat(connection, GATEWAY.name)
-            seen_at = 0.0 if beat is None else beat[0]
+            seen_at, detail = (0.0, {}) if beat is None else beat
+            rollouts = []
             if not GATEWAY.is_silent(abs(now - seen_at)):
-                seen_at = now
-            return group_rows.quiet_groups(connection, job.key, now - job.group_timeout_s, seen_at)
+                seen_at, rollouts = now, detail.get("rollouts", [])
+            quiet = group_rows.quiet_groups(connection, job.key, now - job.group_timeout_s, seen_at)
+        held = {instance_id for job_id, instance_id in rollouts if job_id == job.job_id}
+        return [group for group in quiet if held.isdisjoint((group.instance_id, None))]
 
     def close_timed_out_groups(self) -> int:
         """Closes the groups of external jobs whose time ran out; returns how many. A runner closes those of its job."""

@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.routes import add_trainer_routes, answer_turn
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import SessionState
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
 
 __all__ = ["TrainerMount"]
@@ -38,6 +39,7 @@ class TrainerMount:
         self._gateway = gateway
         self._tokens: dict[str, ConversationTokens] = {}
         self.trainer = TrainerSide(self, rules, sink=self)
+        gateway.open_rollouts = self._open_rollouts
 
     def mount(self, app: web.Application) -> None:
         """Adds every route but ``/v1/chat/completions``, which the gateway answers."""
@@ -50,6 +52,10 @@ class TrainerMount:
             RolloutBufferError: it is refused.
         """
         return await answer_turn(self.trainer, request, body)
+
+    def _open_rollouts(self) -> list[tuple[str | None, str | None]]:
+        open_now = [one for one in self.trainer.sessions() if one.state is SessionState.OPEN]
+        return [(one.binding.job_id, one.binding.instance_id) for one in open_now]
 
     async def policy_of(self, session: OpenBody) -> Policy:
         """Returns engine and tokenizer of the session's job.

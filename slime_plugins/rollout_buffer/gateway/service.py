@@ -119,6 +119,8 @@ class Gateway:
         self._reconciler: asyncio.Task[None] | None = None
         self._settled_at = -math.inf
         self._beat_at = -math.inf
+        self.open_rollouts: Callable[[], list[tuple[str | None, str | None]]] = list
+        """Job and instance of each open rollout of the remote rollout protocol; None is what was not said."""
 
     async def start(self) -> None:
         """Gives up what an earlier process left open, and begins to look after what expires."""
@@ -370,9 +372,10 @@ class Gateway:
             if not session.closing.locked() and session.is_expired(now, self.settings.session_timeout_s):
                 await self._give_up(session, EXPIRED, "has expired: nobody asked for too long", given_up=False)
         await self._end_refused([one for one in self._sessions.values() if not one.closing.locked()])
-        if self._sessions and now - self._beat_at > GATEWAY.beats_every_s:
+        rollouts = self.open_rollouts()
+        if (self._sessions or rollouts) and now - self._beat_at > GATEWAY.beats_every_s:
             self._beat_at = now
-            await self.stored(self.buffer.beat, GATEWAY.name, os.getpid(), {})
+            await self.stored(self.buffer.beat, GATEWAY.name, os.getpid(), {"rollouts": rollouts})
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
         for job in jobs.values():
             self.backends.engine_moved(job)

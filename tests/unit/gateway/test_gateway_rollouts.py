@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
-from tests.support import poll, start_external, uids
+from tests.support import poll, start_external, uids, write, written
 
 USER = {"role": "user", "content": "What is 2 + 2?"}
 
@@ -31,6 +32,19 @@ async def test_a_rollout_id_makes_a_turn_of_the_protocol_and_its_end_a_trajector
     ended = await gateway.call("POST", "/rollouts/r1/end", {"reward": 1})
     assert ended.status == 200, ended.body
     assert uids(gateway.buffer, poll(gateway.buffer, job)) == ["r1"]
+
+
+@pytest.mark.parametrize("instance", [{"instance_id": "a"}, {}])
+async def test_an_open_rollout_holds_the_clock_of_the_groups_that_it_may_be_of(
+    gateway: GatewayUnderTest, instance: dict[str, str]
+) -> None:
+    job = start_session_job(gateway.buffer, n=2, ids=("a", "b"), group_timeout_seconds=0.01)
+    opened = await gateway.call("POST", "/rollouts", {"rollout_id": "r1", "job_id": job.job_id, **instance})
+    assert opened.status == 200, opened.body
+    await gateway.gateway.reconcile()
+    write(gateway.buffer, job, written("u", "a"), written("v", "b"))
+    await asyncio.sleep(0.05)
+    assert gateway.buffer.close_timed_out_groups() == len(instance), "of b, where it is said that the rollout is of a"
 
 
 async def test_without_a_rollout_id_it_is_a_request_with_a_key(gateway: GatewayUnderTest) -> None:

@@ -134,6 +134,17 @@ def test_an_open_session_holds_the_clock_of_its_group_while_its_gateway_lives(
     assert slots(buffer, job)["ready"] == 5
 
 
+def test_a_gateway_lives_between_two_beats_also_where_the_limit_is_shorter(
+    buffer: Buffer, claims: SlotClaims, clock: SettableClock
+) -> None:
+    job = start_external(buffer, n=2, ids=("i",), group_timeout_seconds=2)
+    claims.claim(job.job_id)
+    write(buffer, job, written("u", "i"))
+    buffer.beat(GATEWAY.name, 1, {})
+    clock.advance(4)
+    assert buffer.close_timed_out_groups() == 0
+
+
 def test_the_session_of_a_gateway_that_is_gone_for_good_holds_the_clock_no_longer(
     buffer: Buffer, claims: SlotClaims, clock: SettableClock
 ) -> None:

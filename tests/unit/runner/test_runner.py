@@ -523,6 +523,18 @@ async def test_a_run_that_gives_up_its_slow_members_is_told_in_words_within_its_
     assert re.search(r'rollout_buffer_bias\{.*statistic="given_up".*\} 0.25', page)
 
 
+async def test_a_member_that_filter_item_took_out_counts_as_filtered_and_a_dummy_stands_for_it(
+    real_time_buffer: Buffer,
+) -> None:
+    job = start(real_time_buffer, count=2, num_repeat_per_sample=8)
+    await run(real_time_buffer, job, ScriptedGenerator(lambda e: 2.0 if e.slot == 7 else by_slot(e)))
+    assert poll(real_time_buffer, job) is not None
+    described = real_time_buffer.describe(job)
+    (task, *_) = [row for row in described["bias"] if row["by"] == "task"]
+    assert (task["submitted"], task["trained"], task["filtered"], task["given_up"]) == (8, 7, 1, 0)
+    assert described["measures"]["bias"]["dummies"] == 0.125
+
+
 async def test_a_run_without_a_limit_for_groups_trains_its_slow_members_and_says_nothing(
     real_time_buffer: Buffer,
 ) -> None:
