@@ -69,7 +69,7 @@ def take_over_large(
     store: Store, clock: Callable[[], float], job_key: int, payload: StartPayload, instances: Sequence[Instance]
 ) -> StartedJob:
     """Gives a job that waits for a trainer the trainer's input, in many transactions; made again, it goes on."""
-    for some_instances in _cut(instances):
+    for some_instances in _cut(instances, max(1, ROWS_AT_ONCE // payload.num_epoch)):
         store.check_room()
         with store.write() as connection:
             job_start.add_input(connection, job_key, payload, some_instances)
@@ -125,9 +125,9 @@ def _insert_groups(connection: Connection, *, key: int, ids: Sequence[str], plan
     return len(planned)
 
 
-def _cut(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _cut(rows: Iterable[Row], size: int | None = None) -> Iterator[list[Row]]:
     left = iter(rows)
-    while part := list(islice(left, ROWS_AT_ONCE)):
+    while part := list(islice(left, size or ROWS_AT_ONCE)):
         yield part
 
 
