@@ -57,7 +57,7 @@ from slime.rollout.agent_rollout_turns import give_turn_advantages, set_advantag
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, NotFoundError
+from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
 from slime_plugins.rollout_buffer.installation import advice_on_two_slimes
 from slime_plugins.rollout_buffer.trainer.consumed import (
     JobProgress,
@@ -101,6 +101,8 @@ LOOKING_TIMEOUT_S = 10.0
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 LONGEST_WAIT_OF_ONE_POLL_S = 20.0
 MOST_GROUPS_FOR_ONE = 4
+TASKS_WITH_SCREENSHOTS = frozenset({"android_world", "miniwob"})
+"""For these a vision model's image processor is loaded before the job starts, for others with the first screenshot."""
 """So many times as many groups as a batch has are taken to fill it, before dummies stay in it."""
 COUNTED = (
     "dummies",
@@ -325,6 +327,7 @@ class _TrainingRollout:
             read_row_settings(args, settings.samples_per_group),
             read_image_settings(args),
             max_failures=settings.max_failures,
+            trajectories=settings.groups_per_rollout * settings.samples_per_group,
         )
         self._received: list[Group] = []
         self._examples: list[RolloutItem] = []
@@ -333,6 +336,8 @@ class _TrainingRollout:
 
     async def play(self) -> RolloutFnTrainOutput:
         """Returns the batch, after what was consumed is written down and acknowledged."""
+        if sees_images(self._args) and self._args.rollout_task_type in TASKS_WITH_SCREENSHOTS:
+            await self._intake.load_vision()
         try:
             await self._open_job()
             groups = await self._collect()
@@ -432,7 +437,6 @@ class _TrainingRollout:
     async def _acknowledged(self, batch: list[Group]) -> list[Group]:
         """Writes down what is consumed and acknowledges it; returns the batch without what others got meanwhile."""
         _refuse_batch_without_training(batch)
-        _refuse_rows_without_images(self._args, batch)
         _refuse_dummies(self._args, self._rule.batch(batch))
         self._record(batch)
         if self._settings.on_policy:
@@ -595,15 +599,6 @@ def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
     if all(sample.remove_sample for sample in samples):
         reasons = Counter(str(sample.metadata["dummy_reason"]) for sample in samples)
         raise GeneratorError(f"no trajectory of this rollout can be trained: {reasons.most_common(3)}")
-
-
-def _refuse_rows_without_images(args: Any, batch: Sequence[Group]) -> None:
-    """A vision model stops at a placeholder without its tensors; that they are missing here is the environment's."""
-    if sees_images(args) and any(_misses_its_images(row) for rows in trajectories_of(batch) for row in rows):
-        raise ConfigError(
-            f"trajectories have screenshots, and the image processor of --hf-checkpoint {args.hf_checkpoint} cannot be "
-            "loaded where the rollout runs: install what it needs there (the log names it; often torchvision)"
-        )
 
 
 def _refuse_dummies(args: Any, batch: Sequence[Group]) -> None:

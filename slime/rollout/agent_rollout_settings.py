@@ -17,6 +17,9 @@ sets, each with a default here:
     rollout_buffer_timeout_s     how long one call may take beyond that (100)
     rollout_buffer_image_cache_mb   fetched screenshots that are kept for the next delivery, in MB (512)
     rollout_buffer_image_fetches    screenshots fetched at once (16)
+    rollout_buffer_image_threads    threads that make tensors of them (2)
+    rollout_buffer_images           ``pixels`` (default): a vision model's processor makes its tensors, or the run stops
+                                    with what is missing; ``tokens``: rows keep one placeholder for each
     rollout_buffer_keep_images      true puts the pictures into ``Sample.multimodal_inputs`` as well (false)
     rollout_buffer_pixel_dtype      float32 or bfloat16; what the image processor makes when not set
     rollout_buffer_report_drift  false: do not count in ``rollout/token_drift/*`` what re-tokenising would change (true)
@@ -93,11 +96,13 @@ DEFAULT_NUM_PROCESS = 100
 DEFAULT_IMAGE_CACHE_MB = 512.0
 DEFAULT_IMAGE_FETCHES = 16
 DEFAULT_EXAMPLE_INTERVAL = 10
+DEFAULT_IMAGE_THREADS = 2
+IMAGES = ("pixels", "tokens")
 PIXEL_DTYPES = ("float32", "bfloat16")
 
 
 KEYS = frozenset(
-    {"rollout_buffer_exact_prompts"}
+    {"rollout_buffer_exact_prompts", "rollout_buffer_image_threads", "rollout_buffer_images"}
     | {"rollout_buffer_example_interval", "rollout_buffer_image_cache_mb", "rollout_buffer_image_fetches"}
     | {"rollout_buffer_job_id", "rollout_buffer_keep_images", "rollout_buffer_lease_s", "rollout_buffer_loss_mask"}
     | {"rollout_buffer_max_row_tokens", "rollout_buffer_metrics_file", "rollout_buffer_on_exhausted"}
@@ -177,8 +182,8 @@ def read_settings(args: Any) -> RolloutSettings:
     )
 
 
-def read_image_settings(args: Any) -> ImageSettings:
-    """Reads from slime's arguments how screenshots reach the trainer.
+def read_image_settings(args: Any) -> ImageSettings | None:
+    """Reads from slime's arguments how screenshots reach the trainer; None: as tokens alone.
 
     Raises:
         ConfigError: a setting has a value that means nothing.
@@ -186,10 +191,16 @@ def read_image_settings(args: Any) -> ImageSettings:
     pixel_dtype = getattr(args, "rollout_buffer_pixel_dtype", None)
     if pixel_dtype not in (None, *PIXEL_DTYPES):
         raise ConfigError(f"rollout_buffer_pixel_dtype is {pixel_dtype!r}; use {' or '.join(PIXEL_DTYPES)}")
+    images = getattr(args, "rollout_buffer_images", None) or IMAGES[0]
+    if images not in IMAGES:
+        raise ConfigError(f"rollout_buffer_images is {images!r}; use {' or '.join(IMAGES)}")
+    if images == "tokens":
+        return None
     cache_mb = getattr(args, "rollout_buffer_image_cache_mb", None)
     return ImageSettings(
         cache_bytes=int(1e6 * (DEFAULT_IMAGE_CACHE_MB if cache_mb is None else float(cache_mb))),
         fetches_at_once=max(1, int(getattr(args, "rollout_buffer_image_fetches", None) or DEFAULT_IMAGE_FETCHES)),
+        threads=max(1, int(getattr(args, "rollout_buffer_image_threads", None) or DEFAULT_IMAGE_THREADS)),
         pixel_dtype=pixel_dtype,
     )
 

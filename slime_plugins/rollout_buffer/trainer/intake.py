@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Sequence
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.trainer.image_fetch import ImageCache, ImageFetcher, process_cache
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages, ImageCache, ImageFetcher, process_cache
+from slime_plugins.rollout_buffer.trainer.memory import available_bytes
 from slime_plugins.rollout_buffer.trainer.records import RolloutGroup
 from slime_plugins.rollout_buffer.trainer.rows import RowBuilder, images_of
 from slime_plugins.rollout_buffer.trainer.settings import ImageSettings, RowSettings
-from slime_plugins.rollout_buffer.trainer.vision import VisionFamily, load_vision
+from slime_plugins.rollout_buffer.trainer.vision import VisionFamily, load_vision, tensor_bytes
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 __all__ = ["Intake"]
+
+logger = logging.getLogger(__name__)
 
 
 class Intake:
@@ -26,7 +32,9 @@ class Intake:
         images: ImageSettings | None,
         *,
         max_failures: int | None,
+        trajectories: int | None = None,
     ) -> None:
+        """``trajectories`` is how many a batch has: whether all of them fit the memory is said with the first ones."""
         self._checkpoint = rows.masks.tokenizer_path
         self._image_settings = images
         self._rows = RowBuilder(rows)
@@ -41,6 +49,15 @@ class Intake:
         self._records = ImageFetcher(client, ImageCache(0), at_once=settings.fetches_at_once, max_failures=max_failures)
         self._record_kinds = rows.records
         self.counts = self._rows.counts
+        self._trajectories = trajectories
+
+    async def load_vision(self) -> None:
+        """Loads the model's image processor, before anything is played for it.
+
+        Raises:
+            ConfigError: the model sees, and its processor cannot be loaded or is of a family that is not known.
+        """
+        await self._vision()
 
     async def groups(self, items: Sequence[RolloutItem], *, trainer_version: int | None = None) -> list[RolloutGroup]:
         """Returns the groups of one delivery. The work is done in a thread: images are large.
@@ -49,7 +66,7 @@ class Intake:
 
         Raises:
             RetriesUsedUpError: a screenshot or token records could not be fetched: the buffer stayed out of reach.
-            ConfigError: the model's image processor is of a family that is not known.
+            ConfigError: as ``load_vision``; or the tensors of the screenshots do not fit the memory that is left.
         """
         hashes = [sha256 for item in items if not item.remove_sample for sha256 in images_of(item)]
         vision = await self._vision() if hashes else None
@@ -63,9 +80,42 @@ class Intake:
             if kind in one.records
         ]
         records = await self._records.fetch(named) if named else None
-        return await asyncio.to_thread(
-            self._rows.groups, items, vision, images, trainer_version=trainer_version, records=records
-        )
+        make = functools.partial(self._rows.groups, items, trainer_version=trainer_version, records=records)
+        return await asyncio.to_thread(self._made, make, items, vision, images)
+
+    def _made(
+        self,
+        make: Callable[..., list[RolloutGroup]],
+        items: Sequence[RolloutItem],
+        vision: VisionFamily | None,
+        images: FetchedImages | None,
+    ) -> list[RolloutGroup]:
+        if vision is None or images is None or self._image_settings is None:
+            return make()
+        self._check_memory([item for item in items if not item.remove_sample], vision, images)
+        return make(vision=vision, images=images, image_threads=self._image_settings.threads)
+
+    def _check_memory(self, played: Sequence[RolloutItem], vision: VisionFamily, images: FetchedImages) -> None:
+        """Says what the tensors will take before they are made, going by one picture and the areas of the others."""
+        left = available_bytes()
+        shown = [sha256 for item in played for sha256 in images_of(item)]
+        needed = tensor_bytes(vision, shown, images)
+        if left is None or not needed:
+            return
+        about = f"{len(shown)} screenshots of {len(played)} trajectories become {needed / 1e9:.1f} GB of tensors"
+        help_ = "bfloat16 pixels (rollout_buffer_pixel_dtype) halve them; or fewer trajectories, or smaller screenshots"
+        if needed > left:
+            raise ConfigError(f"{about}, and {left / 1e9:.1f} GB of memory are left: {help_}")
+        whole = needed / len(played) * max(self._trajectories or 0, len(played))
+        if self._trajectories is not None and whole > left:
+            logger.warning(
+                "%s, and the whole batch about %.1f GB, of which %.1f GB are left: %s",
+                about,
+                whole / 1e9,
+                left / 1e9,
+                help_,
+            )
+        self._trajectories = None
 
     async def _vision(self) -> VisionFamily | None:
         if self._image_settings is None or self._checkpoint is None:

@@ -14,7 +14,8 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -111,22 +112,26 @@ class RowBuilder:
         *,
         trainer_version: int | None = None,
         records: FetchedImages | None = None,
+        image_threads: int = 1,
     ) -> list[RolloutGroup]:
         """Returns the groups of one delivery, each filled up or cut to exactly n members.
 
         ``vision`` gives the rows their ``images``; without it they keep one placeholder for each. ``trainer_version``
         is that of the weights that train them, None when it is unknown: then no token is too old. ``records`` are the
-        token records that the generations name.
+        token records that the generations name. ``image_threads`` make the tensors of a group's images at once.
         """
         self._trainer_version = trainer_version
         self._fetched_records = records or FetchedImages()
         members_by_group, ungrouped = _by_group(items)
         groups = []
-        for members in members_by_group:
-            # What is made of an image lives as long as its group is at work: siblings share it, and it is large.
-            self._row_images = None if vision is None else RowImages(vision, images or FetchedImages())
-            groups.append(self._group(members, ungrouped))
-        self._row_images = None
+        with ThreadPoolExecutor(image_threads, thread_name_prefix="images") as pool:
+            for members in members_by_group:
+                if vision is not None:
+                    # What is made of an image lives while its group is at work: siblings share it, and it is large.
+                    self._row_images = RowImages(vision, images or FetchedImages())
+                    self._row_images.prepare(_shown(members[: self._settings.samples_per_group]), pool)
+                groups.append(self._group(members, ungrouped))
+                self._row_images = None
         return groups
 
     def _group(self, items: list[RolloutItem], ungrouped: list[RolloutItem]) -> RolloutGroup:
@@ -359,6 +364,12 @@ class RowBuilder:
             return None
         generator = _mask_generator_or_none(self._settings.masks)
         return generator if isinstance(generator, MultiTurnLossMaskGenerator) else None
+
+
+def _shown(members: Sequence[RolloutItem]) -> Iterator[str]:
+    for item in members:
+        if _refusal(item) is None:
+            yield from images_of(item)
 
 
 def images_of(item: RolloutItem) -> list[str]:

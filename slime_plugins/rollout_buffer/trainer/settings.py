@@ -59,10 +59,14 @@ class RowSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSettings:
-    """How screenshots reach the trainer. ``pixel_dtype`` None leaves pixels as the image processor makes them."""
+    """How screenshots reach the trainer. ``pixel_dtype`` None leaves pixels as the image processor makes them.
+
+    ``threads`` make tensors of them at once.
+    """
 
     cache_bytes: int = 512_000_000
     fetches_at_once: int = 16
+    threads: int = 2
     pixel_dtype: str | None = None
 
 

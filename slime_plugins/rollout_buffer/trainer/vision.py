@@ -16,6 +16,7 @@ import io
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
@@ -37,6 +38,7 @@ __all__ = [
     "VisionFamily",
     "load_vision",
     "shown_in_messages",
+    "tensor_bytes",
 ]
 
 logger = logging.getLogger(__name__)
@@ -174,23 +176,39 @@ FAMILIES: Mapping[str, Callable[..., VisionFamily]] = {
 
 @functools.lru_cache(maxsize=2)
 def load_vision(checkpoint: str, pixel_dtype: str | None = None) -> VisionFamily | None:
-    """Returns how the model of ``checkpoint`` sees, loaded once per process; None, with a warning, if it takes none.
+    """Returns how the model of ``checkpoint`` sees, loaded once per process; None, with a warning, if it sees nothing.
 
     ``pixel_dtype`` (``bfloat16``, for instance) changes the type of the pixels; None leaves them as the processor
     made them.
 
     Raises:
-        ConfigError: the processor is of a family that is not in the table.
+        ConfigError: the processor of a vision model cannot be loaded, or is of a family that is not in the table.
     """
+    why = "there is none beside its tokenizer"
     try:
         name, processor = _load_processor(checkpoint)
     except Exception as error:  # noqa: BLE001 - whatever is missing, the answer is the same: there is no processor
-        logger.warning("no image processor can be loaded from %s: %s", checkpoint, str(error).strip()[:300])
-        return None
-    if getattr(processor, "image_processor", None) is None:
-        logger.warning("%s has a tokenizer and no image processor", checkpoint)
-        return None
-    return _family_of(name, processor, pixel_dtype)
+        why = str(error).strip()[:300]
+    else:
+        if getattr(processor, "image_processor", None) is not None:
+            return _family_of(name, processor, pixel_dtype)
+    if _is_vision_model(checkpoint):
+        raise ConfigError(
+            f"the image processor of the vision model {checkpoint} cannot be loaded where the rollout runs: {why}; "
+            "install what it needs (often torchvision), or train on tokens alone (rollout_buffer_images: tokens)"
+        )
+    logger.warning("no image processor can be loaded from %s: %s", checkpoint, why)
+    return None
+
+
+def _is_vision_model(checkpoint: str) -> bool:
+    from transformers import PretrainedConfig
+
+    try:
+        config, _ = PretrainedConfig.get_config_dict(checkpoint)
+    except (OSError, ValueError):
+        return False
+    return "vision_config" in config
 
 
 def _load_processor(checkpoint: str) -> tuple[str, Any]:
@@ -230,7 +248,12 @@ class RowImages:
     def __init__(self, vision: VisionFamily, images: FetchedImages) -> None:
         self._vision = vision
         self._images = images
-        self._features: dict[str, tuple[Any, ImageFeatures]] = {}
+        self._features: dict[str, tuple[Any, ImageFeatures] | Exception] = {}
+
+    def prepare(self, hashes: Iterable[str], pool: Executor) -> None:
+        """Makes what rows will ask for, in the threads of ``pool``."""
+        wanted = list(dict.fromkeys(hashes))
+        self._features.update(zip(wanted, pool.map(self._made, wanted), strict=True))
 
     def attach(self, row: TrainingRow, generations: Sequence[Generation] = ()) -> RowInputs:
         """Returns the row as it is trained. ``generations`` are those of the trajectory, as the row counts them.
@@ -252,9 +275,19 @@ class RowImages:
 
     def _prepared(self, sha256: str) -> tuple[Any, ImageFeatures]:
         if sha256 not in self._features:
+            self._features[sha256] = self._made(sha256)
+        made = self._features[sha256]
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def _made(self, sha256: str) -> tuple[Any, ImageFeatures] | Exception:
+        """A picture and what the one call of the processor made of it; or why that cannot be had."""
+        try:
             picture = _picture(sha256, self._images)
-            self._features[sha256] = picture, self._vision.prepare(picture)
-        return self._features[sha256]
+            return picture, self._vision.prepare(picture)
+        except Exception as error:  # noqa: BLE001 - each trajectory that shows it is refused, and no other
+            return error
 
     def _check_turns(self, row: TrainingRow, generations: Sequence[Generation]) -> None:
         """Checks the images of each turn's prompt: the engine made its tokens with a processor of its own."""
@@ -297,6 +330,34 @@ def _check_tokens_of_turn(generation: Generation, index: int, tokens: Sequence[i
                 f"the engine counted {generation.prompt_tokens} tokens in the prompt of turn {index}, "
                 f"and this image processor makes it {expected}"
             )
+
+
+def tensor_bytes(vision: VisionFamily, shown: Iterable[str], images: FetchedImages) -> int:
+    """Returns about how much the tensors of images will take: one is made, the others go by their areas.
+
+    0 where none of them can be read.
+    """
+    areas = {sha256: area for sha256, data in images.data.items() if (area := _area(data))}
+    readable = [sha256 for sha256 in shown if sha256 in areas]
+    for sha256 in dict.fromkeys(readable):
+        try:
+            tensors = vision.prepare(_picture(sha256, images)).tensors.values()
+        except Exception:  # noqa: BLE001 - trajectories that show it are refused later, each with its reason
+            continue
+        made = sum(getattr(tensor, "nbytes", 0) for tensor in tensors)
+        return round(made / areas[sha256] * sum(areas[one] for one in readable))
+    return 0
+
+
+def _area(data: bytes) -> int:
+    """The pixels of an encoded picture, by its head alone; 0 for what is none."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return int(picture.width * picture.height)
+    except (OSError, ValueError, SyntaxError):
+        return 0
 
 
 def shown_in_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

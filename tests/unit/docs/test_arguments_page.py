@@ -109,6 +109,7 @@ def test_the_defaults_in_the_table_are_those_that_are_used(monkeypatch: pytest.M
     monkeypatch.delenv("ROLLOUT_BUFFER_TOKEN", raising=False)
     args = bare_args()
     settings, images, tracking = read_settings(args), read_image_settings(args), read_tracking_settings(args)
+    assert images is not None
     payload = start_payload(args, job_id="j", skip_instance_ids=[], fresh=False, start_id="s")
     used: dict[str, Any] = {
         "rollout_buffer_wait_s": settings.wait_s,
@@ -117,6 +118,7 @@ def test_the_defaults_in_the_table_are_those_that_are_used(monkeypatch: pytest.M
         "rollout_buffer_on_exhausted": settings.on_exhausted,
         "rollout_buffer_image_cache_mb": images.cache_bytes / 1e6,
         "rollout_buffer_image_fetches": images.fetches_at_once,
+        "rollout_buffer_image_threads": images.threads,
         "rollout_buffer_example_interval": tracking.example_interval,
         "rollout_num_process": payload["num_process"],
         "num_epoch": payload["num_epoch"],

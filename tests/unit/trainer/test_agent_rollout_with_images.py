@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,8 @@ from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, pro
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.trainer import intake, job_feed
-from slime_plugins.rollout_buffer.trainer.image_fetch import process_cache
-from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages, process_cache
+from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures, tensor_bytes
 
 PAD = 99
 
@@ -43,9 +45,17 @@ class ShadeVision:
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
+        self.calls = 0
+        self.company: threading.Event | None = None
+        """Set by a call that begins while another one waits for it."""
 
     def prepare(self, picture: Any) -> ImageFeatures:
         self.threads.add(threading.current_thread().name)
+        self.calls += 1
+        if self.company is not None and self.calls > 1:  # the first one is that of the memory check
+            if self.calls > 2:
+                self.company.set()
+            assert self.company.wait(20)
         return ImageFeatures(tensors={"shade": np.array([picture.getpixel((0, 0))])}, tokens=3)
 
     def check_tokens(self, token_ids: Sequence[int]) -> None:
@@ -174,6 +184,71 @@ def test_a_model_without_eyes_fetches_nothing_and_is_warned(
     assert asked_images(buffer) == []
     assert [sample.tokens.count(PAD) for sample in record.samples] == [2] * 4
     assert any("screenshots" in line for line in caplog.messages)
+
+
+@pytest.fixture
+def vision_checkpoint(tmp_path: Path) -> str:
+    """The folder of a vision model whose processor cannot be loaded."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "vision_config": {}}))
+    (tmp_path / "preprocessor_config.json").write_text("garbled")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(("task_type", "started"), [("android_world", False), ("custom", True)])
+def test_a_vision_model_without_its_processor_stops_before_anything_is_trained_blind(
+    buffer: LoopbackBuffer, vision_checkpoint: str, task_type: str, started: bool
+) -> None:
+    with pytest.raises(ConfigError, match=r"the image processor of the vision model .* cannot be loaded"):
+        trained(buffer, hf_checkpoint=vision_checkpoint, rollout_task_type=task_type)
+    assert bool(buffer.requests) is started
+
+
+def test_a_vision_model_is_trained_on_tokens_alone_where_the_settings_say_so(
+    buffer: LoopbackBuffer, vision_checkpoint: str
+) -> None:
+    (record,) = trained(buffer, hf_checkpoint=vision_checkpoint, rollout_buffer_images="tokens")
+
+    assert asked_images(buffer) == []
+    assert [sample.tokens.count(PAD) for sample in record.samples] == [2] * 4
+
+
+def test_pictures_of_a_group_become_tensors_in_several_threads_and_each_once(
+    buffer: LoopbackBuffer, vision: ShadeVision
+) -> None:
+    vision.company = threading.Event()
+    trained(buffer, rollout_batch_size=1, rollout_buffer_image_threads=2)
+
+    assert len([name for name in vision.threads if name.startswith("images_")]) == 2
+    assert vision.calls == 1 + len(HASHES)
+
+
+def test_a_delivery_whose_tensors_do_not_fit_the_memory_is_refused_before_they_are_made(
+    buffer: LoopbackBuffer, vision: ShadeVision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "available_bytes", lambda: 20)
+    with pytest.raises(ConfigError, match=r"screenshots of . trajectories become .* of memory are left"):
+        trained(buffer)
+    assert vision.calls == 1
+
+
+def test_what_tensors_take_is_known_from_the_first_picture_that_can_be_read() -> None:
+    images = FetchedImages(data={"cut off": FIRST[:-30], "no picture": b"x", "first": FIRST, "own": OWN[0]})
+    assert tensor_bytes(ShadeVision(), ["cut off", "no picture", "first", "own", "own"], images) == 8 * 4
+    assert tensor_bytes(ShadeVision(), ["no picture", "unknown"], images) == 0
+
+
+def test_a_batch_that_will_not_fit_the_memory_is_said_with_its_first_delivery(
+    buffer: LoopbackBuffer,
+    vision: ShadeVision,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shade_bytes, screens, played = 8, 2, 2  # of a group: fewer than the batch has
+    monkeypatch.setattr(intake, "available_bytes", lambda: shade_bytes * screens * played + 1)
+    buffer.most_groups_of_a_poll = 1
+    with caplog.at_level(logging.WARNING):
+        trained(buffer)
+    assert len([line for line in caplog.messages if "and the whole batch about" in line]) == 1
 
 
 def test_a_model_that_sees_is_not_warned(

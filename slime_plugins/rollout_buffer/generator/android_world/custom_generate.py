@@ -323,7 +323,8 @@ def _sampling(params: Mapping[str, Any]) -> SamplingParams:
 
 def _samples(args: Any, sample: Sample, trajectory: Trajectory, *, evaluation: bool) -> list[Sample]:
     """Returns one Sample per training row, each a copy of slime's own with the row in it."""
-    vision = load_vision(args.hf_checkpoint, read_image_settings(args).pixel_dtype)
+    settings = read_image_settings(args)
+    vision = None if settings is None else load_vision(args.hf_checkpoint, settings.pixel_dtype)
     fetched = FetchedImages(data={image.sha256: image.data for image in trajectory.images})
     converter = SampleConverter(args, samples_per_group=1, evaluation=evaluation)
     rows = rows_of(converter.groups([_item(trajectory)], vision, fetched)[0][0])
