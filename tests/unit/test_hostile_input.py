@@ -96,6 +96,12 @@ def test_options_without_a_size_are_refused_at_the_door(client: FlaskClient, key
     the_rest_goes_on(client)
 
 
+def test_of_thousands_of_keys_some_are_compared_with_the_known_ones(client: FlaskClient) -> None:
+    many = {f"option{number}": 0 for number in range(5000)}
+    assert send(client, "/start_rollout", {**START, **many, "num_epochs": 1})[0] == 200, "it comes after so many"
+    refused(client, "/start_rollout", {**START, "num_epochs": 1, **many}, "did you mean num_epoch?")
+
+
 def test_options_up_to_the_limit_are_the_generators(client: FlaskClient) -> None:
     options = {"text": "x" * 180_000, "table": {str(number): [number] for number in range(4_900)}}
     assert send(client, "/start_rollout", {**START, **options})[0] == 200

@@ -6,6 +6,7 @@ Parsing holds the interpreter until it is done: of 200 MB in one go, for seconds
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 __all__ = ["split_items"]
 
@@ -13,6 +14,8 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*+"?|[\[\]{}]', re.DOTALL)
 _COLON_AND_LIST = re.compile(rb"\s*:\s*\[")
 _OPENING, _CLOSING = b"[{", b"]}"
 _OPENING_ITEM, _CLOSING_LIST = b"{]"
+WINDOW_BYTES = 1024 * 1024
+MAX_STRING_BYTES = 64 * 1024 * 1024
 MOST_TOKENS = 5_000_000
 """Of one body; beyond them, looking for its items would take longer than parsing it."""
 
@@ -28,8 +31,8 @@ def split_items(content: bytes | bytearray, key: str) -> tuple[bytes, list[bytes
         return None
     items: list[bytes | bytearray] = []
     depth, at = 0, opened
-    for count, token in enumerate(_TOKEN.finditer(content, opened)):
-        first, start, end = content[token.start()], token.start(), token.end()
+    for count, (start, end) in enumerate(_tokens(content, opened)):
+        first = content[start]
         if depth == 0:
             between = content[at:start].strip()
             if first == _CLOSING_LIST and not between:
@@ -49,11 +52,31 @@ def split_items(content: bytes | bytearray, key: str) -> tuple[bytes, list[bytes
 def _start_of_list(content: bytes | bytearray, quoted_key: bytes) -> int:
     """Returns where the list of that key of the outermost object begins; -1 for none."""
     depth = 0
-    for count, token in enumerate(_TOKEN.finditer(content)):
-        first = content[token.start()]
+    for count, (start, end) in enumerate(_tokens(content, 0)):
+        first = content[start]
         depth += (first in _OPENING) - (first in _CLOSING)
-        if depth == 1 and token.group() == quoted_key and (found := _COLON_AND_LIST.match(content, token.end())):
+        is_key = depth == 1 and content[start : min(end, start + len(quoted_key) + 1)] == quoted_key
+        if is_key and (found := _COLON_AND_LIST.match(content, end)):
             return found.end()
         if count > MOST_TOKENS:
             break
     return -1
+
+
+def _tokens(content: bytes | bytearray, at: int) -> Iterator[tuple[int, int]]:
+    """Yields where the brackets and strings of a body begin and end; ends before a string that is too long.
+
+    The regular expression looks at a window, because the process stands still while it matches.
+    """
+    window = WINDOW_BYTES
+    while at < len(content) and window <= MAX_STRING_BYTES:
+        until = at + window
+        cut_off = None
+        for token in _TOKEN.finditer(content, at, until):
+            start, end = token.span()
+            if end >= until - 1 and until < len(content):  # perhaps a string that goes on, or an escape
+                cut_off = start
+                break
+            yield start, end
+        window = WINDOW_BYTES if cut_off != at else 4 * window
+        at = until if cut_off is None else cut_off

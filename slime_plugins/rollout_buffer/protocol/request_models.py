@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -55,6 +56,8 @@ MAX_GROUPS = 2_000_000
 """Groups of one job: instances times epochs. They are made in one transaction."""
 MAX_NESTING = 100
 """Levels of the settings and options of a job; what can be stored must be possible to show."""
+MAX_KEYS_LOOKED_AT = 200
+"""Keys of a payload that are compared with the known ones, for slips: with thousands that would take seconds."""
 MAX_SETTINGS_ELEMENTS = 10_000
 """Entries of all lists and objects in the settings and options of a job."""
 MAX_SETTINGS_BYTES = 256 * 1024
@@ -326,9 +329,12 @@ class StartPayload(JobSettings):
             return body
         sampling = body.get("sampling_params")
         known = [*cls.model_fields, GATEWAYS_OWN]
-        wrong = misspelt(body, known, "") + _misplaced(body, known)
+        looked_at = list(islice(body, MAX_KEYS_LOOKED_AT))
+        wrong = misspelt(looked_at, known, "") + _misplaced(looked_at, known)
         if isinstance(sampling, dict):
-            wrong += misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
+            wrong += misspelt(
+                islice(sampling, MAX_KEYS_LOOKED_AT), [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params."
+            )
         if wrong:
             raise ValueError("; ".join(wrong))
         return body
@@ -567,7 +573,7 @@ def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
         raise InvalidPayloadError("the body is nested too deeply") from error
 
 
-def _misplaced(given: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+def _misplaced(given: Iterable[str], known: Sequence[str]) -> list[str]:
     """Says of each sampling parameter beside ``sampling_params`` where it belongs: there it would do nothing."""
     found = []
     for key in given:

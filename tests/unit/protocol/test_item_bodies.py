@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_plugins.rollout_buffer.protocol import item_bodies
 from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 
 VALUES = st.recursive(
@@ -75,3 +76,19 @@ def test_what_is_no_json_does_not_become_json(content: str, at: int) -> None:
 )
 def test_a_body_that_has_no_list_of_items_stays_whole(content: bytes) -> None:
     assert split_items(content, "items") is None
+
+
+@given(before=OTHERS, items=ITEMS, window=st.integers(2, 24))
+def test_a_window_that_ends_anywhere_changes_nothing(before: dict[str, Any], items: list[Any], window: int) -> None:
+    content = json.dumps({**before, "items": items}).encode()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(item_bodies, "WINDOW_BYTES", window)
+        assert together(content) == orjson.loads(content)
+
+
+def test_a_string_that_is_too_long_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_bodies, "WINDOW_BYTES", 16)
+    monkeypatch.setattr(item_bodies, "MAX_STRING_BYTES", 64)
+    assert split_items(b'{"a": "' + b"x" * 40 + b'", "items": [{}]}', "items") is not None
+    assert split_items(b'{"a": "' + b"x" * 400 + b'", "items": [{}]}', "items") is None
+    assert split_items(b'{"a": "' + b"\\n" * 200 + b'", "items": [{}]}', "items") is None
