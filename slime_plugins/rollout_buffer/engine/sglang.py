@@ -167,7 +167,8 @@ class SglangEngine(HttpEngine):
     def fidelity(self) -> EngineFidelity | None:
         """As ``HttpEngine.fidelity``."""
         asked = self._probes.get(self._base_url)
-        return asked.result() if asked is not None and asked.done() and not asked.cancelled() else None
+        is_answered = asked is not None and asked.done() and not asked.cancelled() and asked.exception() is None
+        return asked.result() if asked is not None and is_answered else None
 
     async def probe_prompts(self) -> EngineFidelity | None:
         """As ``HttpEngine.probe_prompts``; thousands of turns share the question."""
