@@ -224,7 +224,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="train-step",
         needs="also ROLLOUT_BUFFER_TEST_MEGATRON: Megatron-LM with slime's patch; slime's own training step on a CPU",
-        tests=("tests/integration/test_slime_train_step.py",),
+        tests=("tests/integration/test_slime_train_step.py", "tests/integration/test_slime_token_records.py"),
         lacks=_all(_SLIME_TORCH, _folder("ROLLOUT_BUFFER_TEST_MEGATRON", "megatron")),
     ),
     Row(

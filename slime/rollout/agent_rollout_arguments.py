@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, ShortGroups, read_short_groups
+from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, ShortGroups, read_short_groups, wanted_records
 from slime.rollout.agent_rollout_versions import execution_field
 from slime_plugins.rollout_buffer.errors import ConfigError
 
@@ -33,6 +33,7 @@ ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
 """They assert that every sequence has a trained token."""
 STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
 """They give all tokens of a trajectory its reward less the group's mean, over the group's deviation."""
+REMOTE_ROLLOUT = "remote_rollout"
 HOOKS_THAT_NOBODY_CALLS = {
     "rollout_sample_filter_path": "give the buffer a filter_item of the generator, or use --buffer-filter-path",
     "rollout_all_samples_process_path": "use --buffer-filter-path, or --custom-rollout-log-function-path to look",
@@ -220,6 +221,11 @@ def _engine(args: Any) -> Iterator[str]:
         yield (
             "--use-rollout-routing-replay wants a model with experts, and --moe-router-topk names none: leave it out, "
             "or pass the model's own arguments"
+        )
+    if wanted_records(args) and getattr(args, "rollout_task_type", None) == REMOTE_ROLLOUT:
+        yield (
+            f"the task type {REMOTE_ROLLOUT} brings neither experts nor the ids that top_p kept: leave "
+            "--use-rollout-routing-replay out and set --rollout-top-p 1"
         )
     if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "sglang":
         yield "--opd-type sglang wants the teacher's log-probs with the rollout: use --opd-type megatron"

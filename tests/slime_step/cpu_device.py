@@ -48,6 +48,9 @@ class _Stream:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def record_event(self, *_: Any) -> _Stream:
+        return self
+
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,11 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
 def layer_spec(args: Any, config: Any, vp_stage: int | None = None) -> Any:
     """Returns the spec of one layer."""
     specs = import_module("megatron.core.models.gpt.gpt_layer_specs")
-    spec = specs.get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization)
+    experts: Any = import_module("megatron.core.transformer.moe.moe_utils")
+    experts.te_general_gemm = None  # it asks for that, and leaves it undefined where Transformer Engine is missing
+    spec = specs.get_gpt_layer_local_spec(
+        num_experts=args.num_experts, qk_layernorm=args.qk_layernorm, normalization=args.normalization
+    )
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
     spec.submodules.sharded_state_dict_keys_map = {}
     return spec
@@ -106,7 +111,7 @@ def load_hf_weights() -> None:
         checkpoint: Any = import_module("slime.backends.megatron_utils.checkpoint")
         checkpoint._load_checkpoint_hf = _load_as_a_bridge_would
         return
-    for family in ("qwen3", "qwen3_5"):
+    for family in ("qwen3", "qwen3_moe", "qwen3_5"):
         hf_to_megatron._LOADERS[family] = _of_unfused_layer(hf_to_megatron._LOADERS[family])
 
 
@@ -118,6 +123,7 @@ def _of_unfused_layer(original: Any) -> Any:
         ):
             if name.endswith("." + ours):
                 name = name.removesuffix(ours) + theirs
+        name = re.sub(r"local_experts\.(\d+)\.(linear_fc[12])\.weight", r"\2.weight\1", name)
         return original(name, reader, config)
 
     return tensor_of

@@ -44,6 +44,12 @@ MODEL = {
     "rms_norm_eps": 1e-6,
 }
 ARGUMENTS = (HERE / "arguments.txt").read_text(encoding="utf-8").split()
+EXPERTS, EXPERT_SIZE = 8, 16
+OF_QWEN3_MOE = (
+    *("--num-experts", str(EXPERTS), "--moe-router-topk", "2", "--moe-ffn-hidden-size", str(EXPERT_SIZE)),
+    *("--moe-router-score-function", "softmax", "--moe-token-dispatcher-type", "alltoall", "--moe-layer-freq", "[1,1]"),
+    *("--moe-router-load-balancing-type", "none", "--moe-aux-loss-coeff", "0", "--use-rollout-routing-replay"),
+)
 OF_QWEN3_5_VL = (
     *("--spec", "megatron_layer", "qwen3_5_vl_provider", "--rotary-percent", "0.5"),
     *("--apply-layernorm-1p", "--attention-output-gate"),
@@ -85,6 +91,36 @@ def make_model(folder: Path) -> Path:
     subprocess.run(
         [PYTHON, "-c", program, str(folder), json.dumps(MODEL)], check=True, timeout=300, capture_output=True
     )
+    return folder
+
+
+def make_model_with_experts(folder: Path) -> Path:
+    """Writes a tiny Qwen3-MoE as ``make_model`` does; its experts lie one by one, as in checkpoints of that family."""
+    make_model(folder)
+    program = (
+        "import sys, json, torch\n"
+        "from safetensors.torch import load_file, save_file\n"
+        "folder, layers, experts, size = sys.argv[1], *map(int, sys.argv[2:])\n"
+        "weights = load_file(folder + '/model.safetensors')\n"
+        "torch.manual_seed(1)\n"
+        "for layer in range(layers):\n"
+        "    mlp = f'model.layers.{layer}.mlp.'\n"
+        "    hidden = weights.pop(mlp + 'gate_proj.weight').shape[1]\n"
+        "    del weights[mlp + 'up_proj.weight'], weights[mlp + 'down_proj.weight']\n"
+        "    weights[mlp + 'gate.weight'] = torch.randn(experts, hidden)\n"
+        "    for expert in range(experts):\n"
+        "        for name, shape in (('gate', (size, hidden)), ('up', (size, hidden)), ('down', (hidden, size))):\n"
+        "            weights[f'{mlp}experts.{expert}.{name}_proj.weight'] = torch.randn(shape) * 0.2\n"
+        "save_file(weights, folder + '/model.safetensors', {'format': 'pt'})\n"
+        "path = folder + '/config.json'\n"
+        "config = json.load(open(path))\n"
+        "config |= dict(model_type='qwen3_moe', architectures=['Qwen3MoeForCausalLM'], num_experts=experts,\n"
+        "    num_experts_per_tok=2, moe_intermediate_size=size, decoder_sparse_step=1, mlp_only_layers=[],\n"
+        "    norm_topk_prob=True)\n"
+        "json.dump(config, open(path, 'w'))\n"
+    )
+    sizes = [str(MODEL["num_hidden_layers"]), str(EXPERTS), str(EXPERT_SIZE)]
+    subprocess.run([PYTHON, "-c", program, str(folder), *sizes], check=True, timeout=300, capture_output=True)
     return folder
 
 

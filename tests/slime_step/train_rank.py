@@ -130,6 +130,8 @@ def main() -> None:
     plan = json.loads(plan_path.read_text())
     ranks = plan["ranks"]
     args = read_arguments(plan)
+    if args.use_routing_replay:  # slime sets it for the actors' processes
+        os.environ["ENABLE_ROUTING_REPLAY"] = "1"
     actor_type = import_module("slime.backends.megatron_utils.actor").MegatronTrainRayActor
     import_module("megatron_layer").load_hf_weights()
     actor = actor_type(ranks, rank, "127.0.0.1", plan["port"])

@@ -32,9 +32,9 @@ KEPT = (
 @contextmanager
 def watched(actor: Any) -> Iterator[Seen]:
     """Yields what is seen of the steps that the actor trains in the block."""
-    seen: Seen = {"logged": {}, "steps": [], "logit_gradients": [], "gradients": {}, "images": []}
+    seen: Seen = {"logged": {}, "steps": [], "logit_gradients": [], "gradients": {}, "images": [], "routes": []}
     with ExitStack() as stack:
-        for watch in (_data, _log, _steps, _gradients, _logits, _images):
+        for watch in (_data, _log, _steps, _gradients, _logits, _images, _routes):
             stack.enter_context(watch(actor, seen))
         yield seen
 
@@ -145,6 +145,27 @@ def _images(actor: Any, seen: Seen) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def _routes(actor: Any, seen: Seen) -> Iterator[None]:
+    """The experts by which slime's replay routes each forward pass of each layer."""
+
+    def wrapper(original: Any) -> Any:
+        def pop_forward(self: Any) -> Any:
+            indices = original(self)
+            seen["routes"].append(indices.tolist())
+            return indices
+
+        return pop_forward
+
+    try:
+        replay = import_module("slime.utils.routing_replay").RoutingReplay
+    except ImportError:
+        yield
+        return
+    with _instead(replay, "pop_forward", wrapper):
+        yield
 
 
 def plain(value: Any) -> Any:

@@ -114,6 +114,7 @@ def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> No
         ({**OF_TURNS, "advantage_estimator": "reinforce_plus_plus"}, "compares returns within groups"),
         ({**OF_TURNS, "calculate_per_token_loss": True}, "--calculate-per-token-loss"),
         ({"use_rollout_routing_replay": True}, "--moe-router-topk"),
+        ({"rollout_top_p": 0.9, "rollout_task_type": "remote_rollout"}, "--rollout-top-p 1"),
         ({"use_opd": True, "opd_type": "sglang"}, "--opd-type"),
     ],
 )
