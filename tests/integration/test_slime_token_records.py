@@ -72,7 +72,7 @@ def with_kept_ids(rows: Sequence[Row]) -> list[Row]:
 
 
 def _kept(token: int, number: int) -> Sequence[int]:
-    return [token] if number % 2 else range(MODEL["vocab_size"])
+    return [token] if number % 2 else range(int(MODEL["vocab_size"]))
 
 
 @pytest.fixture(scope="module")
