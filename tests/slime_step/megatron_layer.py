@@ -94,6 +94,7 @@ NAMES = {
     "self_attention.k_layernorm.weight": ["self_attn.k_norm.weight"],
     "mlp.linear_fc1.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "mlp.linear_fc2.weight": ["mlp.down_proj.weight"],
+    "mlp.router.weight": ["mlp.gate.weight"],
 }
 """Megatron's parameters of a Qwen3, each with those of HuggingFace that it joins."""
 LAYER = "decoder.layers."
@@ -141,7 +142,11 @@ def _joined(name: str, weights: dict[str, Any], *, groups: int) -> Any:
     """Returns a parameter; queries, keys and values stand together by group."""
     number, _, rest = name.removeprefix(LAYER).partition(".")
     prefix, own = (f"model.layers.{number}.", rest) if name.startswith(LAYER) else ("", name)
-    parts = [weights[prefix + theirs] for theirs in NAMES[own]]
+    if expert := re.match(r"mlp\.experts\.local_(experts\.\d+\.)", own):
+        prefix, own = f"{prefix}mlp.{expert[1]}", f"mlp.{own.removeprefix(expert[0])}"
+        parts = [weights[prefix + theirs.removeprefix("mlp.")] for theirs in NAMES[own]]
+    else:
+        parts = [weights[prefix + theirs] for theirs in NAMES[own]]
     if len(parts) < 3:
         return torch.cat(parts)
     return torch.cat([part.reshape(groups, -1, part.shape[-1]) for part in parts], dim=1).flatten(0, 1)
