@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image as PillowImage
 
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, images_of
-from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows
+from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, TrainingRow, pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_tokens
@@ -295,6 +295,20 @@ def test_a_prompt_that_the_engine_counted_otherwise_is_refused(vision: QwenVisio
     generations[turn] = replace(generations[turn], prompt_tokens=counted - 8)
 
     assert f"the engine counted {counted - 8} tokens in the prompt of turn {turn}" in refused(vision, generations)
+
+
+def test_an_image_of_which_the_engine_made_other_tokens_is_named_though_the_sum_is_equal(
+    vision: QwenVision,
+) -> None:
+    generations = list(episode([0, 1]))
+    made = [vision.prepare(picture).tokens for picture in RowImages(vision, ALL).attach(only_row(generations)).pictures]
+    right = PromptReceipt(PromptCheck.EQUAL, image_tokens=tuple(made))
+    generations[1] = replace(generations[1], prompt_receipt=right)
+    RowImages(vision, ALL).attach(only_row(generations), generations)
+
+    moved = replace(right, image_tokens=(made[0] + 1, made[1] - 1))
+    generations[1] = replace(generations[1], prompt_receipt=moved)
+    assert f"the engine made {made[0] + 1} tokens of image 0 of turn 1" in refused(vision, generations)
 
 
 def test_a_row_that_does_not_know_its_images_is_refused(vision: QwenVision) -> None:
