@@ -64,7 +64,7 @@ TIMES = (
 )
 ALIKE = ("episodes", "groups", "tasks")
 MAX_GROUPS_AHEAD = 256
-MOST_PASSED_OVER = 32
+MAX_PASSED_OVER = 32
 """A group that lets others begin first does so for this many of them."""
 CLASSES = 10
 START_BATCHES = (1, 2, 5, 10, 20, 40)
@@ -273,10 +273,10 @@ class Simulation:
     def _next_group(self) -> int:
         if self.policy == "admit":
             pace, ahead = pace_of(self.seen), self._ahead()
-            for place in range(min(len(self.waiting), MOST_PASSED_OVER)):
+            for place in range(min(len(self.waiting), MAX_PASSED_OVER)):
                 group = self.waiting[place]
                 expected = self.group_times.expected_s(*self._names(group))
-                if self.passed_over[group] >= MOST_PASSED_OVER or not should_defer(
+                if self.passed_over[group] >= MAX_PASSED_OVER or not should_defer(
                     self.scenario.lag, pace, ahead, expected
                 ):
                     self.passed_over.update(self.waiting[at] for at in range(place))

@@ -20,7 +20,7 @@ from tests.simulated_phone_player import Player, Solution
 __all__ = ["SOLUTIONS"]
 
 NOW = datetime(2023, 10, 15, 15, 34)
-MOST_SCREENS = 60
+MAX_SCREENS = 60
 
 
 # ---- notes -----------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _agenda(player: Player) -> Iterator[Seen]:
     """Opens the calendar at its top and walks down; each event is shown while it is handed out."""
     player.open("Simple Calendar Pro")
     known: list[Seen] = []
-    for _ in range(MOST_SCREENS):
+    for _ in range(MAX_SCREENS):
         before = player.observation.screenshot.data
         for event in _on_screen(player, known):
             if (event.start, event.title) not in [(one.start, one.title) for one in known]:

@@ -45,12 +45,12 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.miniwob_browsers import browser_process, driver_process, processes_below
 
 TASKS = ("click-button", "click-test-2", "enter-text", "click-tab", "click-option", "simple-algebra")
-MOST_ATTEMPTS = 30
+MAX_ATTEMPTS = 30
 LATEST_S = 0.3
 """A fault comes at most so long after the reply in which it was decided, so that it hits every part of an episode."""
-MOST_GROWTH = 1.3
+MAX_GROWTH = 1.3
 """Of the memory that is held after a tenth of the episodes: what only grows would grow further than this."""
-LONGEST_END_S = 60.0
+MAX_END_S = 60.0
 THREADS_OF_THE_BROWSERS = 1
 """The one in which Playwright's loop runs, which stays."""
 
@@ -92,7 +92,7 @@ class Account:
             found.append(f"{episodes - self.rewards[1.0] - self.given_up} episodes are not accounted for")
         if self.given_up:
             found.append(f"{self.given_up} episodes never came to their end")
-        if self.memory and self.memory[-1] > MOST_GROWTH * self.memory[0]:
+        if self.memory and self.memory[-1] > MAX_GROWTH * self.memory[0]:
             found.append(f"memory grew from {self.memory[0]} to {self.memory[-1]} bytes")
         return found + [f"left over: {each}" for each in self.left_over]
 
@@ -137,7 +137,7 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
 
     async def play_to_its_end(number: int) -> None:
         task = {"task_name": TASKS[number % len(TASKS)], "params_idx": number % 4}
-        for attempt in range(MOST_ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             name = f"e{number}a{attempt}"
             if randomness.random() < share:
                 doomed.add(f"{name}.0")
@@ -162,7 +162,7 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
 
 async def what_is_left(threads_before: int, processes_before: Collection[int]) -> list[str]:
     """Returns the processes and threads that outlive their pool, which closes its pages without waiting for them."""
-    deadline = time.monotonic() + LONGEST_END_S
+    deadline = time.monotonic() + MAX_END_S
     while True:
         new = [each for each in processes_below(os.getpid()) if each.pid not in processes_before]
         processes = [each.command[:80] for each in new if each.command]

@@ -38,7 +38,7 @@ __all__ = ["CurriculumError", "Entry", "generate", "main", "read_curriculum"]
 DATA = Path(__file__).resolve().parent.parent / "data"
 PARAMS_PER_TASK = 20
 SHUFFLE_SEED = 42
-MOST_TIMES = 1000
+MAX_TIMES = 1000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -197,8 +197,8 @@ def _weight(text: str) -> float:
         weight = float(text)
     except ValueError:
         weight = math.nan
-    if not 0 <= weight <= MOST_TIMES:
-        raise CurriculumError(f"weight={text}: must be a number from 0 to {MOST_TIMES}")
+    if not 0 <= weight <= MAX_TIMES:
+        raise CurriculumError(f"weight={text}: must be a number from 0 to {MAX_TIMES}")
     return weight
 
 

@@ -34,7 +34,7 @@ from rich.table import Table
 __all__ = ["ROWS", "Result", "Row", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST_S = 3600.0
+MAX_S = 3600.0
 _ANSWER_S = 5.0
 
 Environment = Mapping[str, str]
@@ -302,11 +302,11 @@ def run_row(row: Row, environment: Environment) -> Result:
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         try:
             done = subprocess.run(
-                [*command, *row.tests], cwd=ROOT, env={**environment, **row.adds(environment)}, timeout=LONGEST_S,
+                [*command, *row.tests], cwd=ROOT, env={**environment, **row.adds(environment)}, timeout=MAX_S,
                 check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return Result(row=row, state="failed", detail="it took too long", seconds=LONGEST_S)
+            return Result(row=row, state="failed", detail="it took too long", seconds=MAX_S)
         state, detail = read_report(report, done.returncode)
     return Result(row=row, state=state, detail=detail, seconds=time.monotonic() - began)
 

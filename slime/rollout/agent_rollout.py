@@ -99,8 +99,8 @@ Result = TypeVar("Result")
 LOOKING_TIMEOUT_S = 10.0
 """How long a finished batch waits for numbers and pictures beside it."""
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
-LONGEST_WAIT_OF_ONE_POLL_S = 20.0
-MOST_GROUPS_FOR_ONE = 4
+MAX_WAIT_OF_ONE_POLL_S = 20.0
+MAX_GROUPS_FOR_ONE = 4
 TASKS_WITH_SCREENSHOTS = frozenset({"android_world", "miniwob"})
 """For these a vision model's image processor is loaded before the job starts, for others with the first screenshot."""
 """So many times as many groups as a batch has are taken to fill it, before dummies stay in it."""
@@ -191,7 +191,7 @@ async def get_rollout_data(
         asyncio.TimeoutError: nothing was ready within ``timeout`` seconds; says what the buffer said last.
         RequestError: the buffer refuses the request and says why, for instance because several jobs are open.
     """
-    poll_s = min(LONGEST_WAIT_OF_ONE_POLL_S, 0.8 * timeout)  # the first one is answered in time to say what is
+    poll_s = min(MAX_WAIT_OF_ONE_POLL_S, 0.8 * timeout)  # the first one is answered in time to say what is
     job_id, last_message = _last_started.get(api_base_url.rstrip("/")), "the buffer has not answered"
     try:
         async with (
@@ -418,7 +418,7 @@ class _TrainingRollout:
         needed = self._settings.groups_per_rollout
         if len(seen) >= needed:
             _refuse_batch_without_training(seen)
-        if self._exhausted or len(seen) >= MOST_GROUPS_FOR_ONE * needed:
+        if self._exhausted or len(seen) >= MAX_GROUPS_FOR_ONE * needed:
             return max(0, needed - len(seen))
         return self._rule.missing(seen)
 

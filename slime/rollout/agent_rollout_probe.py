@@ -25,7 +25,7 @@ __all__ = ["LoopbackBuffer", "LoopbackGroup", "ScriptedReply", "generate_rollout
 
 PROBE_GROUPS = 2
 PROBE_SAMPLES_PER_GROUP = 2
-LONGEST_WAIT_S = 0.05
+MAX_WAIT_S = 0.05
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -191,7 +191,7 @@ class LoopbackBuffer:
                 return self._image(path.removeprefix("/images/"))
             status, reply = self._route(path, body)
         if path == "/get_rollout_data" and not reply.get("success"):
-            time.sleep(min(float(body.get("wait_s") or 0.0), LONGEST_WAIT_S))
+            time.sleep(min(float(body.get("wait_s") or 0.0), MAX_WAIT_S))
         return status, json.dumps(reply).encode(), scripted is not None
 
     def _image(self, sha256: str) -> tuple[int, bytes, bool]:

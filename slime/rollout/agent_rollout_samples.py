@@ -62,7 +62,7 @@ DUMMY_TOKENS = (0, 0)
 STD_EPSILON = 1e-6
 MAX_TRAJECTORIES = 2**20
 """Of one rollout: so many numbers are its own."""
-LARGEST_SUMMABLE_REWARD = 1e30
+MAX_SUMMABLE_REWARD = 1e30
 """32 bits end at 3.4e38: a hundred million tokens of it add up."""
 NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
 
@@ -452,9 +452,9 @@ def normalizes_by(args: Any) -> tuple[bool, bool]:
 
 def summable(rewards: Sequence[float]) -> list[float]:
     """Cuts what would be infinite when slime adds it up over the tokens of a step, in 32 bits."""
-    if any(abs(reward) > LARGEST_SUMMABLE_REWARD for reward in rewards):
+    if any(abs(reward) > MAX_SUMMABLE_REWARD for reward in rewards):
         _warn_of_cut_rewards()
-    return [max(-LARGEST_SUMMABLE_REWARD, min(LARGEST_SUMMABLE_REWARD, reward)) for reward in rewards]
+    return [max(-MAX_SUMMABLE_REWARD, min(MAX_SUMMABLE_REWARD, reward)) for reward in rewards]
 
 
 @functools.lru_cache(maxsize=1)
@@ -462,7 +462,7 @@ def _warn_of_cut_rewards() -> None:
     logger.warning(
         "rewards beyond %g are cut to it: slime adds them up over all tokens in 32 bits, and a larger sum is infinite; "
         "look at what the generator calls a reward",
-        LARGEST_SUMMABLE_REWARD,
+        MAX_SUMMABLE_REWARD,
     )
 
 

@@ -24,8 +24,8 @@ import orjson
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.request_models import (
-    LONGEST_WAIT_S,
     MAX_SETTINGS_BYTES,
+    MAX_WAIT_S,
     JobSettings,
     PollPayload,
     StartPayload,
@@ -102,7 +102,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SHOWN_BYTES = 6 * MAX_SETTINGS_BYTES
 """Of options as they are stored, where each character beyond ASCII takes six."""
-LONGEST_GAP_BETWEEN_POLLS_S = LONGEST_WAIT_S + 30.0
+MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
 """A trainer that was silent for longer was not waiting."""
 
 
@@ -510,7 +510,7 @@ class Buffer:
 
     def empty_poll(self, job: JobRecord) -> None:
         """Notes since when a trainer has polled and got nothing; who comes back after long begins to wait anew."""
-        gone = self._clock() - (job.last_poll_at or 0.0) > LONGEST_GAP_BETWEEN_POLLS_S
+        gone = self._clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or gone:
             with self.store.write() as connection:
                 job_rows.update_job(connection, job.key, waiting_since=self._clock())

@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
 from slime_plugins.rollout_buffer.rules.rewards import as_reward, as_token_rewards, as_turn_rewards
 from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
-from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, checked_log_prob
+from slime_plugins.rollout_buffer.rules.vocabulary import MAX_VOCABULARY, checked_log_prob
 from slime_plugins.rollout_buffer.types import (
     Generation,
     Image,
@@ -375,8 +375,8 @@ def _sent_ids(value: Any, ran_ids: Sequence[int], where: str) -> list[int] | Non
 
 def _token_ids(value: Any, where: str) -> list[int]:
     ids: list[int] = _expect(value, list, where)
-    if not all(type(token) is int and 0 <= token < LARGEST_VOCABULARY for token in ids):
-        raise InvalidPayloadError(f"{where} must be a list of token ids (integers from 0, below {LARGEST_VOCABULARY})")
+    if not all(type(token) is int and 0 <= token < MAX_VOCABULARY for token in ids):
+        raise InvalidPayloadError(f"{where} must be a list of token ids (integers from 0, below {MAX_VOCABULARY})")
     return ids
 
 

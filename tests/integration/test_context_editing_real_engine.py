@@ -58,7 +58,7 @@ FAR = 0.05
 TURN_END = "<|im_end|>"
 MUTTERED_TOKENS = 5
 SENTENCE_ENDS = [".", ",", "\n", "!", "?", ":", ";"]
-MOST_TOKENS = 80
+MAX_TOKENS = 80
 
 SCRIPT: tuple[tuple[tuple[str, dict[str, Any]], ...], ...] = (
     (("buildIndex", {"chunk_size": 40}),),
@@ -147,9 +147,7 @@ async def played(kind: str, tokenizer: Any) -> Trajectory:
         await generator.start(
             GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=1, options=options)
         )
-        request = request_for(
-            LINE, uid=kind, max_new_tokens=MOST_TOKENS, temperature=1.0, extra={"stop": SENTENCE_ENDS}
-        )
+        request = request_for(LINE, uid=kind, max_new_tokens=MAX_TOKENS, temperature=1.0, extra={"stop": SENTENCE_ENDS})
         return await generator.play(request)
     finally:
         await generator.close()

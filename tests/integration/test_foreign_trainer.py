@@ -19,7 +19,7 @@ from tests.integration.conftest import BufferProcess
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEMS = 12
 SAMPLES = 4
-LONGEST_LOOP = 60
+MAX_LOOP = 60
 
 
 def code_of_the_page() -> str:
@@ -81,7 +81,7 @@ def payload(tmp_path: Path, stand_in_engine: int) -> Iterator[dict[str, Any]]:
 
 
 def test_the_loop_of_the_page_is_short() -> None:
-    assert len(code_of_the_page().splitlines()) < LONGEST_LOOP
+    assert len(code_of_the_page().splitlines()) < MAX_LOOP
 
 
 def test_a_foreign_trainer_trains_every_group_once_across_a_restart(

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from slime_plugins.rollout_buffer.rules.rewards import LARGEST_REWARD
+from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
 from slime_plugins.rollout_buffer.trainer.token_facts import laid_out
 from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 
@@ -114,7 +114,7 @@ ODD: dict[str, Callable[[], list[Row]]] = {
     "all_but_one_dummies": lambda: with_dummies(mixed_rewards(recorded("math")), (0, 1, 2, 4, 5, 6, 7)),
     "dummies_beside_rows": lambda: with_dummies(mixed_rewards(recorded("android_world_history")), (0, 7)),
     "equal_rewards": lambda: with_rewards(recorded("math"), lambda _: 1.0),
-    "huge_rewards": lambda: with_rewards(recorded("math"), lambda number: LARGEST_REWARD * (-1) ** number),
+    "huge_rewards": lambda: with_rewards(recorded("math"), lambda number: MAX_REWARD * (-1) ** number),
     "tiny_differences": lambda: with_rewards(recorded("math"), lambda number: 1.0 + number * 1e-15),
     "messages_alone": lambda: _messages_alone(mixed_rewards(recorded("math"))),
     "some_messages_alone": lambda: _some_messages_alone(mixed_rewards(recorded("math"))),

@@ -36,7 +36,7 @@ BATCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "remote_rollout": ("remote_rollout", {"remote_rollout_tokenizer": "demo", "max_turns": 2}),
     "statelm": ("statelm", {"statelm": {"max_model_length": 8192}}),
 }
-MOST_ROWS = 2
+MAX_ROWS = 2
 """Rows that are kept of a trajectory: those of edited contexts are many and long."""
 KEPT = ("round_number", "source_name", "raw_reward", "token_source", "row_source", "row", "rows", "turns", "success")
 
@@ -96,7 +96,7 @@ def line_of(sample: Any) -> dict[str, Any]:
 def record(name: str) -> None:
     """Plays one rollout and writes its Samples, a line each."""
     with played(name) as (_, samples):
-        rows = [line_of(sample) for sample in samples if sample.metadata["row"] < MOST_ROWS]
+        rows = [line_of(sample) for sample in samples if sample.metadata["row"] < MAX_ROWS]
     FOLDER.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (FOLDER / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))

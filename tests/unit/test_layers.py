@@ -31,7 +31,7 @@ LAYERS = [
     "__main__",
 ]
 WIDEST_FOLDER = 20
-LONGEST_BODY = 60
+MAX_BODY = 60
 
 
 def module_name(path: Path) -> str:
@@ -183,4 +183,4 @@ def test_no_function_is_longer_than_a_screen() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
     }
-    assert {name: lines for name, lines in bodies.items() if lines > LONGEST_BODY} == {}
+    assert {name: lines for name, lines in bodies.items() if lines > MAX_BODY} == {}

@@ -24,7 +24,7 @@ IS_OVERLAY = not (ROOT / "tools" / "install_into_slime.py").exists()
 HF_MODELS, MEGATRON_MODELS = Path("~/hf_models"), Path("~/megatron_model")
 MATH_DATA = Path("~/dapo-math-17k/dapo-math-17k_instance_id.jsonl")
 """Where slime's guide to agent rollouts puts models, converted models and problems."""
-SHORTEST_TOKEN = 16
+MIN_TOKEN = 16
 """What ``rollout-buffer serve`` asks of a token; said here before anything was started."""
 
 VARIABLES: Mapping[str, tuple[str, str]] = {
@@ -347,9 +347,9 @@ def _first_line(path: str) -> str:
         ) from error
     if not lines or not lines[0].strip():
         raise LaunchError(f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) is empty: put a token into its first line")
-    if len(lines[0].strip()) < SHORTEST_TOKEN:
+    if len(lines[0].strip()) < MIN_TOKEN:
         raise LaunchError(
-            f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) holds fewer than {SHORTEST_TOKEN} characters, which the buffer "
+            f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) holds fewer than {MIN_TOKEN} characters, which the buffer "
             "refuses: openssl rand -hex 24"
         )
     return lines[0].strip()

@@ -62,7 +62,7 @@ END_OF_TURN = "<|im_end|>"
 
 ANDROID_WORLD, STATELM, MINIWOB = "android_world", "statelm", "miniwob"
 INPUT_FILES = {task: ASSETS / f"demo_{task}.jsonl" for task in (ANDROID_WORLD, MINIWOB)}
-SHORTEST_DOCUMENT, LONGEST_DOCUMENT = 4_000, 200_000
+MIN_DOCUMENT, MAX_DOCUMENT = 4_000, 200_000
 
 
 class DemoError(RolloutBufferError):
@@ -146,7 +146,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
 
 def _what_is_played(settings: DemoSettings) -> str:
     if settings.task == STATELM:
-        return f"questions over documents of {SHORTEST_DOCUMENT:,} to {LONGEST_DOCUMENT:,} tokens"
+        return f"questions over documents of {MIN_DOCUMENT:,} to {MAX_DOCUMENT:,} tokens"
     devices = "web pages in a Chromium" if settings.task == MINIWOB else "simulated phones"
     return f"{settings.phones} {devices}, mode {settings.rollout_mode}"
 
@@ -156,7 +156,7 @@ def _input_file(settings: DemoSettings, run: Path) -> Path:
     if settings.task in INPUT_FILES:
         return INPUT_FILES[settings.task]
     path = run / "documents.jsonl"
-    lines = generate(4 * settings.rollouts * GROUPS_PER_ROLLOUT, (SHORTEST_DOCUMENT, LONGEST_DOCUMENT))
+    lines = generate(4 * settings.rollouts * GROUPS_PER_ROLLOUT, (MIN_DOCUMENT, MAX_DOCUMENT))
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     return path
 

@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 __all__ = ["BootSchedule", "retry_pause_s"]
 
-_LONGEST_PAUSE = 16
+_MAX_PAUSE = 16
 
 
 @dataclass(slots=True)
@@ -29,4 +29,4 @@ def retry_pause_s(failures: int, settings: DevicePoolSettings) -> float:
     """Returns how long a device waits after so many failed boots in a row: longer once its attempts are used up."""
     first_s = settings.boot_pause_s
     beyond = max(failures - settings.boot_attempts, 0)
-    return max(first_s, backoff_s(beyond, first_s=2 * first_s, longest_s=_LONGEST_PAUSE * first_s))
+    return max(first_s, backoff_s(beyond, first_s=2 * first_s, longest_s=_MAX_PAUSE * first_s))

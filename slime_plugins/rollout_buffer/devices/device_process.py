@@ -36,7 +36,7 @@ _MODULE = "slime_plugins.rollout_buffer.devices.device_process"
 _CLOSE_S = 60.0
 _ENDING_S = 5.0
 _WATCH_S = 1.0
-_LONGEST_NEWS = 4000
+_MAX_NEWS = 4000
 _ORPHANED_S = 20.0
 """Time to tidy up for a child whose parent is gone, also out of a call that hangs: its emulator holds the clone that
 the next worker wants. What it does not get done the emulator's guard does."""
@@ -82,7 +82,7 @@ class DeviceProcess:
     def lost(self) -> str:
         """As ``ReportsLoss.lost``: what the child said of its device, or that there is no child any more."""
         with contextlib.suppress(ValueError):  # it was closed in this moment
-            news = self._news.read(_LONGEST_NEWS)
+            news = self._news.read(_MAX_NEWS)
             if news is not None and not self._why_lost:
                 gone = f"the device's process is gone (exit code {self._child.poll()})"
                 self._why_lost = news.decode("utf-8", "replace") or gone
@@ -211,7 +211,7 @@ def _notify_when_lost(device: Device[Any], news: int) -> None:
     def watch(reporter: ReportsLoss) -> None:
         while not (why := reporter.lost()):
             time.sleep(_WATCH_S)
-        os.write(news, why.encode()[:_LONGEST_NEWS])
+        os.write(news, why.encode()[:_MAX_NEWS])
 
     if isinstance(device, ReportsLoss):
         threading.Thread(target=watch, args=[device], name="death-watch", daemon=True).start()

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 __all__ = ["DeviceState", "HealthAction", "HealthPolicy", "HealthRecord", "may_recycle", "may_rest"]
 
-_LONGEST_REST = 16
+_MAX_REST = 16
 
 
 class DeviceState(StrEnum):
@@ -104,7 +104,7 @@ class HealthPolicy:
 
     def rest_before_new_worker_s(self, record: HealthRecord) -> float:
         """Returns how long a device rests before its next worker: not at all the first time, then doubling to a cap."""
-        return backoff_s(record.replacements, first_s=self.quarantine_s, longest_s=self.quarantine_s * _LONGEST_REST)
+        return backoff_s(record.replacements, first_s=self.quarantine_s, longest_s=self.quarantine_s * _MAX_REST)
 
 
 def may_rest(resting: int, devices: int) -> bool:

@@ -19,7 +19,7 @@ __all__ = ["DIED", "HUNG", "DeviceCalls", "LeaseReport", "LeasedDevice", "device
 
 HUNG = "hung"
 DIED = "died"
-_LONGEST_ERROR = 500
+_MAX_ERROR = 500
 _WATCH_S = 120.0
 """Each lent device costs its runner one call in so many seconds: with 256 of them, two a second."""
 
@@ -230,7 +230,7 @@ class LeasedDevice:
         self._failures[str(error.detail.get("fault") or error.code)] += 1
         if isinstance(error, DeviceError):
             self._fault = str(error.detail.get("fault", "error"))
-            self._error = error.message[:_LONGEST_ERROR]
+            self._error = error.message[:_MAX_ERROR]
 
 
 async def _swallow_cancellation() -> None:

@@ -18,7 +18,7 @@ __all__ = ["SlotKvCache", "StoredKeys"]
 StoredKeys = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of one sequence, a pair per layer, each of shape (heads, tokens, size)."""
 
-SMALLEST_CAPACITY = 64
+MIN_CAPACITY = 64
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class SlotKvCache:
     def __init__(self, layer_count: int) -> None:
         self._layers = [_SlotLayer() for _ in range(layer_count)]
         self.past_key_values = Cache(layers=self._layers)
-        self._slots, self._capacity = 0, SMALLEST_CAPACITY
+        self._slots, self._capacity = 0, MIN_CAPACITY
 
     def reserve(self, slots: int, capacity: int) -> None:
         """Makes room for that many slots of that many places; grows by doubling."""

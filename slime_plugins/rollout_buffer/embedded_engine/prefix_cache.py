@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.embedded_engine.kv_cache import StoredKeys
 
 __all__ = ["PrefixCache"]
 
-MOST_ENTRIES: Final = 512  # each is compared with each new prompt
+MAX_ENTRIES: Final = 512  # each is compared with each new prompt
 
 Ids = npt.NDArray[np.int64]
 
@@ -54,7 +54,7 @@ class PrefixCache:
             return
         self._entries = [entry for entry in self._entries if _common_prefix(entry.ids, new) < len(entry.ids)]
         self._entries.append(_Entry(new, stored, size))
-        while len(self._entries) > MOST_ENTRIES or sum(entry.size for entry in self._entries) > self._most_bytes:
+        while len(self._entries) > MAX_ENTRIES or sum(entry.size for entry in self._entries) > self._most_bytes:
             self._entries.pop(0)
 
     def flush(self) -> None:

@@ -27,7 +27,7 @@ __all__ = [
     "size_rule_of",
 ]
 
-LARGEST_ASPECT_RATIO = 200
+MAX_ASPECT_RATIO = 200
 
 
 class ImageFamily(StrEnum):
@@ -74,7 +74,7 @@ def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:
     Raises:
         ValueError: as ``image_tokens``.
     """
-    if min(width, height) < 1 or max(width, height) / min(width, height) > LARGEST_ASPECT_RATIO:
+    if min(width, height) < 1 or max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
         raise ValueError(f"no image processor takes a picture of {width}x{height}")
     factor = rule.factor
     # round() goes to the even neighbour at a half, and so do the processors: 1200 / 32 = 37.5 becomes 38.

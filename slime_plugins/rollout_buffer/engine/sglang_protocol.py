@@ -48,7 +48,7 @@ PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses that say nothing against the request: the same one may succeed later."""
 
 
-LARGEST_COUNT: Final = 2**53
+MAX_COUNT: Final = 2**53
 
 
 class ForeignReplyError(Exception):
@@ -330,7 +330,7 @@ def _reported_spans(reported: Any) -> list[WeightVersionSpan]:
 def _optional_int(meta: Mapping[str, Any], key: str) -> int | None:
     """A count; what could be none, or could not be written as JSON, is left out."""
     value = meta.get(key)
-    return value if type(value) is int and 0 <= value <= LARGEST_COUNT else None
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

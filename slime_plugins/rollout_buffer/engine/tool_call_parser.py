@@ -44,7 +44,7 @@ _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _FUNCTION_END = re.compile(r"\s*</function>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _PARAMETER_END = "</parameter>"
-_LONGEST_WORD = 16
+_MAX_WORD = 16
 """What JSON cannot be told to be wrong without: ``false``, or an escape, and some room."""
 
 Tools = Sequence[Mapping[str, Any]]
@@ -310,7 +310,7 @@ def _decoded(text: str, at: int, what: str, window: int = 4096) -> tuple[Any, in
     except _MalformedError:
         raise
     except json.JSONDecodeError as error:
-        if len(shown) == window and (error.pos > window - _LONGEST_WORD or error.msg.startswith("Unterminated")):
+        if len(shown) == window and (error.pos > window - _MAX_WORD or error.msg.startswith("Unterminated")):
             return _decoded(text, at, what, window * 16)
         _refuse(f"{what} is not valid JSON ({error.msg}, at character {error.pos})")
     except ValueError:

@@ -17,7 +17,7 @@ __all__ = ["CONFIDENCE", "Estimate", "mean_difference", "mean_over_tasks", "pass
 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 4000
-MOST_DRAWS: Final = 5_000_000
+MAX_DRAWS: Final = 5_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ def mean_difference(differences: Sequence[float], seed: int = 0, confidence: flo
     if not differences:
         raise ValueError("a mean needs at least one task")
     tasks = len(differences)
-    resamples = max(1000, min(RESAMPLES, MOST_DRAWS // tasks))
+    resamples = max(1000, min(RESAMPLES, MAX_DRAWS // tasks))
     rng = random.Random(seed)
     means = sorted(sum(rng.choices(differences, k=tasks)) / tasks for _ in range(resamples))
     tail = (1 - confidence) / 2

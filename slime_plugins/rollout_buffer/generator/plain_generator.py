@@ -37,7 +37,7 @@ __all__ = ["SAMPLING_PARAMS", "BaseGenerator", "query_single_turn"]
 SAMPLING_PARAMS: Final[dict[str, Any]] = {"top_p": 1}
 """What every play samples with, beside the generator's ``max_tokens``; a module that wants more puts it in here."""
 QUERY_TRIES: Final = 6
-LONGEST_PAUSE_S: Final = 10.0
+MAX_PAUSE_S: Final = 10.0
 
 Item = dict[str, Any]
 Messages = list[dict[str, Any]]
@@ -67,7 +67,7 @@ def query_single_turn(
             response = client.chat.completions.create(**_query(messages, sampling_params, tools, text, room))
         except Exception as error:  # noqa: BLE001 - the client is the caller's: whatever it raises is tried again
             problem = error
-            time.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**tried))
+            time.sleep(min(MAX_PAUSE_S, 0.5 * 2**tried))
             continue
         if response.choices:
             reason = response.choices[0].finish_reason
@@ -170,7 +170,7 @@ class BaseGenerator:
                     raise
                 logger.warning("item %s is not stored yet: %s", data.get("uid"), error)
                 time.sleep(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
             else:
                 return
 

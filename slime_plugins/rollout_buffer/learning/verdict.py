@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pvariance
 
-__all__ = ["ALPHA", "SMALLEST_EFFECT", "Verdict", "judge"]
+__all__ = ["ALPHA", "MIN_EFFECT", "Verdict", "judge"]
 
 ALPHA = 0.001
 """Chance of calling it a rise where groups of both ends are alike."""
-SMALLEST_EFFECT = 0.5
+MIN_EFFECT = 0.5
 """Least rise, in standard deviations of a group's mean: weights that wander without a signal move it a little."""
 PERMUTATIONS = 5_000
 
@@ -40,7 +40,7 @@ class Verdict:
 
 
 def judge(first: Sequence[float], last: Sequence[float], seed: int = 0) -> Verdict:
-    """Compares group means: a one-sided permutation test at ``ALPHA``, and an effect of ``SMALLEST_EFFECT``.
+    """Compares group means: a one-sided permutation test at ``ALPHA``, and an effect of ``MIN_EFFECT``.
 
     The groups are the unit, because members of one group share their instance. Permutation test: Fisher, "The Design
     of Experiments", 1935; with the observed order counted among the draws (Phipson and Smyth, 2010), so that the
@@ -61,7 +61,7 @@ def judge(first: Sequence[float], last: Sequence[float], seed: int = 0) -> Verdi
     chance = (reached + 1) / (PERMUTATIONS + 1)
     effect = rise / deviation if deviation > 0 else math.copysign(math.inf, rise) if rise else 0.0
     return Verdict(
-        rose=chance <= ALPHA and effect >= SMALLEST_EFFECT,
+        rose=chance <= ALPHA and effect >= MIN_EFFECT,
         first=fmean(first),
         last=fmean(last),
         groups=(len(first), len(last)),

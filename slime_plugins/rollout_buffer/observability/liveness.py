@@ -31,7 +31,7 @@ INTERVAL_S = 1.0
 STARTUP_TIMEOUT_S = 600.0
 """How long a process may need until its first heartbeat: it may load models before its event loop turns."""
 _SIZE = 4096
-_LONGEST_TEXT = 300
+_MAX_TEXT = 300
 """Characters of one text: two of them fit the page, whatever they are."""
 _READ_TRIES = 20
 
@@ -55,7 +55,7 @@ class Heartbeat:
 
     def beat(self, **detail: str | None) -> None:
         """Says that this process lives, and what is to be known of it; texts are cut to a sentence or two."""
-        texts = {name: text[:_LONGEST_TEXT] for name, text in detail.items() if text is not None}
+        texts = {name: text[:_MAX_TEXT] for name, text in detail.items() if text is not None}
         page = json.dumps({"at": self._clock(), "detail": texts}, ensure_ascii=False).encode(errors="replace")
         os.pwrite(self.descriptor, page.ljust(_SIZE), 0)
 

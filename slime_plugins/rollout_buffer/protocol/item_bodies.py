@@ -16,7 +16,7 @@ _OPENING, _CLOSING = b"[{", b"]}"
 _OPENING_ITEM, _CLOSING_LIST = b"{]"
 WINDOW_BYTES = 1024 * 1024
 MAX_STRING_BYTES = 64 * 1024 * 1024
-MOST_TOKENS = 5_000_000
+MAX_TOKENS = 5_000_000
 """Of one body; beyond them, looking for its items would take longer than parsing it."""
 
 
@@ -44,7 +44,7 @@ def split_items(content: bytes | bytearray, key: str) -> tuple[bytes, list[bytes
         if depth == 0:
             items.append(content[at:end])
             at = end
-        if count > MOST_TOKENS:
+        if count > MAX_TOKENS:
             return None
     return None
 
@@ -58,7 +58,7 @@ def _start_of_list(content: bytes | bytearray, quoted_key: bytes) -> int:
         is_key = depth == 1 and content[start : min(end, start + len(quoted_key) + 1)] == quoted_key
         if is_key and (found := _COLON_AND_LIST.match(content, end)):
             return found.end()
-        if count > MOST_TOKENS:
+        if count > MAX_TOKENS:
             break
     return -1
 

@@ -83,7 +83,7 @@ SAMPLING_ALONE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "r
 GATEWAYS_OWN = "pin_sampling_params"
 """An option that is like a field, and none."""
 
-LONGEST_WAIT_S = 300
+MAX_WAIT_S = 300
 """A poll may wait so long."""
 MAX_ATTEMPTS = 100
 """What a job may spend on one slot, retries of those that were given up included."""
@@ -456,7 +456,7 @@ class PollPayload(Body):
     """How many samples at most; whole groups, one at least (`meta_info.note` says when that is more)."""
     max_groups: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
     """How many groups at most; all that are ready when neither is given."""
-    wait_s: Annotated[Number, Field(ge=0, le=LONGEST_WAIT_S)] = 0.0
+    wait_s: Annotated[Number, Field(ge=0, le=MAX_WAIT_S)] = 0.0
     """How many seconds to wait when nothing is ready."""
     lease_s: Annotated[Number, Field(gt=0, le=7 * 86400)] | None = None
     """Leases the groups for so many seconds instead of handing them out for good: not acknowledged, they come back."""

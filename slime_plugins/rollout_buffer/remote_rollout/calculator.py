@@ -14,11 +14,11 @@ from typing import Any, Final
 
 __all__ = ["CALCULATOR_SCHEMAS", "calculator", "work_out"]
 
-LONGEST_EXPRESSION: Final = 500
+MAX_EXPRESSION: Final = 500
 DEEPEST: Final = 60
-LARGEST_EXPONENT: Final = 1000
-MOST_DIGITS: Final = 400
-MOST_BITS: Final = int(MOST_DIGITS * 3.3219)
+MAX_EXPONENT: Final = 1000
+MAX_DIGITS: Final = 400
+MAX_BITS: Final = int(MAX_DIGITS * 3.3219)
 
 _BINARY: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
     ast.Add: operator.add,
@@ -54,8 +54,8 @@ def work_out(expression: str) -> str:
     Raises:
         ValueError: no arithmetic, too long, too deep, too large, or a division by zero.
     """
-    if len(expression) > LONGEST_EXPRESSION:
-        raise ValueError(f"the expression has {len(expression)} characters; {LONGEST_EXPRESSION} are allowed")
+    if len(expression) > MAX_EXPRESSION:
+        raise ValueError(f"the expression has {len(expression)} characters; {MAX_EXPRESSION} are allowed")
     plain = expression.replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**").strip()
     try:
         tree = ast.parse(plain, mode="eval")
@@ -88,26 +88,26 @@ def _apply(kind: type[ast.operator], left: Fraction, right: Fraction) -> Fractio
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1 or abs(exponent) > LARGEST_EXPONENT:
-        raise ValueError(f"exponents must be whole numbers up to {LARGEST_EXPONENT}")
+    if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
+        raise ValueError(f"exponents must be whole numbers up to {MAX_EXPONENT}")
     if base == 0 and exponent < 0:
         raise ValueError("division by zero")
     bits = max(abs(base.numerator).bit_length(), base.denominator.bit_length()) * abs(int(exponent))
-    if bits > MOST_BITS:
-        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+    if bits > MAX_BITS:
+        raise ValueError(f"the result has more than {MAX_DIGITS} digits")
     return base ** int(exponent)
 
 
 def _checked(value: Fraction) -> Fraction:
-    if max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS:
-        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+    if max(abs(value.numerator), value.denominator).bit_length() > MAX_BITS:
+        raise ValueError(f"the result has more than {MAX_DIGITS} digits")
     return value
 
 
 def _number(arguments: Mapping[str, Any], key: str) -> Fraction:
     value: Any = arguments.get(key)
     if isinstance(value, str):
-        text = value[:MOST_DIGITS]
+        text = value[:MAX_DIGITS]
         try:
             value = float(text) if "." in text or "e" in text.lower() else int(text)
         except ValueError as error:

@@ -39,7 +39,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Tra
 
 __all__ = ["add_agent_routes", "add_trainer_routes", "answer_turn", "create_app"]
 
-LARGEST_BODY: Final = 64 * 1024 * 1024
+MAX_BODY: Final = 64 * 1024 * 1024
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -50,7 +50,7 @@ def create_app(
     *,
     agent: AgentSide | None = None,
     trainer: TrainerSide | None = None,
-    max_body_bytes: int = LARGEST_BODY,
+    max_body_bytes: int = MAX_BODY,
     allowed_hosts: Collection[str] | None = None,
 ) -> web.Application:
     """Returns an application with one side or both, and ``GET /health``.

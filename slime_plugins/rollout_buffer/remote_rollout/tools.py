@@ -30,7 +30,7 @@ __all__ = [
     "load_offer",
 ]
 
-LONGEST_RESULT = 100_000
+MAX_RESULT = 100_000
 """Characters of one tool result; the rest is cut off, and the text says so."""
 
 ToolFunction = Callable[..., Any]
@@ -213,6 +213,6 @@ async def _awaited(result: Awaitable[str]) -> str:
 
 def _cut(text: str) -> str:
     text = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair cannot be sent
-    if len(text) <= LONGEST_RESULT:
+    if len(text) <= MAX_RESULT:
         return text
-    return f"{text[:LONGEST_RESULT]}\n[{len(text) - LONGEST_RESULT} characters were cut off]"
+    return f"{text[:MAX_RESULT]}\n[{len(text) - MAX_RESULT} characters were cut off]"

@@ -38,7 +38,7 @@ from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Grou
 __all__ = ["Views"]
 
 NEWEST_TRAJECTORIES = 200
-MOST_ATTEMPTS_SHOWN = 1000
+MAX_ATTEMPTS_SHOWN = 1000
 
 
 class Views:
@@ -183,7 +183,7 @@ class Views:
                 raise NotFoundError(f"there is no group {group_index}; GET /jobs/<job_id>/groups lists them")
             job = job_rows.get_job(connection, row["job_key"])
             members = _members(connection, [group_index]).get(group_index, [])
-            attempts = connection.execute(_ATTEMPTS, (group_index, MOST_ATTEMPTS_SHOWN)).fetchall()
+            attempts = connection.execute(_ATTEMPTS, (group_index, MAX_ATTEMPTS_SHOWN)).fetchall()
             delivered = connection.execute(_DELIVERED, (group_index,)).fetchall()
             instance = group_rows.instance_line(connection, job.key, row["position"])
         return {

@@ -10,9 +10,9 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
 
-__all__ = ["MOST_ROWS", "describe_mismatch", "describe_trainer_row", "trainer_rows_of"]
+__all__ = ["MAX_ROWS", "describe_mismatch", "describe_trainer_row", "trainer_rows_of"]
 
-MOST_ROWS = 5000
+MAX_ROWS = 5000
 """Rows that are looked at, those with the largest gap first."""
 
 
@@ -24,7 +24,7 @@ def describe_mismatch(store: Store, job_id: str, limit: int) -> dict[str, Any]:
     """
     with store.read() as connection:
         job = find_job(connection, job_id)
-        rows = trainer_rows.rows_of_job(connection, job.key, MOST_ROWS)
+        rows = trainer_rows.rows_of_job(connection, job.key, MAX_ROWS)
         overall = trainer_rows.gap_statistics(connection, job.key)
     turns = [(row, turn) for row in rows for turn in row.turns]
     worst = sorted(turns, key=lambda pair: pair[1].gap_max, reverse=True)[:limit]

@@ -30,10 +30,10 @@ Connection = sqlite3.Connection
 
 BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400, 604_800)
 WANTED_BUCKETS = 120
-MOST_BUCKETS = 400
+MAX_BUCKETS = 400
 SUMMED_S = 60
 """Sums are kept by the minute: buckets of whole minutes are made of them, others of the episodes one by one."""
-MOST_EPISODES_ONE_BY_ONE = 20_000
+MAX_EPISODES_ONE_BY_ONE = 20_000
 
 _EPISODES_BY_MINUTE = """
 SELECT CAST((minute * 60 - :start) / :width AS INTEGER) AS bucket, sum(episodes) AS episodes,
@@ -115,13 +115,13 @@ class Span:
 def span_of(first: float, last: float, *, width_s: int | None, since: float | None) -> Span:
     """Returns the buckets from ``first`` to ``last``, from ``since`` on when that is later.
 
-    Without a ``width_s`` there are about ``WANTED_BUCKETS``; the newest ``MOST_BUCKETS`` at most.
+    Without a ``width_s`` there are about ``WANTED_BUCKETS``; the newest ``MAX_BUCKETS`` at most.
     """
     length = max(1.0, last - first)
     fitting = (width for width in BUCKET_WIDTHS_S if length / width <= WANTED_BUCKETS)
     width = width_s or next(fitting, BUCKET_WIDTHS_S[-1])
     end = (math.floor(last / width) + 1) * width
-    start = max(math.floor(max(first, since or 0.0) / width) * width, end - MOST_BUCKETS * width)
+    start = max(math.floor(max(first, since or 0.0) / width) * width, end - MAX_BUCKETS * width)
     return Span(min(start, end), end, width)
 
 
@@ -148,8 +148,8 @@ def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:
         "WHERE job_key = ? AND key >= ? LIMIT ?)"
     )
     first = _first_key(connection, job_key, span.start)
-    (found,) = connection.execute(query, (job_key, first, MOST_EPISODES_ONE_BY_ONE + 1)).fetchone()
-    return bool(found > MOST_EPISODES_ONE_BY_ONE)
+    (found,) = connection.execute(query, (job_key, first, MAX_EPISODES_ONE_BY_ONE + 1)).fetchone()
+    return bool(found > MAX_EPISODES_ONE_BY_ONE)
 
 
 def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGroup]) -> dict[str, dict[str, float]]:

@@ -23,7 +23,7 @@ KEPT_TOKENIZERS = 2
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image>", "<|video_pad|>")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-LONGEST_CHARACTER = 8
+MAX_CHARACTER = 8
 """Tokens that together may make one character; after so many a text is shown as it is."""
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def _trained_pieces(row: TrainingRow, start: int, end: int, tokenizer: Tokenizer
     for at in range(start + 1, end + 1):
         ids = row.token_ids[first:at]
         text = text_of(tokenizer, ids)
-        whole = text is None or not text.endswith(UNFINISHED) or at - first >= LONGEST_CHARACTER
+        whole = text is None or not text.endswith(UNFINISHED) or at - first >= MAX_CHARACTER
         if whole or at == end:
             log_probs = None if row.log_probs is None else row.log_probs[first:at]
             yield {"at": first, "count": at - first, "text": text, "ids": ids, "log_probs": log_probs}

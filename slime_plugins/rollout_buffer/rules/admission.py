@@ -39,9 +39,9 @@ ENOUGH_SEEN = 8
 """Episodes of an instance, or of a task, below which those of all tasks tell more."""
 VERSIONS_LOOKED_AT = 9
 """The pace is the median of the newest: one pause for an evaluation does not change it."""
-MOST_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 """Instances and tasks; those of which nothing was seen for longest are forgotten first."""
-LONGEST_WAIT_IN_VERSIONS = 2.0
+MAX_WAIT_IN_VERSIONS = 2.0
 """A trainer waits for slow groups no longer than so many versions usually take."""
 
 
@@ -148,7 +148,7 @@ def should_wait_for_the_slow(
     """
     if oldest_is_behind is None or oldest_is_behind < lag or lag < 1:
         return False
-    if not pace.version_s or pace.step_s is None or waited_s >= LONGEST_WAIT_IN_VERSIONS * pace.version_s:
+    if not pace.version_s or pace.step_s is None or waited_s >= MAX_WAIT_IN_VERSIONS * pace.version_s:
         return False
     if ahead.taken >= (pace.groups_per_version or 0.0):
         return False  # it has taken a step's groups and wants more: who knows how many
@@ -172,7 +172,7 @@ class GroupTimes:
             times = self._seen.pop(key, None) or deque[float](maxlen=limit)
             times.append(seconds)
             self._seen[key] = times
-        while len(self._seen) > MOST_REMEMBERED:
+        while len(self._seen) > MAX_REMEMBERED:
             del self._seen[next(iter(self._seen))]
 
     def expected_s(self, instance_id: str, task: str) -> float | None:

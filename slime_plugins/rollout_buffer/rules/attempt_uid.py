@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 __all__ = ["AttemptUid"]
 
 _PARTS = 5
-_LONGEST_PART = 16
+_MAX_PART = 16
 """So that every part fits into a column of the store, whatever a client sends."""
 
 
@@ -36,4 +36,4 @@ class AttemptUid:
 
 def _is_number(part: str) -> bool:
     """Tells whether a part is spelled as ``str`` spells a number that is not negative."""
-    return part.isascii() and part.isdigit() and len(part) <= _LONGEST_PART and (part == "0" or part[0] != "0")
+    return part.isascii() and part.isdigit() and len(part) <= _MAX_PART and (part == "0" or part[0] != "0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["backoff_s"]
 
-_MOST_DOUBLINGS = 60
+_MAX_DOUBLINGS = 60
 """Beyond it the wait is capped by every caller anyway, and a float would overflow in the end."""
 
 
@@ -16,5 +16,5 @@ def backoff_s(failures: int, *, first_s: float, longest_s: float, jitter: float 
     """
     if failures < 1:
         return 0.0
-    whole = min(longest_s, first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
+    whole = min(longest_s, first_s * 2.0 ** min(failures - 1, _MAX_DOUBLINGS))
     return whole * (0.5 + 0.5 * jitter)

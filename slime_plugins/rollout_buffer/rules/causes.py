@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 
 __all__ = ["NO_CAUSE", "Cause", "CauseCode", "CountedCause", "Shortfall"]
 
-LONGEST_MESSAGE = 2000
+MAX_MESSAGE = 2000
 
 
 class CauseCode(StrEnum):
@@ -55,7 +55,7 @@ class Cause:
 
     def columns(self) -> dict[str, str]:
         """Returns it as the columns of a row."""
-        return {"cause": self.message[:LONGEST_MESSAGE], "cause_code": self.code.value}
+        return {"cause": self.message[:MAX_MESSAGE], "cause_code": self.code.value}
 
 
 @dataclass(frozen=True, slots=True)

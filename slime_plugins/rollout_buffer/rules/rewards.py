@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["LARGEST_REWARD", "as_reward", "as_token_rewards", "as_turn_rewards"]
+__all__ = ["MAX_REWARD", "as_reward", "as_token_rewards", "as_turn_rewards"]
 
-LARGEST_REWARD = 3.4028234663852886e38
+MAX_REWARD = 3.4028234663852886e38
 """The largest number of 32 bits, as trainers compute with: beyond it, a group's mean or spread is infinite."""
 
 
@@ -30,7 +30,7 @@ def as_reward(value: Any) -> float:
         raise ValueError(f"must be a number, not {kind}") from error
     if not math.isfinite(number):
         raise ValueError("must be a finite number")
-    if abs(number) > LARGEST_REWARD:
+    if abs(number) > MAX_REWARD:
         raise ValueError(f"must be a finite number of 32 bits (up to 3.4e38), and {number:g} is larger")
     return number
 

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["LARGEST_VOCABULARY", "checked_log_prob", "first_beyond", "vocabulary_size"]
+__all__ = ["MAX_VOCABULARY", "checked_log_prob", "first_beyond", "vocabulary_size"]
 
-LARGEST_VOCABULARY: Final = 2**24
+MAX_VOCABULARY: Final = 2**24
 """Sixty times the largest vocabulary there is, and far from where 32 bits end: what holds where nothing is known."""
 ROUNDING: Final = 1e-3
 """A sure token's log-prob, computed in half precision, may come out this much above 0."""
 LOWEST_LOG_PROB: Final = -3.0e38
 """Below it a number is infinite in the 32 bits of a tensor."""
-LARGEST_FILE_BYTES: Final = 256 * 1024 * 1024
+MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 UNKNOWN_PADDING: Final = 8192
 """Models pad their vocabulary, and engines may sample ids of the padding: how much is allowed where nobody says."""
 
@@ -41,7 +41,7 @@ def checked_log_prob(value: object) -> float | None:
 
 def first_beyond(ids: Iterable[int], size: int | None) -> int | None:
     """Returns the first id that a vocabulary of ``size`` does not have; None when it has all of them."""
-    bound = LARGEST_VOCABULARY if size is None else size
+    bound = MAX_VOCABULARY if size is None else size
     return next((token for token in ids if not 0 <= token < bound), None)
 
 
@@ -93,7 +93,7 @@ def _highest_id(tokenizer: Any) -> int | None:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes()) if path.stat().st_size <= LARGEST_FILE_BYTES else None
+        return json.loads(path.read_bytes()) if path.stat().st_size <= MAX_FILE_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
 

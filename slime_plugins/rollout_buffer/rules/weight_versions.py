@@ -17,9 +17,9 @@ __all__ = ["KnownVersions", "Standing", "VersionRange", "standing_of", "version_
 
 MAX_VERSION = 2**53
 """What JSON readers hold exactly. Whoever counts further counts nothing that ages."""
-LONGEST_STEP = 1000
+MAX_STEP = 1000
 """What is further ahead of the newest known version is a timestamp, or counts something else."""
-LARGEST_FIRST = 1_000_000
+MAX_FIRST_VERSION = 1_000_000
 """The same, where none is known yet: a run may begin at the number of its last step."""
 STRAGGLERS_WITHIN = 16
 """Versions of the end of the run before, named by whoever brings a result late."""
@@ -80,5 +80,5 @@ def standing_of(version: int, known: KnownVersions, *, sampled_from: float | Non
     before = known.newest_before
     if before is not None and near < version <= before and version >= before - STRAGGLERS_WITHIN:
         return Standing.OF_AN_EARLIER_RUN
-    limit = LARGEST_FIRST if known.newest is None else known.newest + LONGEST_STEP
+    limit = MAX_FIRST_VERSION if known.newest is None else known.newest + MAX_STEP
     return Standing.ALONE if version > limit else Standing.OF_THIS_RUN

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.rules.trajectory_stats import WAITING
 __all__ = ["AttemptLimit", "end_task"]
 
 STOP_TIMEOUT_S = 20.0
-SHORTEST_LOOK_S = 0.5
+MIN_LOOK_S = 0.5
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -67,7 +67,7 @@ class AttemptLimit:
                 if not await end_task(task):
                     limit += "; it ignores that, and still holds what it had"
                 raise AttemptTimeoutError(limit)
-            await asyncio.wait({task}, timeout=None if left_s is None else max(left_s, SHORTEST_LOOK_S))
+            await asyncio.wait({task}, timeout=None if left_s is None else max(left_s, MIN_LOOK_S))
 
     def _left_s(self) -> float | None:
         if self._limit_s is None:

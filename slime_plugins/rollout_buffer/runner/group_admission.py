@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.types import Instance
 __all__ = ["GroupAdmission", "task_of"]
 
 GROUPS_READ_AHEAD = 64
-MOST_PASSED_OVER = 32
+MAX_PASSED_OVER = 32
 """A group that lets others begin first does so for this many of them."""
 LOOK_INTERVAL_S = 0.5
 
@@ -96,8 +96,8 @@ class GroupAdmission:
         """Returns the first of the next groups that need not let others first; the first of all if each had to."""
         if outlook is None:
             return self._next[0]
-        for place, group in enumerate(list(self._next)[:MOST_PASSED_OVER]):
-            if self._passed_over[group.key] >= MOST_PASSED_OVER or not await self._is_too_slow_now(group, outlook):
+        for place, group in enumerate(list(self._next)[:MAX_PASSED_OVER]):
+            if self._passed_over[group.key] >= MAX_PASSED_OVER or not await self._is_too_slow_now(group, outlook):
                 self._passed_over.update(passed.key for passed in list(self._next)[:place])
                 return group
         return self._next[0]

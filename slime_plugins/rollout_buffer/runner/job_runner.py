@@ -79,7 +79,7 @@ WATCH_INTERVAL_S = 0.5
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
 STORE_RETRY_S = 2.0
-SMALLEST_STEP = 4
+MIN_STEP = 4
 """By how many episodes ``num_process: auto`` grows at least."""
 
 logger = logging.getLogger(__name__)
@@ -693,7 +693,7 @@ def _bounds(settings: JobSettings, group_size: int) -> Bounds:
         return Bounds(least=settings.places(), most=settings.places(), step=1)
     most = settings.num_process_max
     least = min(most, settings.num_process_min or group_size)
-    return Bounds(least=least, most=most, step=max(group_size, SMALLEST_STEP))
+    return Bounds(least=least, most=most, step=max(group_size, MIN_STEP))
 
 
 def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str, Any]) -> asyncio.Future[None]:

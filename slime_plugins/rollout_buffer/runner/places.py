@@ -19,10 +19,10 @@ from slime_plugins.rollout_buffer.types import EngineTrouble
 __all__ = ["PlaceSteering", "Places"]
 
 SAMPLE_INTERVAL_S = 2.0
-SHORTEST_WINDOW_S = 10.0
-FEWEST_TURNS = 96
+MIN_WINDOW_S = 10.0
+MIN_TURNS = 96
 """What fewer bring differs by chance as much as by how many play."""
-FEWEST_EPISODES = 32
+MIN_EPISODES = 32
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class PlaceSteering:
 
     def _seen(self) -> Load | None:
         """What the window says; None while it is too early to say."""
-        if self._clock() - self._window.began < SHORTEST_WINDOW_S:
+        if self._clock() - self._window.began < MIN_WINDOW_S:
             return None
         seen = self._with_devices(self._window.load())
         if steer(self._steering, seen, self._bounds).reason in (Reason.ENGINE_QUEUES, Reason.DEVICES, Reason.NOT_USED):
@@ -175,7 +175,7 @@ class PlaceSteering:
             if came_back >= seen.playing:
                 self._settled, self._window = True, self._new_window()
             return None
-        if came_back < max(seen.playing, FEWEST_TURNS if turns else FEWEST_EPISODES):
+        if came_back < max(seen.playing, MIN_TURNS if turns else MIN_EPISODES):
             return None
         work = counted.tokens - before.tokens if turns else counted.episodes - before.episodes
         return replace(seen, rate=work / (self._clock() - self._window.began))

@@ -82,9 +82,9 @@ PUBLIC_PER_S = 500
 PUBLIC_AT_ONCE = 100
 """How many requests that anybody may send a worker answers."""
 DATA_THREADS = 4
-MOST_HEADERS = 100
-LARGEST_HEAD = 32 * 1024
-LARGEST_TARGET = 8 * 1024
+MAX_HEADERS = 100
+MAX_HEAD = 32 * 1024
+MAX_TARGET = 8 * 1024
 LINGER_S = 2.0
 """How long the rest of a body is received and dropped, so that its sender finds the reply it did not wait for."""
 BODIES_AT_ONCE = 4
@@ -380,9 +380,9 @@ def _written_job(method: str, path: str) -> str | None:
 
 def _check_head(exchange: Exchange) -> None:
     headers = exchange.scope["headers"]
-    if len(exchange.scope["raw_path"]) + len(exchange.scope["query_string"]) > LARGEST_TARGET:
+    if len(exchange.scope["raw_path"]) + len(exchange.scope["query_string"]) > MAX_TARGET:
         raise RequestURITooLarge
-    if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > LARGEST_HEAD:
+    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEAD:
         raise RequestHeaderFieldsTooLarge
 
 

@@ -39,12 +39,12 @@ ADDRESS_SHARE = 0.75
 """What one address may have of a worker's connections."""
 FILES_BESIDE = 256
 """Files that a worker opens beside its connections: the database in each thread, packs, logs."""
-MOST_FILES = 65_536
+MAX_FILES = 65_536
 WAITING_FOR_EACH = 4
 """For so many connections one more socket may wait to become one."""
 PARSED_AT_ONCE = 4096
 """Of what is not a body: a client may send thousands of requests in one go, and others want to be served meanwhile."""
-LARGEST_HEAD = 128 * 1024
+MAX_HEAD = 128 * 1024
 """What may be received before a head is whole; the application refuses smaller ones with a reply."""
 
 logger = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class Connection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         if not self._in_request:
-            if self._head_bytes > LARGEST_HEAD:
+            if self._head_bytes > MAX_HEAD:
                 self.cut_off()
                 return
             if not self._head_bytes:
@@ -321,7 +321,7 @@ def affordable(most: int) -> int:
 def raise_file_limit() -> None:
     """Lets this process open as many files as it may be allowed to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):  # macOS refuses what the kernel does not give
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
-__all__ = ["MOST_WAITING", "PollWatcher"]
+__all__ = ["MAX_WAITING", "PollWatcher"]
 
 LOOK_INTERVAL_S = 0.01
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 """Polls of one worker that may wait; one more is answered at once."""
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class PollWatcher:
 
     def has_room(self) -> bool:
         """Tells whether one more poll may wait."""
-        return len(self._waiting) < MOST_WAITING and not self._stopping
+        return len(self._waiting) < MAX_WAITING and not self._stopping
 
     async def wait(self, look: Callable[[], bool | None], limit_s: float) -> bool:
         """Returns True as soon as ``look`` does, and False when it does, after ``limit_s``, or when the server stops.

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 __all__ = ["WriteBatcher"]
 
-MOST_TOGETHER = 64
-MOST_BYTES_TOGETHER = 8 * 1024 * 1024
+MAX_TOGETHER = 64
+MAX_BYTES_TOGETHER = 8 * 1024 * 1024
 """Clients that are answered send their next items while those of others are kept: all at once, each would wait for the
 other."""
 
@@ -59,9 +59,9 @@ class WriteBatcher(Generic[Body, Result]):
     def _next_batch(self) -> list[_Waiting[Body, Result]]:
         batch = [self._waiting.popleft()]
         size = len(batch[0].body)
-        while self._waiting and len(batch) < MOST_TOGETHER:
+        while self._waiting and len(batch) < MAX_TOGETHER:
             size += len(self._waiting[0].body)
-            if size > MOST_BYTES_TOGETHER:
+            if size > MAX_BYTES_TOGETHER:
                 break
             batch.append(self._waiting.popleft())
         return batch

@@ -49,7 +49,7 @@ __all__ = ["json_answer", "listening", "read_body", "serve_until_stopped", "sgla
 logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
-LARGEST_BODY: Final = 1 << 30  # a prompt carries all its screenshots
+MAX_BODY: Final = 1 << 30  # a prompt carries all its screenshots
 MAX_CONTROL_BODY: Final = 1 << 20  # that of a route which samples nothing
 MAX_ASKED_LOG_PROBS: Final = 1_000_000  # of one request: what is more holds up the replies to the others
 HEALTH_ROUTES: Final = ("/health", "/health_generate")
@@ -94,7 +94,7 @@ def sglang_app(backend: SglangBackend, token_file: Path | None = None) -> web.Ap
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await _answer_errors(request, handler, token)
 
-    app = web.Application(client_max_size=LARGEST_BODY, middlewares=[answer_errors])
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[answer_errors])
     app[BACKEND] = backend
     app.router.add_post("/generate", _generate)
     app.router.add_post("/v1/chat/completions", _chat)
@@ -184,7 +184,7 @@ def _check_caller(request: web.Request, token: str | None) -> None:
 
 
 async def _generate(request: web.Request) -> web.Response:
-    body = await read_body(request, LARGEST_BODY)
+    body = await read_body(request, MAX_BODY)
     call = GenerateCall(
         prompt=_prompt(body),
         images=read_images(body.get("image_data")),
@@ -200,7 +200,7 @@ async def _generate(request: web.Request) -> web.Response:
 
 
 async def _chat(request: web.Request) -> web.Response:
-    body, backend = await read_body(request, LARGEST_BODY), request.app[BACKEND]
+    body, backend = await read_body(request, MAX_BODY), request.app[BACKEND]
     session = request.headers.get(SESSION_HEADER, "")
     call = await asyncio.to_thread(chat_call, body, backend.tokenizer, session=session)
     sampled = await backend.generate(call)

@@ -68,7 +68,7 @@ class Refusal:
 
 
 ITEMS_IN_A_TURN = 100
-LONGEST_TURN_S = 0.1
+MAX_TURN_S = 0.1
 """A write of more items, or one that takes longer, gives others their turn in between."""
 
 Written = tuple[JobRecord, list[WriteResult]]
@@ -120,8 +120,8 @@ class ItemWriter:
     def _write_some(
         self, connection: Connection, job: JobRecord, items: Sequence[tuple[wire.WrittenItem, StoredPayload | None]]
     ) -> list[WriteResult]:
-        """Writes one item after the other until it has taken ``LONGEST_TURN_S``."""
-        until = time.monotonic() + LONGEST_TURN_S
+        """Writes one item after the other until it has taken ``MAX_TURN_S``."""
+        until = time.monotonic() + MAX_TURN_S
         current = job_rows.get_job(connection, job.key)
         results: list[WriteResult] = []
         for item, payload in items:

@@ -12,20 +12,20 @@ import orjson
 
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["LONGEST_TEXT", "MOST_BYTES", "encode_transcript"]
+__all__ = ["MAX_BYTES", "MAX_TEXT", "encode_transcript"]
 
-LONGEST_TEXT = 4000
+MAX_TEXT = 4000
 """Characters of one text; the rest is counted."""
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 """Of one transcript as JSON. What does not fit goes from its middle: how it began and how it ended stay."""
 
 
 def encode_transcript(messages: Sequence[Message]) -> bytes:
-    """Returns messages as JSON of at most ``MOST_BYTES``, long texts and pictures shortened; empty when none fits."""
+    """Returns messages as JSON of at most ``MAX_BYTES``, long texts and pictures shortened; empty when none fits."""
     written = [_encode(message) for message in messages]
     first = written[:2]
     kept: list[bytes] = []
-    room = MOST_BYTES - sum(len(one) + 1 for one in first) - _ROOM_OF_A_GAP
+    room = MAX_BYTES - sum(len(one) + 1 for one in first) - _ROOM_OF_A_GAP
     for one in reversed(written[2:]):
         room -= len(one) + 1
         if room < 0:
@@ -34,7 +34,7 @@ def encode_transcript(messages: Sequence[Message]) -> bytes:
     left_out = len(written) - len(first) - len(kept)
     gap = [_encode({"role": "system", "content": f"[{left_out} messages left out]"})] if left_out else []
     found = b"[" + b",".join([*first, *gap, *reversed(kept)]) + b"]"
-    return found if written and len(found) <= MOST_BYTES else b""
+    return found if written and len(found) <= MAX_BYTES else b""
 
 
 _ROOM_OF_A_GAP = 200
@@ -46,7 +46,7 @@ def _encode(message: Message) -> bytes:
 
 def _shortened(value: Any) -> Any:
     if isinstance(value, str):
-        cut = value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]}… {len(value) - LONGEST_TEXT} more"
+        cut = value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}… {len(value) - MAX_TEXT} more"
         return cut.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no JSON
     if isinstance(value, Mapping):
         return {str(key): _shortened(inner) for key, inner in value.items()}

@@ -18,7 +18,7 @@ __all__ = ["DiskReserve"]
 
 FILE_NAME = "reserve"
 RESERVE_BYTES = 16 * 1024 * 1024
-SMALLEST_SHARE = 16
+MIN_SHARE = 16
 """On a small disk the reserve is at most one part in so many of it."""
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class DiskReserve:
         self._path = data_dir / FILE_NAME
         self._folder, self._name = str(data_dir), str(self._path)
         found = os.statvfs(data_dir)
-        self._size = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // SMALLEST_SHARE)
+        self._size = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // MIN_SHARE)
         self._least_free = self._size // 4
         """With less free than this the disk counts as full."""
 

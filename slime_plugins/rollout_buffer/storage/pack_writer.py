@@ -50,7 +50,7 @@ PACK_LIMIT_BYTES = 256 * 1024 * 1024
 REMEMBERED_NAMES = 16_384
 """Screenshots appended lately, by hash: siblings often show the same screen at the same time."""
 SEALED_MODE = 0o400
-MOST_DIGITS = 15
+MAX_DIGITS = 15
 BLOCK_BYTES = 4096
 STAGE_BYTES = 4 * 1024 * 1024
 
@@ -192,9 +192,9 @@ def highest_number(folder: Path) -> int:
 
 
 def _numbered(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yields what is named like a pack. No counter comes as far as ``MOST_DIGITS``, and the database holds no more."""
+    """Yields what is named like a pack. No counter comes as far as ``MAX_DIGITS``, and the database holds no more."""
     for path in folder.glob("*.pack"):
-        if path.stem.isascii() and path.stem.isdigit() and len(path.stem) <= MOST_DIGITS:
+        if path.stem.isascii() and path.stem.isdigit() and len(path.stem) <= MAX_DIGITS:
             yield path, int(path.stem)
 
 

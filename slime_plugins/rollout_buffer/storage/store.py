@@ -50,7 +50,7 @@ OLDEST_VERSION = 4
 """Of what was written before it nothing is in use."""
 BUSY_TIMEOUT_S = 8.0
 PACKS_OF_A_QUOTA = 32
-SMALLEST_PACK_BYTES = 1024 * 1024
+MIN_PACK_BYTES = 1024 * 1024
 CHECKPOINT_PAGES = 4000
 """16 MB of log between checkpoints: pages that change again and again are copied into the database once."""
 CHECKPOINT_PAGES_ON_RESERVE = 100
@@ -211,7 +211,7 @@ class Store:
         """How large a pack becomes: under a quota small, since one that is written to is not given back."""
         if self._max_bytes is None:
             return PACK_LIMIT_BYTES
-        return min(PACK_LIMIT_BYTES, max(SMALLEST_PACK_BYTES, self._max_bytes // PACKS_OF_A_QUOTA))
+        return min(PACK_LIMIT_BYTES, max(MIN_PACK_BYTES, self._max_bytes // PACKS_OF_A_QUOTA))
 
     def check_room(self) -> None:
         """Raises ``StorageFullError`` when the disk, or the quota on it, has no room but for small writes."""

@@ -46,7 +46,7 @@ _GRACE_S = 3.0
 _POLL_S = 0.1
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 _READY_LINE = "Ray runtime started"
-_LONGEST_TEMP_ROOT = 22
+_MAX_TEMP_ROOT = 22
 """Ray puts unix sockets about 60 characters below its folder, and their paths end at 107."""
 
 
@@ -85,8 +85,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.num_cpus < 1:
         parser.error("--num-cpus must be at least 1")
-    if len(os.path.abspath(options.temp_root)) > _LONGEST_TEMP_ROOT:
-        parser.error(f"--temp-root may be {_LONGEST_TEMP_ROOT} characters long: Ray's socket paths would not fit")
+    if len(os.path.abspath(options.temp_root)) > _MAX_TEMP_ROOT:
+        parser.error(f"--temp-root may be {_MAX_TEMP_ROOT} characters long: Ray's socket paths would not fit")
     if not os.environ.get(_TOKEN_VARIABLE):
         parser.error(f"{_TOKEN_VARIABLE} must name a file with a token: anybody on the network could use this cluster")
     return options

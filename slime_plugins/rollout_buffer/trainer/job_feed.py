@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 10.0
+MAX_PAUSE_S = 10.0
 MALFORMED_REPLIES_TOLERATED = 5
-LONGEST_OUTAGE_S = 900.0
+MAX_OUTAGE_S = 900.0
 """How long a buffer may be out of reach where no number of failures is set."""
 SECONDS_BETWEEN_NOTES = 60.0
-LONGEST_STANDSTILL_S = 3600.0
+MAX_STANDSTILL_S = 3600.0
 """How long a job may stand still until somebody does something; one that a person paused, for ever."""
-SHORTEST_POLL_S = 0.5
+MIN_POLL_S = 0.5
 JOB_END_TIMEOUT_S = 10.0
 """How long a job whose last group is closed may take to say how it ended."""
 
@@ -71,7 +71,7 @@ class JobStalledError(RolloutBufferError):
 
 
 class RetriesUsedUpError(RolloutBufferError):
-    """The buffer could not be reached as often as ``max_failures`` allows, or for ``LONGEST_OUTAGE_S``."""
+    """The buffer could not be reached as often as ``max_failures`` allows, or for ``MAX_OUTAGE_S``."""
 
     code = "retries_used_up"
 
@@ -107,7 +107,7 @@ class FailureTally:
                 f"{self._what} failed {self._failures} times, the last time with {_named(error)}",
                 {"failures": self._failures},
             ) from error
-        pause = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=random.random())
+        pause = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=MAX_PAUSE_S, jitter=random.random())
         logger.warning("%s failed (%s); try %d in %.1f s", self._what, _named(error), self._failures + 1, pause)
         return pause
 
@@ -115,7 +115,7 @@ class FailureTally:
         if self._began is None:
             self._began = self._clock()
         if self._max_failures is None:
-            return self._clock() - self._began > LONGEST_OUTAGE_S
+            return self._clock() - self._began > MAX_OUTAGE_S
         return self._failures > self._max_failures
 
 
@@ -221,7 +221,7 @@ class JobFeed:
             job = await self._with_retries("drain", lambda: self._client.drain(self.job_id, stop=stop))
             if not (job.get("attempts") or {}).get("running"):
                 return
-            await asyncio.sleep(SHORTEST_POLL_S)
+            await asyncio.sleep(MIN_POLL_S)
 
     async def next_delivery(self, max_groups: int | None = None) -> RolloutData:
         """Waits until groups are ready and returns at most ``max_groups``; call ``received`` when they are safe.
@@ -255,7 +255,7 @@ class JobFeed:
                 logger.info("waited %.0f s for %s: %s", noted - began, self._wanted(max_groups), why["sentence"])
                 standstill.note(why, noted)
             # A busy server answers a long poll at once; asking again at once would only keep it busy.
-            await asyncio.sleep(max(0.0, min(SHORTEST_POLL_S, self._settings.wait_s) - (time.monotonic() - asked)))
+            await asyncio.sleep(max(0.0, min(MIN_POLL_S, self._settings.wait_s) - (time.monotonic() - asked)))
 
     def _wanted(self, max_groups: int | None) -> str:
         groups = "groups" if max_groups is None else f"{max_groups} more group{'' if max_groups == 1 else 's'}"
@@ -378,13 +378,13 @@ class _Standstill:
         """Takes what the buffer says of its job now.
 
         Raises:
-            JobStalledError: it has said for ``LONGEST_STANDSTILL_S`` that the job stands still.
+            JobStalledError: it has said for ``MAX_STANDSTILL_S`` that the job stands still.
         """
         if why["severity"] != "stopped" or why["code"] in _GOES_ON:
             self._since = None
             return
         self._since = now if self._since is None else self._since
-        if now - self._since >= LONGEST_STANDSTILL_S:
+        if now - self._since >= MAX_STANDSTILL_S:
             raise JobStalledError(
                 f"job {self._job_id} stood still for {(now - self._since) / 60:.0f} min: {why['sentence']}",
                 {"job_id": self._job_id, "code": why["code"]},

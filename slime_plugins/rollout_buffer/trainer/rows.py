@@ -27,7 +27,7 @@ from slime.utils.mask_generator import (
     pack_training_rows,
 )
 from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
-from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, vocabulary_size
+from slime_plugins.rollout_buffer.rules.vocabulary import MAX_VOCABULARY, vocabulary_size
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.masks import Masks, MaskSettings, mask_generator
 from slime_plugins.rollout_buffer.trainer.records import (
@@ -261,7 +261,7 @@ class RowBuilder:
         Raises:
             ValueError: the model does not have an id.
         """
-        size = vocabulary_size(self._settings.masks.tokenizer_path) or LARGEST_VOCABULARY
+        size = vocabulary_size(self._settings.masks.tokenizer_path) or MAX_VOCABULARY
         for odd in (token_id for row in rows for token_id in _extremes(row.token_ids) if not 0 <= token_id < size):
             raise ValueError(f"the token id {odd} is not in the vocabulary of {size} ids")
 

@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
 from slime_plugins.rollout_buffer.reporting import time_series
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
-from slime_plugins.rollout_buffer.reporting.time_series import MOST_BUCKETS, span_of
+from slime_plugins.rollout_buffer.reporting.time_series import MAX_BUCKETS, span_of
 from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
 from slime_plugins.rollout_buffer.state.runner_reports import store_report
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -130,7 +130,7 @@ def test_many_episodes_in_short_buckets_come_by_the_minute(
     views: Views, job: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_by_one = views.series(job.job_id, asked(width_s=30))
-    monkeypatch.setattr(time_series, "MOST_EPISODES_ONE_BY_ONE", 18)
+    monkeypatch.setattr(time_series, "MAX_EPISODES_ONE_BY_ONE", 18)
     crowded = views.series(job.job_id, asked(width_s=30))
     assert (one_by_one["width_s"], crowded["width_s"]) == (30, 60)
     assert sum(crowded["columns"]["episodes"]) == sum(one_by_one["columns"]["episodes"]) == 19
@@ -157,7 +157,7 @@ def test_a_series_says_how_long_the_trainer_waited(
 )
 def test_a_span_is_never_endless(first: float, length: float, width: int | None, since: float | None) -> None:
     span = span_of(first, first + length, width_s=width, since=since)
-    assert 0 <= span.buckets <= MOST_BUCKETS
+    assert 0 <= span.buckets <= MAX_BUCKETS
     assert span.end > first + length
     assert span.start % span.width_s == 0
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.rules.rewards import LARGEST_REWARD, as_reward, as_token_rewards, as_turn_rewards
+from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD, as_reward, as_token_rewards, as_turn_rewards
 
 
-@given(value=st.floats(-LARGEST_REWARD, LARGEST_REWARD))
+@given(value=st.floats(-MAX_REWARD, MAX_REWARD))
 def test_a_finite_number_of_32_bits_is_its_own_reward(value: float) -> None:
     assert as_reward(value) == value
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_trained_is_no_reward(value: Any, says: str) -> None:
 
 
 def test_the_largest_reward_is_that_of_32_bits() -> None:
-    assert float(np.finfo(np.float32).max) == LARGEST_REWARD
+    assert float(np.finfo(np.float32).max) == MAX_REWARD
 
 
 @given(rewards=st.lists(st.floats(-1e6, 1e6), max_size=6))

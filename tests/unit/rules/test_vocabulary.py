@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.rules.vocabulary import (
-    LARGEST_VOCABULARY,
+    MAX_VOCABULARY,
     UNKNOWN_PADDING,
     checked_log_prob,
     first_beyond,
@@ -66,8 +66,8 @@ def test_the_first_id_that_is_none_is_found() -> None:
     assert first_beyond([0, 9], 10) is None
     assert first_beyond([0, 10, 11], 10) == 10
     assert first_beyond([-1], None) == -1
-    assert first_beyond([LARGEST_VOCABULARY - 1], None) is None
-    assert first_beyond([LARGEST_VOCABULARY], None) == LARGEST_VOCABULARY
+    assert first_beyond([MAX_VOCABULARY - 1], None) is None
+    assert first_beyond([MAX_VOCABULARY], None) == MAX_VOCABULARY
 
 
 @pytest.mark.parametrize("value", [None, True, "0", [0.0], math.nan, math.inf, -math.inf, 0.5, 1, -1e39, 10**400])

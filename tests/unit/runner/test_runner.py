@@ -180,7 +180,7 @@ async def test_a_number_of_episodes_that_moves_plays_every_slot_once_and_says_wh
     real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "SAMPLE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(places, "SHORTEST_WINDOW_S", 0.02)
+    monkeypatch.setattr(places, "MIN_WINDOW_S", 0.02)
     job = start(real_time_buffer, count=60, num_process="auto", num_process_max=40)
     generator = ScriptedGenerator(lambda episode: _after(0.01, by_slot(episode)))
     said = []

@@ -105,7 +105,7 @@ async def test_a_stopping_server_answers_them_and_takes_no_more(watcher: PollWat
 async def test_there_is_room_for_so_many(
     watcher: PollWatcher, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poll_watcher, "MOST_WAITING", 1)
+    monkeypatch.setattr(poll_watcher, "MAX_WAITING", 1)
     assert watcher.has_room()
     waiting = asyncio.create_task(database.wait(watcher, "poll"))
     await until(lambda: database.looks)

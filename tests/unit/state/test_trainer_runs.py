@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.causes import STALE
-from slime_plugins.rollout_buffer.rules.weight_versions import LONGEST_STEP, KnownVersions, Standing, standing_of
+from slime_plugins.rollout_buffer.rules.weight_versions import MAX_STEP, KnownVersions, Standing, standing_of
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
@@ -136,7 +136,7 @@ def test_a_poll_with_a_timestamp_as_version_counts_alone(buffer: Buffer) -> None
 def test_a_run_may_begin_at_the_number_of_its_last_step(buffer: Buffer) -> None:
     job = start(buffer)
     write_group(buffer, job, "a", 250_000)
-    write_group(buffer, job, "b", 250_000 + LONGEST_STEP)
+    write_group(buffer, job, "b", 250_000 + MAX_STEP)
     assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
 
 
@@ -156,6 +156,6 @@ def test_no_version_raises_the_newest_by_more_than_a_step(
 ) -> None:
     standing = standing_of(version, known, sampled_from=sampled_from)
     if standing is Standing.OF_THIS_RUN and known.newest is not None:
-        assert version <= known.newest + LONGEST_STEP
+        assert version <= known.newest + MAX_STEP
     if version in (0, 1) and sampled_from is None:
         assert standing is Standing.OF_THIS_RUN, "a trainer that resumes is believed"

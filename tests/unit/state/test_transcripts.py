@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.state.transcripts import LONGEST_TEXT, MOST_BYTES, encode_transcript
+from slime_plugins.rollout_buffer.state.transcripts import MAX_BYTES, MAX_TEXT, encode_transcript
 
 
 def said(number: int, length: int = 10) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def test_nothing_said_is_nothing_kept() -> None:
 
 
 def test_a_long_text_is_cut_and_the_rest_counted() -> None:
-    (message,) = orjson.loads(encode_transcript([{"role": "user", "content": "y" * (LONGEST_TEXT + 7)}]))
+    (message,) = orjson.loads(encode_transcript([{"role": "user", "content": "y" * (MAX_TEXT + 7)}]))
     assert message["content"].endswith("… 7 more")
 
 
@@ -48,5 +48,5 @@ ANYTHING = st.recursive(
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), ANYTHING), max_size=30))
 def test_whatever_was_said_is_json_within_bounds(messages: list[dict[str, Any]]) -> None:
     kept = encode_transcript(messages)
-    assert len(kept) <= MOST_BYTES
+    assert len(kept) <= MAX_BYTES
     assert kept == b"" or len(orjson.loads(kept)) <= len(messages) + 1

@@ -53,7 +53,7 @@ UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable",
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(job_feed, "SHORTEST_POLL_S", 0.01)
+    monkeypatch.setattr(job_feed, "MIN_POLL_S", 0.01)
     reset_jobs()
 
 
@@ -323,7 +323,7 @@ def test_a_job_that_nobody_mends_ends_the_wait_with_its_reason(
     buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_feed, "SECONDS_BETWEEN_NOTES", 0.0)
-    monkeypatch.setattr(job_feed, "LONGEST_STANDSTILL_S", 0.0)
+    monkeypatch.setattr(job_feed, "MAX_STANDSTILL_S", 0.0)
     buffer.empty_polls = 5
     explains(buffer, BY_A_PERSON, NO_ENGINE)
 
@@ -348,9 +348,9 @@ def test_a_buffer_that_is_out_of_reach_is_an_error_after_a_while_without_any_num
     now = 0.0
     tally = job_feed.FailureTally("start_rollout", None, clock=lambda: now)
     pauses = [tally.pause_after(ConnectionRefusedError(111, "refused")) for _ in range(200)]
-    now = job_feed.LONGEST_OUTAGE_S + 1
+    now = job_feed.MAX_OUTAGE_S + 1
 
-    assert max(pauses) <= job_feed.LONGEST_PAUSE_S
+    assert max(pauses) <= job_feed.MAX_PAUSE_S
     with pytest.raises(
         RetriesUsedUpError, match=r"start_rollout failed 201 times, .* no answer from the buffer: Connection refused$"
     ):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.rules.rewards import LARGEST_REWARD
+from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 
@@ -122,7 +122,7 @@ def test_every_group_sums_to_zero_over_its_trajectories(members: list[tuple[int,
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "ppo"])
 def test_the_largest_rewards_add_up_over_the_tokens_of_a_step(estimator: str) -> None:
     """In 32 bits, where half of a step is dummies too."""
-    members = [sample(LARGEST_REWARD * (-1) ** number, trajectory=number) for number in range(4)]
+    members = [sample(MAX_REWARD * (-1) ** number, trajectory=number) for number in range(4)]
     dummies = [sample(0.0, trajectory=4 + number, dummy=True) for number in range(4)]
 
     rewards = normalized([*members, *dummies], advantage_estimator=estimator, grpo_std_normalization=False)

@@ -25,7 +25,7 @@ __all__ = [
     "unregister_tool",
 ]
 
-LARGEST_INTEGER = 10**9
+MAX_INTEGER = 10**9
 MAX_IDS = 1000
 
 
@@ -187,7 +187,7 @@ def _message_ids(value: Any) -> list[int]:
     """One id or several; each once, in the order given."""
     values = value if isinstance(value, list) else [value]
     ids = [_whole(one) for one in values]
-    if not ids or len(ids) > MAX_IDS or any(one is None or abs(one) > LARGEST_INTEGER for one in ids):
+    if not ids or len(ids) > MAX_IDS or any(one is None or abs(one) > MAX_INTEGER for one in ids):
         raise ArgumentError(f"must be one message id or a list of 1 to {MAX_IDS} of them, as whole numbers")
     return list(dict.fromkeys(one for one in ids if one is not None))
 
@@ -203,7 +203,7 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 
 def _whole_number(name: str, description: str, lowest: int, highest: int, *, required: bool = False) -> Parameter:
     schema = {"type": "integer", "minimum": lowest}
-    if highest < LARGEST_INTEGER:
+    if highest < MAX_INTEGER:
         schema["maximum"] = highest
     return Parameter(
         name=name, description=description, schema=schema, read=_integer(lowest, highest), required=required
@@ -238,7 +238,7 @@ TOOLS = (
     Tool(
         name=ToolName.READ_CHUNK,
         description="Shows one chunk of the document.",
-        parameters=(_whole_number("chunk_id", "the chunk's number, from 0", 0, LARGEST_INTEGER, required=True),),
+        parameters=(_whole_number("chunk_id", "the chunk's number, from 0", 0, MAX_INTEGER, required=True),),
     ),
     Tool(
         name=ToolName.SEARCH_ENGINE,

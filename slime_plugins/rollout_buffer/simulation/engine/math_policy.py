@@ -20,9 +20,9 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fract
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_LARGEST_POWER_BITS: Final = 4096
-_LARGEST_ANSWER_BITS: Final = 1000
-_LONGEST_QUESTION: Final = 2000
+_MAX_POWER_BITS: Final = 4096
+_MAX_ANSWER_BITS: Final = 1000
+_MAX_QUESTION: Final = 2000
 # Letters of other alphabets and signs for the four operations, as people and LaTeX write them.
 _SPELLINGS: Final = (
     (r"\\(?:times|cdot)\b|[×·]", "*"),
@@ -62,7 +62,7 @@ class MathQuestion:
 
 def read_question(text: str) -> MathQuestion | None:
     """The sum or equation that ``text`` asks about; None if it asks about something else, or has no one answer."""
-    text = text[-_LONGEST_QUESTION:]
+    text = text[-_MAX_QUESTION:]
     for pattern, replacement in _SPELLINGS:
         text = re.sub(pattern, replacement, text)
     question = _read_equation(text) or _read_listed(text) or _read_sum(text)
@@ -72,7 +72,7 @@ def read_question(text: str) -> MathQuestion | None:
 def solve(question: MathQuestion) -> Fraction | None:
     """The exact answer; None where there is none, more than the one asked for, or none that is rational and short."""
     answer = _exact_answer(question)
-    if answer is None or max(abs(answer.numerator), answer.denominator).bit_length() > _LARGEST_ANSWER_BITS:
+    if answer is None or max(abs(answer.numerator), answer.denominator).bit_length() > _MAX_ANSWER_BITS:
         return None
     return answer
 
@@ -195,7 +195,7 @@ def _node_value(node: ast.expr, unknowns: dict[str, Fraction]) -> Fraction:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     digits = base.numerator.bit_length() + base.denominator.bit_length()
-    if exponent.denominator != 1 or exponent < 0 or exponent * digits > _LARGEST_POWER_BITS:
+    if exponent.denominator != 1 or exponent < 0 or exponent * digits > _MAX_POWER_BITS:
         raise ValueError("a power that is not worked out here")
     return base**exponent.numerator
 

@@ -52,7 +52,7 @@ _PADDING = 48
 _BUTTON_HEIGHT = 112
 _FIELD_PADDING = 24
 _TAB_HEIGHT = 144
-_MOST_FIELD_LINES = 4  # of a field that is meant for one line
+_MAX_FIELD_LINES = 4  # of a field that is meant for one line
 _SWITCH_WIDTH, _SWITCH_HEIGHT = 120, 72
 _DIALOG_MARGIN = 80
 
@@ -147,7 +147,7 @@ class ScreenBuilder:
         button_width = text_width(button, TextSize.BODY) + 2 * _PADDING
         button_width += button_width % 2
         value_width = SCREEN_WIDTH - button_width - 72 - 2 * _FIELD_PADDING
-        lines = wrap(self._host.field_named(key).text, TextSize.BODY, value_width)[-_MOST_FIELD_LINES:]
+        lines = wrap(self._host.field_named(key).text, TextSize.BODY, value_width)[-_MAX_FIELD_LINES:]
         height = field_height(len(lines))
         top = self._bottom - height - 32
         bar = Rect(left=0, top=top, right=SCREEN_WIDTH, bottom=self._bottom)
@@ -249,7 +249,7 @@ class ScreenBuilder:
         field = self._host.field_named(key)
         lines = wrap(field.text, TextSize.BODY, width)
         if not field.multi_line:
-            lines = lines[-_MOST_FIELD_LINES:]
+            lines = lines[-_MAX_FIELD_LINES:]
         height = field_height(len(lines))
         if fill_page:
             height = max(height, self.room_left - 16)

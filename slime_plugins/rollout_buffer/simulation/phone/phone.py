@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.types import Image
 __all__ = ["FaultPlan", "SimulatedPhone", "SimulatedPhoneConfig"]
 
 _STEP_S = 1.0  # device time that any action takes
-_LONGEST_WAIT_S = 60.0
+_MAX_WAIT_S = 60.0
 _LONG_PRESS_S = 1.0
 
 
@@ -202,7 +202,7 @@ def _clamped(seconds: float | None, default: float) -> float:
     """Between 0 and a minute; what is no number is the default."""
     if seconds is None or seconds != seconds:
         return default
-    return min(_LONGEST_WAIT_S, max(0.0, seconds))
+    return min(_MAX_WAIT_S, max(0.0, seconds))
 
 
 def _well_formed(text: str) -> str:

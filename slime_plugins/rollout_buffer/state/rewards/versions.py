@@ -40,7 +40,7 @@ __all__ = ["Judge", "RescoreReport", "RescoreSettings", "Scores", "rescore", "re
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 AHEAD = 4
 """So many trajectories for each judge at work are read at a time."""
 
@@ -191,7 +191,7 @@ def _asked(
             failures += 1
             if failures > settings.retries:
                 raise
-        pause(backoff_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=random.random()))
+        pause(backoff_s(failures, first_s=FIRST_PAUSE_S, longest_s=MAX_PAUSE_S, jitter=random.random()))
 
 
 def _answer(judge: Judge, trajectory: dict[str, Any], timeout_s: float) -> Any:

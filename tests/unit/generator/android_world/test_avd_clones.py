@@ -194,7 +194,7 @@ def test_a_device_has_an_owner_until_the_last_process_ended_that_holds_it(home: 
 
 def test_a_copy_that_takes_too_long_says_which_limit_it_met(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_cp(home, monkeypatch, seconds=60)
-    monkeypatch.setattr(avd_clones, "_SHORTEST_COPY_S", 0.2)
+    monkeypatch.setattr(avd_clones, "_MIN_COPY_S", 0.2)
     with pytest.raises(DeviceError, match="longer than clone_s_per_gb says"):
         clone_avd(home, "Base", "clone_0", CopyLimits(seconds_per_gb=1.0))
 

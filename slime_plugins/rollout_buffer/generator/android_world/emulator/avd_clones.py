@@ -36,7 +36,7 @@ _MARK = "rollout_buffer_clone_of"
 _PID_FILE = "hardware-qemu.ini.lock"
 _PART = ".rollout_buffer_part"
 _TEXT_FILES = ("config.ini", "hardware-qemu.ini")
-_SHORTEST_COPY_S = 60.0
+_MIN_COPY_S = 60.0
 _TURN_POLL_S = 0.2
 _SET_PARENT_DEATH_SIGNAL = 1
 _CLONE_RANGE = 0x40049409  # FICLONE
@@ -180,7 +180,7 @@ def _copy(source: Path, target: Path, seconds_per_gb: float) -> None:
     (target / _MARK).write_text("")
     wanted = _files_of(source)
     _remove_all_but(target, set(wanted))
-    deadline = time.monotonic() + _SHORTEST_COPY_S + allocated_bytes(source) / 1e9 * seconds_per_gb
+    deadline = time.monotonic() + _MIN_COPY_S + allocated_bytes(source) / 1e9 * seconds_per_gb
     for name in wanted:
         if not _is_copied(source / name, target / name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ __all__ = ["backing_file", "point_into_clone"]
 
 _MAGIC = b"QFI\xfb"
 _HEAD = struct.Struct(">4sIQI")
-_LONGEST_NAME = 1023
+_MAX_NAME = 1023
 
 
 def point_into_clone(base: Path, clone: Path) -> None:
@@ -54,7 +54,7 @@ def backing_file(path: Path) -> str | None:
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
             return None
         _, _, offset, length = _HEAD.unpack(head)
-        if not offset or not 0 < length <= _LONGEST_NAME:
+        if not offset or not 0 < length <= _MAX_NAME:
             return None
         file.seek(offset)
         return file.read(length).decode("utf-8", "surrogateescape")

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.simulation.phone.widgets import Align
 __all__ = ["ClipperApp", "PhoneApp"]
 
 _KEY_ROWS = (("1", "2", "3"), ("4", "5", "6"), ("7", "8", "9"), ("*", "0", "#"))
-_LONGEST_NUMBER = 30
+_MAX_NUMBER = 30
 
 
 class ClipperApp(App):
@@ -62,7 +62,7 @@ class _Dialer(Page):
         return self.app.preferences.get("number", "")
 
     def _press(self, key: str) -> None:
-        self.app.preferences["number"] = (self._number + key)[:_LONGEST_NUMBER]
+        self.app.preferences["number"] = (self._number + key)[:_MAX_NUMBER]
 
     def _erase(self) -> None:
         self.app.preferences["number"] = self._number[:-1]

@@ -20,8 +20,8 @@ from slime_plugins.rollout_buffer.simulation.phone.reading.pixels import (
 
 __all__ = ["FieldShape", "IconShape", "SliderShape", "button_boxes", "fields", "icons", "sliders", "status_icons"]
 
-_SMALLEST_BUTTON = 20
-_SMALLEST_FIELD = 30
+_MIN_BUTTON = 20
+_MIN_FIELD = 30
 _ROW_ICON_GAP = 7  # rows and columns between two icons without tiles; the parts of one are nearer
 _WORST_ICON_MATCH = 0.12  # share of dots that may differ
 
@@ -55,7 +55,7 @@ class IconShape:
 def button_boxes(surfaces: SurfaceMap, surface: Surface) -> list[Box]:
     """The filled shapes of one colour that are large enough for a button."""
     found = boxes(surfaces.mask(surface))
-    return [box for box in found if box.width >= _SMALLEST_BUTTON and box.height >= _SMALLEST_BUTTON]
+    return [box for box in found if box.width >= _MIN_BUTTON and box.height >= _MIN_BUTTON]
 
 
 def fields(surfaces: SurfaceMap) -> list[FieldShape]:
@@ -63,7 +63,7 @@ def fields(surfaces: SurfaceMap) -> list[FieldShape]:
     filled = surfaces.mask(Surface.FIELD, Surface.FIELD_SELECTION)
     found = []
     for box in boxes(filled, row_gap=4, column_gap=4):
-        if box.width < _SMALLEST_FIELD or box.height < _SMALLEST_FIELD // 2:
+        if box.width < _MIN_FIELD or box.height < _MIN_FIELD // 2:
             continue
         edge = surfaces.indices[box.bottom : box.bottom + 4, box.left : box.right]
         inside = surfaces.indices[box.top : box.bottom, box.left : box.right]
