@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -181,14 +182,26 @@ def test_nothing_is_copied_into_a_clone_that_somebody_uses(home: Path) -> None:
     assert (home / "clone_0.avd" / "userdata-qemu.img").read_bytes() == b"other" * 1000
 
 
-def test_a_device_has_an_owner_until_the_last_process_ended_that_holds_it(home: Path) -> None:
-    owner = AvdOwnership(home, "clone_0", CHECKOUT)
-    heir = subprocess.Popen(["sleep", "60"], pass_fds=(owner.fileno(),))
-    owner.release()
-    with pytest.raises(DeviceError, match="in use"):
+WORKER = """
+import pathlib, subprocess, sys
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
+owner = AvdOwnership(pathlib.Path(sys.argv[1]), "clone_0", pathlib.Path("/checkout"))
+guard = subprocess.Popen(["sleep", "60"], pass_fds=(owner.fileno(),), stdout=subprocess.DEVNULL)
+print(guard.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_device_outlives_its_killed_worker_with_whoever_guards_its_emulator(home: Path) -> None:
+    command = [sys.executable, "-c", WORKER, str(home)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        guard = int(worker.stdout.readline())
+        worker.kill()
+    with pytest.raises(DeviceError, match=f"in use by process {worker.pid} "):
         AvdOwnership(home, "clone_0", CHECKOUT)
-    heir.kill()
-    heir.wait()
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{guard}").exists() or "Z" in Path(f"/proc/{guard}/stat").read_text().split()[2])
     AvdOwnership(home, "clone_0", CHECKOUT).release()
 
 

@@ -6,6 +6,7 @@ starting, so that they have to be removed. Only who owns the device may do that,
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ __all__ = ["AvdOwnership"]
 
 
 class AvdOwnership:
-    """Holds a virtual device until it is released, and every process has ended that inherited ``fileno``.
+    """Holds a virtual device until it is released, or every process has ended that inherited ``fileno``.
 
     It is a lock of the kernel on a file beside the device's folder, so that it ends with its holders however they
     end. The file says for people who that is: pid, start time in clock ticks since boot, and checkout.
@@ -47,7 +48,9 @@ class AvdOwnership:
         return self._lock.fileno()
 
     def release(self) -> None:
-        """Gives the device up, for this process."""
+        """Gives the device up, for everybody who inherited it."""
+        # Closing the file is not enough: a child that this process starts just now has it until it runs its program.
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
 
     def __enter__(self) -> AvdOwnership:
