@@ -99,6 +99,7 @@ LAYOUT: tuple[Section, ...] = (
                 "buffer/surplus_items",
                 "buffer/untrained_trajectories",
                 "buffer/without_log_probs",
+                "buffer/record_problems",
                 "buffer/old_trajectories",
             ),
             _panel("Tokens of old weights, masked", "buffer/old_tokens"),

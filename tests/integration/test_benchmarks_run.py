@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "dashboard": ("--played", "40", "--written", "40", "--repeat", "1"),
     "episodes": ("--episodes", "1", "--steps", "2", "--modes", "history"),
     "gateway": ("--rounds", "1", "--seconds", "0.2"),
+    "images": ("--rounds", "1", "--pictures", "2"),
     "masks": ("--rounds", "1", "--batch", "0", "--pairs", "qwen2.5"),
     "miniwob": ("--rounds", "1", "--pages", "1", "--episodes", "1", "--taps", "1"),
     "scheduler": ("--rounds", "1", "--episodes", "4", "--devices", "2", "--scale", "0.005"),
@@ -37,6 +39,8 @@ def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
         pytest.skip("real tokenizers are not there: run python tests/fetch_tokenizers.py")
     if name == "miniwob" and MISSING:
         pytest.skip(WITHOUT_A_BROWSER)
+    if name == "images" and not (find_spec("torch") and find_spec("torchvision")):
+        pytest.skip("torch and torchvision are not both installed")
     numbers = tmp_path / "numbers.json"
     arguments = [argument.format(folder=tmp_path) for argument in SMALL[name]]
     ended = subprocess.run(

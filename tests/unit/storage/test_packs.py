@@ -343,7 +343,7 @@ def test_an_item_may_name_images_that_were_put_before_and_no_others(buffer: Buff
         part = {"type": "image_url", "image_url": {"url": f"sha256:{name}"}}
         return written(uid, uid, messages=[{"role": "user", "content": [part]}])
 
-    with pytest.raises(InvalidPayloadError, match="is not stored: PUT it"):
+    with pytest.raises(InvalidPayloadError, match="not stored: PUT them"):
         write(buffer, job, naming("a", shot(1).sha256))
     with pytest.raises(InvalidPayloadError, match="64 digits"):
         write(buffer, job, naming("a", "ABC"))
