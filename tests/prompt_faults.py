@@ -11,10 +11,10 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-__all__ = ["Change", "changing", "retokenised"]
+__all__ = ["Change", "changing", "retokenised", "unchanged", "without_ids"]
 
 Change = Callable[[dict[str, Any]], None]
-"""Changes the body of a ``POST /generate`` in place."""
+"""Changes the body of a ``POST /generate``, or the answer to it, in place."""
 
 
 def retokenised(tokenizer: Any) -> Change:
@@ -27,9 +27,19 @@ def retokenised(tokenizer: Any) -> Change:
     return change
 
 
+def unchanged(body: dict[str, Any]) -> None:
+    """Changes nothing."""
+
+
+def without_ids(answer: dict[str, Any]) -> None:
+    """Leaves out of an answer which ids were run."""
+    answer.pop("prompt_token_ids", None)
+    answer["meta_info"].pop("input_token_logprobs", None)
+
+
 @asynccontextmanager
-async def changing(engine_url: str, change: Change, *, tells: bool = True) -> AsyncIterator[str]:
-    """Yields the address of a proxy before ``engine_url``. Without ``tells`` it never says which ids were run."""
+async def changing(engine_url: str, change: Change, change_answer: Change = unchanged) -> AsyncIterator[str]:
+    """Yields the address of a proxy before ``engine_url`` that changes what it is sent, and what it answers."""
 
     async def forward(request: web.Request) -> web.Response:
         async with aiohttp.ClientSession() as session:
@@ -42,9 +52,7 @@ async def changing(engine_url: str, change: Change, *, tells: bool = True) -> As
                 answer = await response.json() if response.status == 200 and request.path == "/generate" else None
                 if answer is None:
                     return web.Response(body=await response.read(), status=response.status)
-        if not tells:
-            answer.pop("prompt_token_ids", None)
-            answer["meta_info"].pop("input_token_logprobs", None)
+        change_answer(answer)
         return web.json_response(answer)
 
     application = web.Application(client_max_size=1 << 28)

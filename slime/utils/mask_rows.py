@@ -49,13 +49,15 @@ class PromptReceipt:
     """What is known of the ids that the engine ran as one turn's prompt.
 
     ``sent_ids`` are those that it was sent, kept where it ran others. ``image_tokens`` says how many tokens it made of
-    each image of the prompt; None when it does not tell. ``untrained_because`` is why nothing may be trained that was
-    sampled after this prompt; empty when all may.
+    each image of the prompt; None when it does not tell. ``images`` are the sha256 of the bytes that the client put
+    into the request, in their order; empty for a prompt of text. ``untrained_because`` is why nothing may be trained
+    that was sampled after this prompt; empty when all may.
     """
 
     check: PromptCheck
     sent_ids: Sequence[int] | None = None
     image_tokens: tuple[int, ...] | None = None
+    images: tuple[str, ...] = ()
     untrained_because: str = ""
 
 

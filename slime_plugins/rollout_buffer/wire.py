@@ -189,20 +189,28 @@ def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]
     encoded: list[dict[str, Any]] = []
     held: list[int] = []
     shown: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
     for generation in generations:
         keep = common_prefix_length(held, generation.prompt_ids)
-        encoded.append(_encode_generation(generation, keep) | _encode_images(generation, shown))
+        entry = _encode_generation(generation, keep)
+        if generation.images is not None:
+            entry |= _encode_images(generation.images, shown)
+        if generation.prompt_receipt is not None and generation.prompt_receipt.images:
+            entry["prompt_receipt"] |= _encode_images(generation.prompt_receipt.images, sent)
+        encoded.append(entry)
         held = [*generation.prompt_ids, *generation.output_ids]
-        shown = generation.images or ()
+        shown, sent = generation.images or (), _sent_images(generation)
     return encoded
 
 
-def _encode_images(generation: Generation, shown: Sequence[str]) -> dict[str, Any]:
-    """Encodes the images behind the placeholders as the ids are: how many of the turn before, and the new ones."""
-    if generation.images is None:
-        return {}
-    keep = common_prefix_length(shown, generation.images)
-    return {"keep_images": keep, "images": list(generation.images[keep:])}
+def _encode_images(images: Sequence[str], before: Sequence[str]) -> dict[str, Any]:
+    """Encodes the images of a turn as its ids are: how many of the turn before, and the new ones."""
+    keep = common_prefix_length(before, images)
+    return {"keep_images": keep, "images": list(images[keep:])}
+
+
+def _sent_images(generation: Generation) -> tuple[str, ...]:
+    return () if generation.prompt_receipt is None else generation.prompt_receipt.images
 
 
 def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
@@ -268,15 +276,16 @@ def decode_generations(encoded: Any) -> tuple[Generation, ...]:
     held: list[int] = []
     total = 0
     shown: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
     for index, entry in enumerate(_expect(encoded, list, "generations")):
         where = f"generations[{index}]"
-        generation = _decode_generation(_expect(entry, dict, where), held, shown, where)
+        generation = _decode_generation(_expect(entry, dict, where), held, shown, sent, where)
         generations.append(generation)
         held = [*generation.prompt_ids, *generation.output_ids]
         total += len(held)
         if total > MAX_GENERATION_IDS:
             raise InvalidPayloadError(f"generations hold more than {MAX_GENERATION_IDS} ids together")
-        shown = generation.images or ()
+        shown, sent = generation.images or (), _sent_images(generation)
     return tuple(generations)
 
 
@@ -306,7 +315,9 @@ def _count(entry: Mapping[str, Any], key: str, where: str) -> int | None:
     return None if value is None else int(_expect(value, int, f"{where}.{key}"))
 
 
-def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Sequence[str], where: str) -> Generation:
+def _decode_generation(
+    entry: Mapping[str, Any], held: Sequence[int], shown: Sequence[str], sent: Sequence[str], where: str
+) -> Generation:
     keep = _expect(entry.get("keep", 0), int, f"{where}.keep")
     if not 0 <= keep <= len(held):
         raise InvalidPayloadError(f"{where}.keep is {keep}, but the generation before it has {len(held)} ids")
@@ -324,7 +335,7 @@ def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Seq
         prompt_tokens=_count(entry, "prompt_tokens", where),
         cached_tokens=_count(entry, "cached_tokens", where),
         records=_records(entry.get("records", {}), f"{where}.records"),
-        prompt_receipt=_receipt(entry.get("prompt_receipt"), prompt_ids, f"{where}.prompt_receipt"),
+        prompt_receipt=_receipt(entry.get("prompt_receipt"), prompt_ids, sent, f"{where}.prompt_receipt"),
     )
 
 
@@ -343,7 +354,7 @@ def record_hashes(generations: Iterable[Generation]) -> list[str]:
     return list(dict.fromkeys(one.sha256 for generation in generations for one in generation.records.values()))
 
 
-def _receipt(value: Any, ran_ids: Sequence[int], where: str) -> PromptReceipt | None:
+def _receipt(value: Any, ran_ids: Sequence[int], sent: Sequence[str], where: str) -> PromptReceipt | None:
     if value is None:
         return None
     entry = _expect(value, dict, where)
@@ -357,6 +368,7 @@ def _receipt(value: Any, ran_ids: Sequence[int], where: str) -> PromptReceipt | 
         check=PromptCheck(check),
         sent_ids=_sent_ids(entry.get("sent"), ran_ids, f"{where}.sent"),
         image_tokens=None if counts is None else tuple(counts),
+        images=_decode_images(entry, sent, where) or (),
         untrained_because=_expect(entry.get("untrained_because", ""), str, f"{where}.untrained_because"),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image as PillowImage
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.doctor import Examination, Finding, State, examine
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -26,6 +27,7 @@ from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_tokens import SIZE_RULES, ImageFamily
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, Kept, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.engine.token_records import EXPERTS_KEY
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -40,9 +42,15 @@ from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.simulation.engine.server import running
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.simulation.engine.token_records import LAYERS, TOP_K
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.settings import RowSettings
+from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -54,12 +62,16 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
-from tests.prompt_faults import Change, changing, retokenised
+from slime_plugins.rollout_buffer.wire import RolloutItem
+from tests.prompt_faults import Change, changing, retokenised, unchanged, without_ids
+from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 
 TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
 PROBE = prompt_probe(TOKENIZER, SIZE_RULES[ImageFamily.QWEN3_VL])
 PAD = PROBE.checker.placeholder_id
 SPLIT = [TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "the"]
+NO_MASKS = MaskSettings(tokenizer_path=None, loss_mask_type="qwen", source=None)
+MASKS = MaskSettings(tokenizer_path=str(DEMO_TOKENIZER_PATH), loss_mask_type="qwen", source=None)
 WORD = TOKENIZER.encode("the", add_special_tokens=False)
 
 
@@ -96,20 +108,143 @@ def with_smaller_images(body: dict[str, Any]) -> None:
         body["image_data"] = smaller
 
 
-FAULTS: dict[str, tuple[Change, str]] = {
-    "re-tokenises": (retokenised(TOKENIZER), "decodes prompts of text and tokenises them anew"),
-    "re-tokenises images": (
-        only_with_images(retokenised(TOKENIZER)),
+def experts_moved(by: int) -> Change:
+    """Tells of each pass the experts of the pass ``by`` places behind it; the outermost ones twice."""
+
+    def change(answer: dict[str, Any]) -> None:
+        told = base64.b64decode(answer["meta_info"]["routed_experts"])
+        width = 4 * LAYERS * TOP_K
+        passes = [told[at : at + width] for at in range(0, len(told), width)]
+        moved = [passes[min(max(0, at + by), len(passes) - 1)] for at in range(len(passes))]
+        answer["meta_info"]["routed_experts"] = base64.b64encode(b"".join(moved)).decode()
+
+    return change
+
+
+async def said_of_engine(change: Change) -> str:
+    """What is found of an engine that changes what it is sent, before its first turn."""
+    async with scripted() as engine_url, changing(engine_url, change) as url:
+        found = await probed(url)
+    assert found is not None
+    return found.complaint
+
+
+async def said_of_experts(change_answer: Change) -> str:
+    """What is found of an engine that changes which experts it tells, before its first turn."""
+    params = SamplingParams(max_new_tokens=1, extra={EXPERTS_KEY: True})
+    settings = StandInSettings(port=0, token_records=True)
+    async with running(settings) as engine_url, changing(engine_url, unchanged, change_answer) as url:
+        engine = make_engine(url)
+        try:
+            await engine.check_records(params)
+        except EngineError as error:
+            return error.message
+        finally:
+            await engine.close()
+    return ""
+
+
+class BlindVision(TableVision):
+    """A vision family that is never to be asked for tensors."""
+
+    def prepare(self, picture: Any) -> ImageFeatures:
+        raise AssertionError("tensors were made of a picture that the engine was not sent")
+
+
+async def said_of_swapped_pictures() -> str:
+    """What the trainer says of two siblings each of which names the other's picture, of the same size."""
+    shown = TOKENIZER.encode("<|vision_start|><|image_pad|><|vision_end|>", add_special_tokens=False)
+    pictures = [picture(), picture(128)]
+    async with scripted() as url:
+        replies = [await sampled(make_engine(url, tokenizer=TOKENIZER), shown, images=(one,)) for one in pictures]
+    assert replies[0].prompt_receipt.image_tokens == replies[1].prompt_receipt.image_tokens
+    named = [
+        reply.as_generation(shown, images=(one.sha256,)) for reply, one in zip(replies, pictures[::-1], strict=True)
+    ]
+    members = [
+        RolloutItem(uid=f"a/{slot}", instance_id="a", group_index=0, reward=1.0, generations=wire_copy([one]))
+        for slot, one in enumerate(named)
+    ]
+    builder = RowBuilder(RowSettings(samples_per_group=2, masks=NO_MASKS, report_drift=False))
+    images = FetchedImages(data={one.sha256: one.data for one in pictures})
+    (group,) = builder.groups(members, BlindVision(), images)
+    assert (builder.counts["image_mismatches"], group.rows) == (2, [])
+    return "; ".join(str(trajectory.dummy_reason) for trajectory in group.trajectories)
+
+
+async def said_of_lost_thinking() -> str:
+    """What the trainer counts of a client that sent its history without what the policy thought."""
+    first = TOKENIZER.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
+    thought = TOKENIZER.encode("<think>\nwell\n</think>\n\nhello<|im_end|>", add_special_tokens=False)
+    told = TOKENIZER.encode(
+        "hello<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    )
+    last = TOKENIZER.encode("bye<|im_end|>", add_special_tokens=False)
+    turns = [
+        Generation(first, thought, [-0.5] * len(thought)),
+        Generation([*first, *told], last, [-0.5] * len(last)),
+    ]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "bye"},
+        {"role": "assistant", "content": "bye"},
+    ]
+    item = RolloutItem(
+        uid="a/0", instance_id="a", group_index=0, reward=1.0, messages=messages, generations=wire_copy(turns)
+    )
+    builder = RowBuilder(RowSettings(samples_per_group=1, masks=MASKS))
+    (group,) = builder.groups([item])
+    assert len(group.rows) == 2, "what the second turn was sampled after is a row of its own"
+    return " ".join(builder.counts)
+
+
+def wire_copy(generations: list[Generation]) -> tuple[Generation, ...]:
+    return wire.decode_generations(wire.encode_generations(generations))
+
+
+FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
+    "a re-tokenising engine": (
+        lambda: said_of_engine(retokenised(TOKENIZER)),
+        "decodes prompts of text and tokenises them anew",
+    ),
+    "an engine that re-tokenises prompts with images": (
+        lambda: said_of_engine(only_with_images(retokenised(TOKENIZER))),
         "decodes prompts with images and tokenises them anew. slime's SGLang patch",
     ),
-    "drops the system prompt": (with_ids(without_system_prompt), "drops the system prompt of prompts of text"),
-    "doubles the begin token": (with_ids(lambda ids: [ids[0], *ids]), "as a second begin token would be"),
-    "writes one newline more": (
-        with_ids(lambda ids: [*ids[:4], *TOKENIZER.encode("\n", add_special_tokens=False), *ids[4:]]),
+    "a dropped system prompt": (
+        lambda: said_of_engine(with_ids(without_system_prompt)),
+        "drops the system prompt of prompts of text",
+    ),
+    "a duplicated begin token": (
+        lambda: said_of_engine(with_ids(lambda ids: [ids[0], *ids])),
+        "as a second begin token would be",
+    ),
+    "a template with one newline more": (
+        lambda: said_of_engine(
+            with_ids(lambda ids: [*ids[:4], *TOKENIZER.encode("\n", add_special_tokens=False), *ids[4:]])
+        ),
         "runs other ids than it is sent of prompts of text: from token 4",
     ),
-    "resizes images": (with_smaller_images, "makes 189 tokens of an image of 540x1200, the model's folder 646"),
+    "another max_pixels": (
+        lambda: said_of_engine(with_smaller_images),
+        "makes 189 tokens of an image of 540x1200, the model's folder 646",
+    ),
+    "a picture swapped between siblings": (
+        said_of_swapped_pictures,
+        "image 0 of turn 0 is",
+    ),
+    "routes shifted by one token": (
+        lambda: said_of_experts(experts_moved(-1)),
+        "prompts that differ from tokens 4, 8, 12 on have other experts from 5, 9, 13 on",
+    ),
+    "routes shifted by one token the other way": (
+        lambda: said_of_experts(experts_moved(1)),
+        "prompts that differ from tokens 4, 8, 12 on have other experts from 3, 7, 11 on",
+    ),
+    "thinking dropped from history": (said_of_lost_thinking, "token_drift/think_stripped"),
 }
+"""Each planted fault, how it is planted, and what is said of it before anything is trained."""
 
 
 @asynccontextmanager
@@ -132,13 +267,13 @@ async def test_an_engine_that_runs_what_it_is_sent_is_found_to_keep_it() -> None
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_what_an_engine_does_to_prompts_is_named_before_its_first_turn(fault: str) -> None:
-    change, sentence = FAULTS[fault]
-    async with scripted() as engine_url, changing(engine_url, change) as url:
-        found = await probed(url)
-    assert found is not None
-    assert sentence in " | ".join(found.findings)
-    assert sentence in found.complaint
+async def test_each_fault_is_named_before_the_first_training_step(fault: str) -> None:
+    plant, sentence = FAULTS[fault]
+    assert sentence in await plant()
+
+
+async def test_an_engine_that_tells_the_experts_of_its_tokens_is_left_alone() -> None:
+    assert await said_of_experts(unchanged) == ""
 
 
 async def test_the_doctor_says_it_as_well(tmp_path: Path) -> None:
@@ -160,7 +295,7 @@ async def test_the_doctor_says_it_as_well(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_says_nothing_is_not_taken_for_exact() -> None:
-    async with scripted() as engine_url, changing(engine_url, lambda _: None, tells=False) as url:
+    async with scripted() as engine_url, changing(engine_url, unchanged, without_ids) as url:
         found = await probed(url)
     assert found == EngineFidelity(text=Kept.UNTOLD, images=Kept.UNTOLD)
     assert "does not say which ids it runs of prompts with images" in found.complaint
@@ -195,9 +330,9 @@ async def sampled(engine: HttpEngine, ids: list[int], images: tuple[Image, ...] 
         await engine.close()
 
 
-def picture() -> Image:
+def picture(red: int = 0) -> Image:
     made = io.BytesIO()
-    PillowImage.new("RGB", (128, 256)).save(made, "PNG")
+    PillowImage.new("RGB", (128, 256), (red, 0, 0)).save(made, "PNG")
     return Image(data=made.getvalue())
 
 
@@ -291,7 +426,7 @@ async def test_a_turn_that_goes_on_from_what_the_engine_ran_begins_no_row(buffer
 
 
 async def test_turns_of_a_silent_engine_are_trained_only_where_their_prompts_are_safe(buffer: Buffer) -> None:
-    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER), tells=False) as url:
+    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER), without_ids) as url:
         job = await run(buffer, url, TwoTurns())
     prompts = buffer.describe(job)["measures"]["prompts"]
     assert (prompts["checked"], prompts["unknown"], prompts["untrained"]) == (0, 4, 2)

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from slime.utils.mask_records import TokenRecords, joined_records
+from slime.utils.mask_records import ROUTED_EXPERTS, TokenRecords, joined_records
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     is_refusal_of_request,
     parse_generate_reply,
 )
-from slime_plugins.rollout_buffer.engine.token_records import asked_records
+from slime_plugins.rollout_buffer.engine.token_records import EXPERTS_PROBES, asked_records, why_misplaced
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineAwayError, EngineError, network_reason
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
@@ -214,20 +214,26 @@ class HttpEngine:
         return reply
 
     async def check_records(self, params: SamplingParams) -> None:
-        """Asks for one token with what ``params`` ask of single tokens; an engine that gives no answer yet is left be.
+        """Asks for tokens with what ``params`` ask of single tokens; an engine that gives no answer yet is left be.
 
         Raises:
-            EngineError: it answers without them.
+            EngineError: it answers without them, or with those of other tokens.
         """
         if not asked_records(params):
             return
         sampling = replace(params, max_new_tokens=1)
-        request = replace(self._probe_request(), sampling_params=sampling)
+        replies = []
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await self.generate(request)
+                for ids in EXPERTS_PROBES:
+                    request = GenerateRequest(input_ids=ids, sampling_params=sampling, session_id=uuid.uuid4().hex)
+                    replies.append(await self.generate(request))
         except (TimeoutError, EngineAwayError):
             logger.warning("the engine at %s does not say yet what it tells of tokens", redacted(self._base_url))
+            return
+        experts = [reply.records[ROUTED_EXPERTS] for reply in replies if ROUTED_EXPERTS in reply.records]
+        if experts and (misplaced := why_misplaced(experts)):
+            raise EngineError(f"the engine at {redacted(self._base_url)} {misplaced}")
 
     async def close(self) -> None:
         """Ends open connections; a second call does nothing."""

@@ -295,7 +295,7 @@ class SglangEngine(HttpEngine):
         checked = self._checked_prompt(request, parts)
         if checked is None:
             return reply
-        receipt = checked.receipt
+        receipt = replace(checked.receipt, images=tuple(image.sha256 for image in request.images))
         if receipt.check is PromptCheck.UNKNOWN and not (
             self._was_found_to_keep(request) or await self._is_proven(request, parts)
         ):

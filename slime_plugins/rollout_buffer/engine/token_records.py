@@ -7,6 +7,7 @@ far a session's last answer reached, so that the engine is asked only for what c
 from __future__ import annotations
 
 import hashlib
+import statistics
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,15 @@ from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 
-__all__ = ["EXPERTS_KEY", "EXPERTS_START_KEY", "ToldExperts", "asked_records", "records_of_reply"]
+__all__ = [
+    "EXPERTS_KEY",
+    "EXPERTS_PROBES",
+    "EXPERTS_START_KEY",
+    "ToldExperts",
+    "asked_records",
+    "records_of_reply",
+    "why_misplaced",
+]
 
 EXPERTS_KEY: Final = "return_routed_experts"
 """In ``sampling_params`` of a job; SGLang takes it beside them."""
@@ -32,6 +41,11 @@ TOP_P_OFFSETS: Final = ("top_p_token_offsets", "top_p_kept_token_offsets")
 MAX_EXPERT: Final = 65535
 MAX_SESSIONS: Final = 16384
 """Sessions whose last answer is remembered; another one is asked for its whole sequence again."""
+_FORKS: Final = (4, 8, 12)
+EXPERTS_PROBES: Final = (tuple(range(1, 17)), *((*range(1, fork + 1), *range(40, 56 - fork)) for fork in _FORKS))
+"""Prompts of any model's ids: each but the first has other ids than the first from one of ``_FORKS`` on."""
+MAX_SHARE_OF_NOISE: Final = 0.25
+"""Of the experts of one pass that may differ between two prompts that are equal up to its token: kernels round."""
 
 
 def asked_records(params: SamplingParams) -> frozenset[str]:
@@ -100,6 +114,29 @@ class ToldExperts:
         self._sessions[session_id] = _Told(len(ids), len(images), digest, records.end, records.width)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
+
+
+def why_misplaced(told: Sequence[TokenRecords]) -> str:
+    """Says that experts are not those of their tokens, as told of ``EXPERTS_PROBES``; empty where they are.
+
+    What a token is routed by depends on no later one: the first pass that differs is that of the first other id.
+    """
+    first, *others = [one.split() for one in told]
+    seen = [_first_difference(first, other) for other in others]
+    off = statistics.median_low([at - fork for at, fork in zip(seen, _FORKS, strict=True)])
+    if not off:
+        return ""
+    return (
+        f"tells {ROUTED_EXPERTS} of other tokens than those that it names: prompts that differ from tokens "
+        f"{', '.join(map(str, _FORKS))} on have other experts from {', '.join(map(str, seen))} on"
+    )
+
+
+def _first_difference(one: Sequence[array[int]], other: Sequence[array[int]]) -> int:
+    for at, (ours, theirs) in enumerate(zip(one, other, strict=True)):
+        if sum(a != b for a, b in zip(ours, theirs, strict=True)) > MAX_SHARE_OF_NOISE * len(ours):
+            return at
+    return len(one)
 
 
 def _digest(ids: Sequence[int], images: Sequence[Image]) -> bytes:

@@ -266,7 +266,8 @@ class Generation(TypedDict):
     """What the engine told of single tokens (`routed_experts`, `top_p_tokens`): its sha256, which `/images` knows."""
     prompt_receipt: NotRequired[dict[str, Any] | None]
     """What the engine said of the prompt that it ran ([fidelity](fidelity.md)): `check` (equal, differing, unknown),
-    `image_tokens` of each image, `untrained_because`, and, where it ran other ids than it was sent, what was `sent`."""
+    `image_tokens` of each image, the sha256 of the `images` that it was sent (after the first `keep_images` of the
+    generation before), `untrained_because`, and, where it ran other ids than it was sent, what was `sent`."""
 
 
 class WrittenResult(TypedDict):

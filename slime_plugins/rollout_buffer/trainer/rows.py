@@ -54,11 +54,13 @@ from slime_plugins.rollout_buffer.trainer.token_records import (
 )
 from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 from slime_plugins.rollout_buffer.trainer.vision import (
+    ImageMismatchError,
     ImageProblemError,
     RowImages,
     RowInputs,
     VisionFamily,
     shown_in_messages,
+    why_not_sent,
 )
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 from slime_plugins.rollout_buffer.wire import RolloutItem
@@ -160,6 +162,8 @@ class RowBuilder:
             return _dummy(item, refusal)
         self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
         try:
+            if not_sent := why_not_sent(item.generations):
+                raise ImageMismatchError(not_sent)
             packed = self._with_records(self._without_old_tokens(self._with_returns(item, self._packed(item))))
             rows = self._rows(item, packed)
         except (ImageProblemError, RecordProblemError) as problem:
@@ -367,8 +371,9 @@ class RowBuilder:
 
 
 def _shown(members: Sequence[RolloutItem]) -> Iterator[str]:
+    """The images to make tensors of: those of members that may be trained, and show what the engine was sent."""
     for item in members:
-        if _refusal(item) is None:
+        if _refusal(item) is None and not why_not_sent(item.generations):
             yield from images_of(item)
 
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
@@ -39,6 +40,7 @@ __all__ = [
     "load_vision",
     "shown_in_messages",
     "tensor_bytes",
+    "why_not_sent",
 ]
 
 logger = logging.getLogger(__name__)
@@ -298,6 +300,21 @@ class RowImages:
             if generation.is_trained and row.images is not None:
                 tokens = [self._prepared(sha256)[1].tokens for sha256 in row.images[:placeholders]]
                 _check_tokens_of_turn(generation, index, tokens)
+
+
+def why_not_sent(generations: Sequence[Generation]) -> str:
+    """Says which image of a turn is not the one whose bytes the engine was sent in its place; empty where all are."""
+    for index, generation in enumerate(generations):
+        sent = () if generation.prompt_receipt is None else generation.prompt_receipt.images
+        if not sent or generation.images is None:
+            continue
+        for number, (ours, theirs) in enumerate(zip_longest(generation.images, sent, fillvalue="")):
+            if ours != theirs:
+                return (
+                    f"image {number} of turn {index} is {ours[:12] or 'missing'}, and the engine was sent "
+                    f"{theirs[:12] or 'none'} in its place"
+                )
+    return ""
 
 
 def _check_images_of_turn(generation: Generation, index: int, placeholders: int) -> None:

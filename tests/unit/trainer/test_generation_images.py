@@ -9,6 +9,7 @@ import pytest
 
 from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.types import PromptCheck, PromptReceipt
 from slime_plugins.rollout_buffer.wire import decode_generations, encode_generations
 
 PAD = 9
@@ -32,7 +33,8 @@ def grown(turns: int) -> list[Generation]:
 def test_images_and_counts_survive_the_wire() -> None:
     generations = (
         *grown(3),
-        Generation([1, PAD], [5], images=(B,)),
+        Generation([1, PAD], [5], images=(B,), prompt_receipt=PromptReceipt(PromptCheck.EQUAL, images=(B,))),
+        Generation([1, PAD, PAD], [5], images=(C, B), prompt_receipt=PromptReceipt(PromptCheck.EQUAL, images=(B, C))),
         Generation([1], [5], images=()),
         Generation([1], [5]),
     )
@@ -40,7 +42,8 @@ def test_images_and_counts_survive_the_wire() -> None:
     back = decode_generations(json.loads(json.dumps(encode_generations(generations))))
 
     assert [generation.images for generation in back] == [generation.images for generation in generations]
-    assert [generation.prompt_tokens for generation in back] == [13, 18, 23, None, None, None]
+    assert [generation.prompt_tokens for generation in back] == [13, 18, 23, None, None, None, None]
+    assert [generation.prompt_receipt for generation in back] == [one.prompt_receipt for one in generations]
 
 
 def test_images_on_the_wire_grow_with_the_turns_and_not_with_their_square() -> None:
