@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.storage import store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
 
@@ -63,3 +67,21 @@ def stored_image() -> dict[str, Any]:
     """A message with a screenshot in it."""
     part = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}}
     return {"role": "user", "content": [part]}
+
+
+def become_next_version(monkeypatch: pytest.MonkeyPatch, migrations: Path, step: str = "") -> None:
+    """Makes this process one of a made-up version after the present one, whose step adds a column and a trigger."""
+    version = store.SCHEMA_VERSION + 1
+    (migrations / f"to_{version}.sql").write_text(step or NEXT_STEP, "utf-8")
+    monkeypatch.setattr(store, "MIGRATIONS", migrations)
+    monkeypatch.setattr(store, "SCHEMA_VERSION", version)
+
+
+NEXT_STEP = """
+-- Who wrote it; a trigger, whose statements end in semicolons of their own, sees to that.
+ALTER TABLE trajectories ADD COLUMN writer TEXT NOT NULL DEFAULT 'before';
+CREATE TRIGGER trajectories_written AFTER INSERT ON trajectories BEGIN
+    UPDATE trajectories SET writer = 'after' WHERE key = NEW.key;
+    UPDATE jobs SET cause = '' WHERE key = NEW.job_key;
+END;
+"""

@@ -1,6 +1,6 @@
 """Bytes and rows that outlive every process: one SQLite database and append-only packs. It decides nothing.
 
-* ``store`` – transactions on both; ``tables/`` – the SQL, a file for each table; migrations are SQL files
+* ``store`` – transactions on both; ``tables/`` – the SQL, a file for each table; ``schema.sql`` – version 1
 * ``write_lock`` – processes write in turn; ``group_commit`` – threads share one commit and its fsync
 * ``payload_store`` – payloads and screenshots; ``pack_writer`` and ``pack_reader`` – the packs they lie in
 * ``retention`` – purges what was delivered long ago; ``disk_reserve`` – room for acknowledgements on a full disk

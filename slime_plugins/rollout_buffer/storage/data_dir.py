@@ -13,12 +13,25 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["OwnerLock", "is_owned", "open_lock_file", "own", "prepare", "refuse_if_owned", "tighten"]
+__all__ = [
+    "APPLICATION_ID",
+    "DATABASE",
+    "OwnerLock",
+    "is_owned",
+    "open_lock_file",
+    "own",
+    "prepare",
+    "refuse_if_owned",
+    "tighten",
+]
 
+DATABASE = "buffer.sqlite3"
+APPLICATION_ID = int.from_bytes(b"RBuf")
+"""What the header of our database says of whose it is. No database of a time before 0.1.0 has it."""
 OWNER_LOCK = "supervisor.lock"
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
 OUR_FILES = (
-    "buffer.sqlite3*",
+    f"{DATABASE}*",
     "writer.*",
     OWNER_LOCK,
     "reserve",
@@ -56,8 +69,9 @@ def prepare(data_dir: Path) -> None:
     """Creates the directory when it is not there, for its user alone.
 
     Raises:
-        ConfigError: it is a file, on a network file system, or one that all users share.
+        ConfigError: it is a file, on a network file system, one that all users share, or of a time before 0.1.0.
     """
+    _refuse_older_database(data_dir)
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (FileExistsError, NotADirectoryError) as error:
@@ -156,6 +170,20 @@ def _close_to_others(path: Path, mode: int) -> None:
         logger.warning("other users of this machine may read %s, and its mode cannot be changed: %s", path, error)
     else:
         logger.warning("other users of this machine could read %s: now they cannot", path)
+
+
+def _refuse_older_database(data_dir: Path) -> None:
+    """Looks at the header alone: what cannot be read is not opened, and nothing beside it is made or changed."""
+    try:
+        with (data_dir / DATABASE).open("rb") as file:
+            header = file.read(100)
+    except OSError:
+        return  # there is none, or who opens it says what is wrong
+    if header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72]) != APPLICATION_ID:
+        raise ConfigError(
+            f"{data_dir} was written by a version before 0.1.0, which this one cannot read: it is left as it is. Give "
+            "another --data-dir; what is in this one is served by the version that wrote it"
+        )
 
 
 def _refuse_network_file_system(folder: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.errors import DamagedError, UnavailableError
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     BLOCK_BYTES,
+    HEADER,
     Place,
     disk_memory,
     header_of,
@@ -232,7 +233,7 @@ def _spans(places: Iterable[Place]) -> list[_Span]:
 
 
 def _checked(place: Place, read: memoryview, at: int) -> memoryview:
-    start = at + place.header_size
+    start = at + HEADER.size
     data = read[start : start + place.length]
     if len(data) != place.length or read[at:start] != header_of(place, data):
         raise DamagedError(f"the bytes at {place} are not what was written there")

@@ -41,9 +41,6 @@ __all__ = [
 
 HEADER = struct.Struct("<4sII8s")
 MAGIC = b"RBP2"
-OLD_HEADER = struct.Struct("<4sII")
-OLD_MAGIC = b"RBP1"
-"""Records that earlier versions wrote do not name their owner, and neither do their places."""
 OWNER_BYTES = 8
 PACK_LIMIT_BYTES = 256 * 1024 * 1024
 """A pack is sealed once it has grown beyond this."""
@@ -56,35 +53,26 @@ STAGE_BYTES = 4 * 1024 * 1024
 
 
 class Place(NamedTuple):
-    """Where a record is. ``length`` counts the data alone, ``offset`` is where the header starts.
-
-    ``owner`` is empty for a record of an earlier version.
-    """
+    """Where a record is. ``length`` counts the data alone, ``offset`` is where the header starts."""
 
     pack: int
     offset: int
     length: int
-    owner: bytes = b""
-
-    @property
-    def header_size(self) -> int:
-        """How many bytes stand before the data."""
-        return HEADER.size if self.owner else OLD_HEADER.size
+    owner: bytes
 
     @property
     def end(self) -> int:
         """Where the next record starts."""
-        return self.offset + self.header_size + self.length
+        return self.offset + HEADER.size + self.length
 
     def __str__(self) -> str:
-        place = f"{self.pack}:{self.offset}:{self.length}"
-        return f"{place}:{self.owner.hex()}" if self.owner else place
+        return f"{self.pack}:{self.offset}:{self.length}:{self.owner.hex()}"
 
     @classmethod
     def parse(cls, text: str) -> Place:
         """Reads a place back from its text."""
-        pack, offset, length, *owner = text.split(":")
-        return cls(int(pack), int(offset), int(length), bytes.fromhex(owner[0]) if owner else b"")
+        pack, offset, length, owner = text.split(":")
+        return cls(int(pack), int(offset), int(length), bytes.fromhex(owner))
 
 
 class Blob(NamedTuple):
@@ -346,9 +334,7 @@ class PackWriter:
 
 def header_of(place: Place, data: bytes | memoryview) -> bytes:
     """Returns what must stand before the data at a place."""
-    if place.owner:
-        return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data), place.owner)
-    return OLD_HEADER.pack(OLD_MAGIC, len(data), zlib_ng.crc32(data))
+    return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data), place.owner)
 
 
 def _owner(uid: str, checksum: int) -> bytes:

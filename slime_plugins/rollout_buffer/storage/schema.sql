@@ -1,5 +1,6 @@
--- The schema as it is. Times are seconds since the epoch. A change of it raises SCHEMA_VERSION in store.py, adds a file to
--- migrations/, and keeps the schema as it was before in tests/data/old_schemas/.
+-- The schema of 0.1.0, which is version 1 and never changes. A later version is a file beside it, migrations/to_2.sql and
+-- so on, and raises SCHEMA_VERSION in store.py: a new database is made of this file and all of those. Times are seconds
+-- since the epoch.
 
 CREATE TABLE jobs (
     key            INTEGER PRIMARY KEY,

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
 )
 
-__all__ = ["StorageErrors", "disk_is_full", "storage_error"]
+__all__ = ["StorageErrors", "damaged", "disk_is_full", "storage_error"]
 
 FULL_BYTES = 64 * 1024
 """With less than this free, a file that cannot be created or grown means a full disk."""
@@ -42,7 +42,7 @@ class StorageErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         if _is_garbled(error):
-            raise _damaged(error, self._data_dir) from error
+            raise damaged(error, self._data_dir) from error
         if (
             isinstance(error, sqlite3.Error | OSError)
             and (translated := storage_error(error, self._data_dir)) is not None
@@ -91,13 +91,14 @@ def _of_the_database(error: sqlite3.Error, code: int, data_dir: Path) -> Rollout
     if code == sqlite3.SQLITE_FULL:
         return disk_is_full(data_dir, error)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _damaged(error, data_dir)
+        return damaged(error, data_dir)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return _why_no_access(error, data_dir)
     return None
 
 
-def _damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
+def damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
+    """Returns what is said of a database that is not what was written."""
     return DatabaseDamagedError(
         f"the database {data_dir / 'buffer.sqlite3'} is damaged ({str(error)[:200]}): stop the service, keep a copy of "
         f"{data_dir}, and go on with a backup or another --data-dir; docs/troubleshooting.md says what can be saved"

@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DamagedError, RolloutBufferError, StorageFullError
-from slime_plugins.rollout_buffer.storage.data_dir import is_owned, prepare
+from slime_plugins.rollout_buffer.storage.data_dir import APPLICATION_ID, DATABASE, is_owned, prepare
 from slime_plugins.rollout_buffer.storage.disk_reserve import DiskReserve
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
 from slime_plugins.rollout_buffer.storage.pack_reader import PackReader, Reading
@@ -34,7 +35,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
     highest_number,
 )
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
-from slime_plugins.rollout_buffer.storage.storage_errors import StorageErrors
+from slime_plugins.rollout_buffer.storage.storage_errors import StorageErrors, damaged
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, WriteLocks
 
 __all__ = ["Store", "whole_row"]
@@ -42,12 +43,10 @@ __all__ = ["Store", "whole_row"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 19
+SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 MIGRATIONS = Path(__file__).with_name("migrations")
-"""One file of SQL for each step from a version to the next. A step that was released never changes again."""
-OLDEST_VERSION = 4
-"""Of what was written before it nothing is in use."""
+"""One file of SQL for each version after the first: ``to_2.sql``. One that was released never changes again."""
 BUSY_TIMEOUT_S = 8.0
 PACKS_OF_A_QUOTA = 32
 MIN_PACK_BYTES = 1024 * 1024
@@ -69,8 +68,8 @@ class Store:
         directory's ``OwnerLock``: what another process holds is never migrated.
 
         Raises:
-            ConfigError: the folder is on a network file system, or was written by a newer version, or by another
-                version whose supervisor still lives.
+            ConfigError: the folder is on a network file system, was written before 0.1.0 or by a newer version, or is
+                of another version whose supervisor still lives.
             UnavailableError, StorageFullError: the disk does not let it be opened, or the database is damaged.
         """
         self.data_dir = data_dir.resolve()
@@ -332,9 +331,7 @@ class Store:
 
     def _connect(self) -> sqlite3.Connection:
         # check_same_thread: each thread uses its own connection; only close() reaches into the others, at the end.
-        path = self.data_dir / "buffer.sqlite3"
-        if not path.exists():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # what SQLite puts beside it has the same mode
+        path = self.data_dir / DATABASE
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             _set_up(connection)
@@ -353,16 +350,31 @@ class Store:
             self._tried_at = time.monotonic()
 
     def _create_or_migrate(self, *, owned: bool) -> None:
-        with self.read() as connection:
-            if _version(connection) == SCHEMA_VERSION:
+        is_there, version = (self.data_dir / DATABASE).exists(), 0
+        if is_there:
+            with self.read() as connection:
+                version = _version(connection)
+            if version == SCHEMA_VERSION:
                 return  # also on a full disk, where nothing could be written
+            if version == 0:
+                raise damaged("it has no tables", self.data_dir)
+        if version > SCHEMA_VERSION:
+            raise ConfigError(
+                f"{self.data_dir} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION}): "
+                "use that version, or another --data-dir"
+            )
         if not owned and is_owned(self.data_dir):
             raise ConfigError(
                 f"{self.data_dir} belongs to a running rollout-buffer serve of another version, and is not changed "
                 "under it: stop it first, or use the version that it is of"
             )
+        if not is_there:
+            with self._errors:
+                _create(self.data_dir)
         with self.write() as connection:
-            _migrate(connection, self.data_dir)
+            for step in range(_version(connection) + 1, SCHEMA_VERSION + 1):  # another process may have been quicker
+                _run_script(connection, (MIGRATIONS / f"to_{step}.sql").read_text("utf-8"))
+                connection.execute(f"PRAGMA user_version={step}")
 
 
 def whole_row(body: bytes) -> bytes:
@@ -399,25 +411,21 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _migrate(connection: sqlite3.Connection, data_dir: Path) -> None:
-    """Takes a database from any version to today's, in the open transaction."""
-    version = _version(connection)
-    if version > SCHEMA_VERSION:
-        raise ConfigError(
-            f"{data_dir} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION}): use that "
-            "version, or another --data-dir"
-        )
-    if version == 0:
-        _run_script(connection, SCHEMA_FILE.read_text("utf-8"))
-    elif version < OLDEST_VERSION:
-        raise ConfigError(
-            f"{data_dir} was written by an early version (schema {version}) that cannot be migrated: use another "
-            "--data-dir"
-        )
-    else:
-        for step in range(version, SCHEMA_VERSION):
-            _run_script(connection, (MIGRATIONS / f"from_{step}_to_{step + 1}.sql").read_text("utf-8"))
-    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+def _create(data_dir: Path) -> None:
+    """Makes a database of version 1. It appears under its name when it is whole, and once, whoever else makes one."""
+    descriptor, name = tempfile.mkstemp(
+        prefix=f"{DATABASE}.", dir=data_dir
+    )  # mode 0600: SQLite's other files take it on
+    os.close(descriptor)
+    try:
+        with contextlib.closing(sqlite3.connect(name, isolation_level=None)) as connection:
+            connection.executescript(SCHEMA_FILE.read_text("utf-8"))
+            connection.execute("PRAGMA user_version=1")
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        with contextlib.suppress(FileExistsError):
+            os.link(name, data_dir / DATABASE)
+    finally:
+        os.unlink(name)
 
 
 def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
-from slime_plugins.rollout_buffer.storage.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import attempts_by_error
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from tests.old_schemas import rewrite_as
 from tests.support import start_external, written
 
 
@@ -46,22 +42,6 @@ def test_who_asks_does_not_go_through_the_attempts(buffer: Buffer) -> None:
         connection.set_trace_callback(None)
         plan = [row[3] for query in asked for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
     assert plan == ["SEARCH attempt_counts USING PRIMARY KEY (job_key=?)"]
-
-
-def test_a_database_of_the_version_before_is_counted_once_and_goes_on_counting(tmp_path: Path) -> None:
-    before = Buffer(Store(tmp_path))
-    job = start_external(before, 3, ("a",))
-    fail_some(before, job, 2, "device")
-    known = before.describe(job)["attempts"]
-    before.store.close()
-    rewrite_as(tmp_path, 7)
-    buffer = Buffer(Store(tmp_path))
-    with buffer.store.read() as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
-    assert buffer.describe(job)["attempts"] == known == {"failed": 2, "failed:device": 2, "running": 1}
-    fail_some(buffer, job, 1, "engine")
-    assert buffer.describe(job)["attempts"] == {"failed": 3, "failed:device": 2, "failed:engine": 1, "running": 2}
-    buffer.store.close()
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])

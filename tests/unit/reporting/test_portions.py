@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload, parse
-from slime_plugins.rollout_buffer.storage.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from tests.old_schemas import rewrite_as
 from tests.support import poll, start_external, write, written
 
 
@@ -85,26 +82,3 @@ def test_a_group_whose_members_were_reported_apart_counts_once_when_they_are_rep
     rest = poll(buffer, job)
     assert rest is not None
     assert (rest.meta_info["total_samples"], rest.meta_info["num_groups"]) == (0, 0)
-
-
-def test_a_database_of_the_version_before_reports_what_it_had_not_reported(tmp_path: Path) -> None:
-    before = Buffer(Store(tmp_path))
-    job = start_external(before, 2)
-    write(before, job, written("a1", "a"), written("a2", "a", 0.0))
-    assert poll(before, job) is not None
-    write(before, job, written("b1", "b"), written("b2", "b", 0.5), written("c1", "c", 0.25))
-    before.store.close()
-    rewrite_as(tmp_path, 6)
-    buffer = Buffer(Store(tmp_path))
-    with buffer.store.read() as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
-    kept, found = sums_and_rows(buffer)
-    assert kept == found
-    write(buffer, buffer.job(job.job_id), written("c2", "c"))
-    delivery = poll(buffer, job)
-    assert delivery is not None
-    assert (delivery.meta_info["total_samples"], delivery.meta_info["num_groups"]) == (4, 2)
-    assert delivery.meta_info["avg_reward"] == pytest.approx(2.75 / 4)
-    kept, found = sums_and_rows(buffer)
-    assert kept == found
-    buffer.store.close()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
-from slime_plugins.rollout_buffer.storage.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Generation
-from tests.old_schemas import rewrite_as
 from tests.support import poll, start_external, write, written
 
 
@@ -85,22 +82,3 @@ def test_who_comes_back_after_long_begins_to_wait_anew(buffer: Buffer, clock: Se
     clock.advance(3600.0)
     buffer.empty_poll(buffer.job(job.job_id))
     assert buffer.job(job.job_id).waiting_since == clock.now
-
-
-def test_a_database_of_the_version_before_is_migrated(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    before = Buffer(store)
-    old = start_external(before, 1)
-    write(before, old, written("old"))
-    store.close()
-    rewrite_as(tmp_path, 4)
-    buffer = Buffer(Store(tmp_path))
-    job = buffer.job(old.job_id)
-    assert buffer.describe(job)["outcomes"] == {"completed": 1}
-    assert write(buffer, job, written("a", "j")) == ["stored"]
-    assert buffer.describe(job)["outcomes"] == {"completed": 2}
-    with buffer.store.read() as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
-        indices = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-    assert {"trajectories_to_look_at", "groups_by_touch", "groups_by_closing", "deliveries_by_job"} <= indices
-    buffer.store.close()

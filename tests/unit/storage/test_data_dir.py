@@ -14,10 +14,9 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.storage import data_dir
-from slime_plugins.rollout_buffer.storage.store import SCHEMA_VERSION, Store
+from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-from tests.old_schemas import rewrite_as
-from tests.support import start_external, write, written
+from tests.support import become_next_version, start_external, write, written
 
 BIG = [{"role": "user", "content": "x" * 100_000}]
 
@@ -110,30 +109,28 @@ def test_another_user_reads_nothing_and_takes_no_lock(tmp_path: Path, folder: Pa
 # --- one owner -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_serve_is_refused_before_it_opens_or_migrates_anything(folder: Path) -> None:
-    rewrite_as(folder, 7)
+def test_a_second_serve_is_refused_before_it_opens_or_migrates_anything(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner = data_dir.own(folder)
+    become_next_version(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match="another rollout-buffer serve"):
         Supervisor(ServeSettings(data_dir=folder, port=1)).run()
-    assert version(folder) == 7
+    assert version(folder) == 1
     owner.close()
 
 
-def test_nobody_migrates_what_a_living_supervisor_of_another_version_has(folder: Path) -> None:
-    rewrite_as(folder, 7)
+def test_nobody_migrates_what_a_living_supervisor_of_another_version_has(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner = data_dir.own(folder)
+    become_next_version(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match="another version"):
         Store(folder)
-    assert version(folder) == 7
+    assert version(folder) == 1
     Store(folder, owned=True).close()
-    assert version(folder) == SCHEMA_VERSION
+    assert version(folder) == 2
     owner.close()
-
-
-def test_without_a_supervisor_whoever_opens_it_migrates(folder: Path) -> None:
-    rewrite_as(folder, 7)
-    Store(folder).close()
-    assert version(folder) == SCHEMA_VERSION
 
 
 def test_beside_a_living_supervisor_of_the_same_version_it_is_opened(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A database of any version that is still opened becomes exactly what a new one would be, and keeps its rows."""
+"""A database of an earlier version becomes what a new one is; what no step leads from is refused and left alone."""
 
 from __future__ import annotations
 
@@ -9,96 +9,103 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.rules.causes import CauseCode
-from slime_plugins.rollout_buffer.storage.store import MIGRATIONS, OLDEST_VERSION, SCHEMA_VERSION, Store
-from slime_plugins.rollout_buffer.storage.tables import job_rows
-from tests.old_schemas import create_schema, rewrite_as, schema_of
-from tests.support import poll, start_external, uids, write, written
-
-OLD_VERSIONS = range(OLDEST_VERSION, SCHEMA_VERSION)
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError
+from slime_plugins.rollout_buffer.storage.data_dir import DATABASE
+from slime_plugins.rollout_buffer.storage.store import SCHEMA_FILE, Store, _create
+from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
+from tests.support import become_next_version, poll, start_external, uids, write, written
 
 
-def today() -> dict[str, object]:
-    with closing(sqlite3.connect(":memory:")) as connection:
-        create_schema(connection, SCHEMA_VERSION)
-        return schema_of(connection)
+def schema_of(opened: Store) -> dict[str, str]:
+    with opened.read() as connection:
+        rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        return {"version": str(connection.execute("PRAGMA user_version").fetchone()[0]), **dict(map(tuple, rows))}
 
 
-@pytest.mark.parametrize("version", OLD_VERSIONS)
-def test_every_step_leads_to_the_schema_of_the_version_after_it(version: int) -> None:
-    with closing(sqlite3.connect(":memory:")) as migrated, closing(sqlite3.connect(":memory:")) as expected:
-        create_schema(migrated, version)
-        migrated.executescript((MIGRATIONS / f"from_{version}_to_{version + 1}.sql").read_text("utf-8"))
-        create_schema(expected, version + 1)
-        assert schema_of(migrated) == schema_of(expected)
-
-
-@pytest.mark.parametrize("version", OLD_VERSIONS)
-def test_an_old_database_becomes_what_a_new_one_would_be(tmp_path: Path, version: int) -> None:
-    with sqlite3.connect(tmp_path / "buffer.sqlite3") as connection:
-        create_schema(connection, version)
-    connection.close()
-    store = Store(tmp_path)
-    with store.read() as opened:
-        assert schema_of(opened) == today()
-        assert opened.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
-    store.close()
-
-
-@pytest.mark.parametrize("version", OLD_VERSIONS)
-def test_a_job_of_an_old_version_goes_on_where_it_was(tmp_path: Path, version: int) -> None:
-    before = Buffer(Store(tmp_path))
+def test_the_next_version_migrates_a_database_once_keeps_its_rows_and_makes_new_ones_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Buffer(Store(tmp_path / "data"))
     job = start_external(before, 2)
     write(before, job, written("a1", "a"), written("a2", "a", 0.0), written("b1", "b"))
     before.store.close()
-    rewrite_as(tmp_path, version)
-    buffer = Buffer(Store(tmp_path))
-    job = buffer.job(job.job_id)
-    assert write(buffer, job, written("a1", "a"), written("b2", "b", 0.0)) == ["duplicate", "stored"]
-    assert uids(buffer, poll(buffer, job)) == ["a1", "a2", "b1", "b2"]
+    become_next_version(monkeypatch, tmp_path)
+    for _ in range(2):
+        buffer = Buffer(Store(tmp_path / "data"))
+        again = write(buffer, buffer.job(job.job_id), written("a1", "a"), written("b2", "b", 0.0))
+        buffer.store.close()
+    assert again == ["duplicate", "duplicate"]
+    buffer, new = Buffer(Store(tmp_path / "data")), Store(tmp_path / "new")
+    assert uids(buffer, poll(buffer, buffer.job(job.job_id))) == ["a1", "a2", "b1", "b2"]
+    with buffer.store.read() as connection:
+        writers = connection.execute("SELECT uid, writer FROM trajectories ORDER BY uid").fetchall()
+    assert [tuple(row) for row in writers] == [*((uid, "before") for uid in ("a1", "a2", "b1")), ("b2", "after")]
+    assert schema_of(buffer.store) == schema_of(new)
     buffer.store.close()
+    new.close()
 
 
-def test_steps_and_old_schemas_are_there_for_every_version() -> None:
-    steps = {path.name for path in MIGRATIONS.glob("*.sql")}
-    assert steps == {f"from_{version}_to_{version + 1}.sql" for version in OLD_VERSIONS}
-
-
-@pytest.mark.parametrize("version", [OLDEST_VERSION - 1, SCHEMA_VERSION + 1])
-def test_what_no_step_leads_from_is_refused_and_left_as_it_was(tmp_path: Path, version: int) -> None:
-    with sqlite3.connect(tmp_path / "buffer.sqlite3") as connection:
-        connection.execute(f"PRAGMA user_version={version}")
-    connection.close()
-    with pytest.raises(ConfigError, match=f"schema {version}"):
-        Store(tmp_path)
-    with sqlite3.connect(tmp_path / "buffer.sqlite3") as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == version
-    connection.close()
-
-
-CAUSES_OF_BEFORE = {
-    "is_valid_group refused it": "not_valid",
-    "filter_item kept 1 of 4 members": "items_filtered",
-    "timed out: 1 of 4 members came": "timed_out",
-    "slots failed: 1 of 4 members came": "slots_failed",
-    "pad_group_data raised KeyError: 'x'": "group_function",
-    "": "",
-}
-
-
-def test_causes_that_were_written_before_they_had_codes_have_them_afterwards(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    job = start_external(Buffer(store), ids=tuple(f"i{at}" for at in range(len(CAUSES_OF_BEFORE))))
-    with store.write() as connection:
-        for at, cause in enumerate(CAUSES_OF_BEFORE):
-            values = (cause, f"i{at}")
-            connection.execute("UPDATE groups SET cause = ?, state = 'failed' WHERE instance_id = ?", values)
-        connection.execute("UPDATE jobs SET cause = '9 of 9 attempts failed: gone', state = 'failed'")
-    store.close()
-    rewrite_as(tmp_path, 12)
-    opened = Store(tmp_path)
-    with opened.read() as connection:
-        assert dict(connection.execute("SELECT cause, cause_code FROM groups").fetchall()) == CAUSES_OF_BEFORE
-        assert job_rows.find_job(connection, job.job_id).cause_code is CauseCode.ATTEMPTS_FAILED  # type: ignore[union-attr]  # it is there
+def test_a_step_that_fails_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(tmp_path / "data").close()
+    with monkeypatch.context() as patch:
+        become_next_version(patch, tmp_path, "CREATE TABLE more (key INTEGER); CREATE TABLE jobs (key INTEGER);")
+        with pytest.raises(sqlite3.OperationalError, match="jobs already exists"):
+            Store(tmp_path / "data")
+    opened = Store(tmp_path / "data")
+    assert schema_of(opened)["version"] == "1"
+    assert "more" not in schema_of(opened)
     opened.close()
+
+
+def test_what_a_newer_version_wrote_is_refused_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        become_next_version(patch, tmp_path)
+        Store(tmp_path / "data").close()
+    with pytest.raises(ConfigError, match=r"newer version \(schema 2, this one knows 1\): use that version"):
+        Store(tmp_path / "data")
+    with closing(sqlite3.connect(tmp_path / "data" / DATABASE)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+
+
+def everything_in(folder: Path) -> dict[str, tuple[bytes, int, int]]:
+    found = {}
+    for path in [folder, *folder.rglob("*")]:
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (content, path.stat().st_mode, path.stat().st_mtime_ns)
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 4, 19])
+def test_a_directory_of_before_0_1_0_is_refused_by_all_who_open_it_and_nothing_in_it_changes(
+    tmp_path: Path, version: int
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o755)
+    crashed = sqlite3.connect(folder / "buffer.sqlite3")  # its rows are in the log alone
+    crashed.execute("PRAGMA journal_mode=WAL")
+    crashed.executescript(SCHEMA_FILE.read_text("utf-8"))
+    crashed.execute(f"PRAGMA user_version={version}")
+    before = everything_in(folder)
+    for open_it in (lambda: Store(folder), lambda: Supervisor(ServeSettings(data_dir=folder, port=1)).run()):
+        with pytest.raises(ConfigError, match=r"version before 0\.1\.0.*left as it is. Give another --data-dir"):
+            open_it()
+    assert everything_in(folder) == before
+    crashed.close()
+
+
+def test_of_many_who_make_a_database_at_once_all_get_the_same(tmp_path: Path) -> None:
+    database = tmp_path / DATABASE
+    Store(tmp_path).close()
+    made = database.stat().st_ino
+    _create(tmp_path)
+    assert database.stat().st_ino == made
+    assert [path.name for path in tmp_path.glob(f"{DATABASE}*")] == [DATABASE]
+
+
+def test_an_empty_file_in_its_place_is_damage(tmp_path: Path) -> None:
+    (tmp_path / DATABASE).touch()
+    with pytest.raises(RolloutBufferError, match=r"is damaged .it has no tables.*go on with a backup"):
+        Store(tmp_path)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DamagedError
-from slime_plugins.rollout_buffer.state.recovery import examine, recover
-from slime_plugins.rollout_buffer.storage import pack_writer
+from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.pack_reader import PackReader
 from slime_plugins.rollout_buffer.storage.pack_writer import (
-    OLD_HEADER,
-    OLD_MAGIC,
     Blob,
     PackWriter,
     Place,
@@ -24,8 +20,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from tests.old_schemas import rewrite_as
-from tests.support import poll, start_external, uids, write
+from tests.support import poll, start_external, write
 from tests.unit.storage.test_packs import episode, place_of, shot
 
 
@@ -101,42 +96,6 @@ def test_the_owner_of_a_screenshot_is_its_hash_and_of_a_payload_its_trajectory(b
         (place,) = connection.execute("SELECT place FROM images").fetchone()
     assert Place.parse(place).owner == bytes.fromhex(shot(1).sha256)[:8]
     assert len({place_of(buffer, "u").owner, place_of(buffer, "v").owner, b""}) == 3
-
-
-def test_packs_of_earlier_versions_still_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = Buffer(Store(tmp_path))
-    job = start_external(buffer, 2, job_id="j")
-    with monkeypatch.context() as patch:
-        patch.setattr(pack_writer._Record, "of", lambda blob: pack_writer._Record(blob, old_header(blob), b""))
-        write(buffer, job, episode("u", shots=[shot(1)]))
-    assert str(place_of(buffer, "u")).count(":") == 2
-    buffer.store.close()
-    rewrite_as(tmp_path, 8)
-    buffer = Buffer(Store(tmp_path))
-    write(buffer, job, episode("v", reward=0.0, shots=[shot(1)]))
-    assert place_of(buffer, "v").pack == 2
-    assert uids(buffer, poll(buffer, job)) == ["u", "v"]
-    assert list(examine(buffer.store)) == []
-    buffer.store.close()
-
-
-def old_header(blob: Blob) -> bytes:
-    return OLD_HEADER.pack(OLD_MAGIC, len(blob.data), zlib.crc32(blob.data))
-
-
-def test_a_database_of_an_earlier_version_counts_on_from_what_its_rows_name(tmp_path: Path) -> None:
-    buffer = Buffer(Store(tmp_path))
-    job = start_external(buffer, 2, job_id="j")
-    for number in range(3):
-        write(buffer, job, episode(f"u{number}", str(number)))
-        buffer.store._writer.close()
-    buffer.store.close()
-    pack_path(buffer.store.packs_dir, 3).unlink()
-    rewrite_as(tmp_path, 8)
-    buffer = Buffer(Store(tmp_path))
-    write(buffer, job, episode("v", "v"))
-    assert place_of(buffer, "v").pack == 4
-    buffer.store.close()
 
 
 @pytest.mark.parametrize("name", ["00000001.pack", "00000007.pack", "notes.pack", "²³.pack", f"{10**22}.pack"])

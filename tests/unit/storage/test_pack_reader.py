@@ -112,7 +112,7 @@ def test_a_pack_that_was_cut_gives_what_is_left_and_says_what_is_gone(tmp_path: 
     with pytest.raises(DamagedError, match="not what was written"):
         list(read_each([first, second, third]))
     with pytest.raises(DamagedError, match="cannot be read"):
-        list(read_each([Place(99, 0, 5)]))
+        list(read_each([Place(99, 0, 5, b"owner of")]))
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path, reader: PackReader) -> None:
@@ -128,7 +128,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path, reader: PackReader) -> None:
     with pytest.raises(DamagedError, match="not what was written"):
         reader.read(places[1])
     with pytest.raises(DamagedError, match="cannot be read"):
-        reader.read(Place(99, 0, 5))
+        reader.read(Place(99, 0, 5, b"owner of"))
 
 
 class CountingPool(Executor):

@@ -425,9 +425,9 @@ def test_records_of_any_size_come_back_as_they_were(tmp_path: Path) -> None:
     assert [bytes(reader.read(place)) for place in places] == [bytes(blob.data) for blob in (*blobs, *blobs)]
     assert len({place.pack for place in places}) > 1, "a full pack is followed by another"
     with pytest.raises(DamagedError):
-        reader.read(Place(places[-1].pack, places[-1].offset + 1, places[-1].length))
+        reader.read(places[-1]._replace(offset=places[-1].offset + 1))
     with pytest.raises(DamagedError):
-        reader.read(Place(99, 0, 5))
+        reader.read(Place(99, 0, 5, b"owner of"))
     assert Place.parse(str(places[1])) == places[1]
     writer.close()
     reader.close()
