@@ -299,10 +299,6 @@ def reset_jobs() -> None:
     _last_started.clear()
 
 
-forget_jobs = reset_jobs
-"""Its name before, which goes with the next release."""
-
-
 class _TrainingRollout:
     """One call for training: collects a batch from the job, through restarts of the buffer and passes of the input."""
 

@@ -24,7 +24,6 @@ import orjson
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.request_models import (
-    MAX_SETTINGS_BYTES,
     MAX_WAIT_S,
     JobSettings,
     PollPayload,
@@ -100,8 +99,6 @@ __all__ = ["Buffer", "Delivery", "StartedJob"]
 
 logger = logging.getLogger(__name__)
 
-MAX_SHOWN_BYTES = 6 * MAX_SETTINGS_BYTES
-"""Of options as they are stored, where each character beyond ASCII takes six."""
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
 """A trainer that was silent for longer was not waiting."""
 
@@ -155,7 +152,7 @@ class Buffer:
     def job_settings(self, job: JobRecord) -> JobSettings:
         """Returns what a job is played by: its settings, and the options of its generator."""
         with self.store.read() as connection:
-            options = job_rows.options_of(connection, job.key) or {}
+            options = job_rows.options_of(connection, job.key)
         return JobSettings.model_validate({**job.settings.kept, **options})
 
     def jobs(self) -> list[JobRecord]:
@@ -720,11 +717,8 @@ class Buffer:
         }
 
     def shown_settings(self, job: JobRecord) -> dict[str, Any]:
-        """Returns what a job keeps of its payload, as it may be shown.
-
-        Of what an earlier version kept without a limit, those that every job has.
-        """
+        """Returns what a job keeps of its payload, as it may be shown."""
         with self.store.read() as connection:
-            options = job_rows.options_of(connection, job.key, max_bytes=MAX_SHOWN_BYTES)
-        shown: dict[str, Any] = redacted_values({**job.settings.kept, **(options or {})})
+            options = job_rows.options_of(connection, job.key)
+        shown: dict[str, Any] = redacted_values({**job.settings.kept, **options})
         return shown

@@ -66,4 +66,4 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
 
 def kept_of(described: dict[str, Any]) -> dict[str, Any]:
     """What of a job no restart may change."""
-    return {name: described[name] for name in ("state", "slots", "attempts", "outcomes", "settings")}
+    return {name: described[name] for name in ("state", "slots", "attempts", "outcomes")}

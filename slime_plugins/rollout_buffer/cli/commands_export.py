@@ -124,7 +124,6 @@ def export(
     tally = work.tally
     if as_json:
         counts = {name: getattr(tally, name) for name in tally.__slots__}
-        counts["forgotten"] = tally.purged  # its name before, which goes with the next release
         print_json({"job_id": job_id, "format": file_format.value, "output": str(output), **counts})
         return
     console.print(f"{tally.written} trajectories in {output}", markup=False)

@@ -105,18 +105,14 @@ RunnerHeartbeatTimeout = Annotated[
     float,
     typer.Option(
         "--runner-heartbeat-timeout-s",
-        "--runner-patience-s",
-        help="Seconds without a heartbeat after which a runner is killed and started again. "
-        "--runner-patience-s, its name before, goes with the next release.",
+        help="Seconds without a heartbeat after which a runner is killed and started again.",
     ),
 ]
 ServiceHeartbeatTimeout = Annotated[
     float,
     typer.Option(
         "--service-heartbeat-timeout-s",
-        "--service-patience-s",
-        help="The same for the gateway, for gunicorn's parent process and for the local Ray. "
-        "--service-patience-s, its name before, goes with the next release.",
+        help="The same for the gateway, for gunicorn's parent process and for the local Ray.",
     ),
 ]
 WriterTurnLimit = Annotated[

@@ -189,7 +189,7 @@ class MetaInfo(TypedDict):
     weight_version: NotRequired[int | None]
     """The newest that is known in this run of the trainer."""
     stale_groups: NotRequired[list[int]]
-    """`group_index` of groups that are too old, where `stale_groups` is `flag`."""
+    """`group_index` of groups that are too old, where `staleness_policy` is `flag`."""
     note: NotRequired[str]
     """What was done otherwise than asked: a `batch_size` below one group."""
     short_groups: NotRequired[list[ShortGroup]]

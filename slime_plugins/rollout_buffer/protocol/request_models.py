@@ -271,8 +271,6 @@ class JobSettings(BaseModel):
     """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
     staleness_policy: Literal["admit", "drop", "flag"] | None = None
     """How the lag is kept: begin later, drop, only name. `admit` where a runner begins episodes, else `drop`."""
-    stale_groups: Literal["drop", "flag"] = "drop"
-    """The older name of `staleness_policy`, which comes first; goes with the next release."""
     pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = 3600.0
     """A job with groups ready that nobody polls for this long pauses itself; the next poll resumes it. None: never."""
 
@@ -337,13 +335,6 @@ class StartPayload(JobSettings):
             )
         if wrong:
             raise ValueError("; ".join(wrong))
-        return body
-
-    @model_validator(mode="before")
-    @classmethod
-    def _knows_the_older_name(cls, body: Any) -> Any:
-        if isinstance(body, dict) and "stale_groups" in body and body.get("staleness_policy") is None:
-            return {**body, "staleness_policy": body["stale_groups"]}
         return body
 
     @model_validator(mode="before")

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState
+from slime_plugins.rollout_buffer.types import EngineReport, GroupState
 
 __all__ = ["Views"]
 
@@ -281,7 +281,6 @@ def _group_entry(job: JobRecord, row: sqlite3.Row, members: Sequence[dict[str, A
         "cause": row["cause"],
         "cause_code": row["cause_code"],
         "message": message,
-        "says": message,  # its name before; goes with the next release
         "group_size": job.group_size,
         "opened_at": row["opened_at"],
         "last_write_at": row["last_write_at"],
@@ -336,11 +335,8 @@ def _newest(connection: Connection, job_key: int) -> dict[str, Any]:
 
 
 def _engine_reply(report: EngineReport) -> dict[str, Any]:
-    """A report as JSON, empty when nobody knows; ``says`` and ``updating`` are what earlier clients read."""
-    if report == EngineReport():
-        return {}
-    updating = report.code is EngineTrouble.UPDATING
-    return {**asdict(report), "says": report.message, "updating": updating}
+    """A report as JSON, empty when nobody knows."""
+    return {} if report == EngineReport() else asdict(report)
 
 
 def _float(text: str) -> float:

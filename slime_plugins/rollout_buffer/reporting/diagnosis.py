@@ -50,9 +50,8 @@ class Explanation:
     advice: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """Returns it as JSON has it; ``says`` is the name that ``message`` had before."""
-        message = {"message": self.message, "says": self.message}
-        return {"code": self.code, "severity": self.severity.value, **message, "advice": self.advice}
+        """Returns it as JSON has it."""
+        return {"code": self.code, "severity": self.severity.value, "message": self.message, "advice": self.advice}
 
 
 def explain_job(snapshot: JobSnapshot) -> list[Explanation]:

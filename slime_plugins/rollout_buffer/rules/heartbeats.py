@@ -32,9 +32,8 @@ class Service:
 SUPERVISOR = Service(name="supervisor", beats_every_s=2.0, silent_after_s=15.0)
 GATEWAY = Service(name="gateway", beats_every_s=5.0, silent_after_s=15.0)
 """That sessions are open: it beats while there are some."""
-ENGINE = Service(name="runner:", beats_every_s=3.0, silent_after_s=15.0)
-"""How a job's engine is, for as long as it is not well: its runner says so, or the gateway. Earlier
-data directories have it under this name."""
+ENGINE = Service(name="engine of job ", beats_every_s=3.0, silent_after_s=15.0)
+"""How a job's engine is, for as long as it is not well: its runner says so, or the gateway."""
 DEVICES = Service(name="devices of job ", beats_every_s=5.0, silent_after_s=60.0)
 """How the devices of a job are."""
 CONCURRENCY = Service(name="concurrency of job ", beats_every_s=5.0, silent_after_s=60.0)

@@ -1,7 +1,7 @@
 """Pure: the settings of a stored job, typed, as far as its states and groups go by them.
 
-``protocol.request_models.JobSettings`` checks what a caller sends; this is what of it was kept. A job that an earlier
-version stored lacks settings that came later: it has their defaults, which are the same there and here.
+``protocol.request_models.JobSettings`` checks what a caller sends; this is what of it was kept. A job that was stored
+before a setting came has its default, which is the same there and here.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ def parse_settings(text: str) -> StoredSettings:
     """Reads the settings of a job's row. Cached, since a row is read with every write and poll."""
     kept = json.loads(text)
     wanted = kept.get("reward_range")
-    if "staleness_policy" not in kept and "stale_groups" in kept:  # as it was called before there was a third
-        kept["staleness_policy"] = kept["stale_groups"]
     return StoredSettings(
         generation_cap=_generation_cap(kept),
         reward_range=None if wanted is None else (wanted[0], wanted[1]),

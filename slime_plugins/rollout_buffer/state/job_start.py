@@ -299,7 +299,7 @@ def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[st
 
 
 def _options(connection: Connection, job: JobRecord) -> dict[str, Any]:
-    return job_rows.options_of(connection, job.key) or {}
+    return job_rows.options_of(connection, job.key)
 
 
 def _difference(connection: Connection, job: JobRecord, payload: StartPayload) -> str:

@@ -85,7 +85,7 @@ def prepare(data_dir: Path) -> None:
 
 
 def tighten(data_dir: Path) -> None:
-    """Takes from other users what an earlier version let them read, and says when they may still look inside."""
+    """Takes from other users what a copy or a backup lets them read, and says when they may still look inside."""
     for pattern in OUR_FILES:
         for path in data_dir.glob(pattern):
             mode = path.lstat().st_mode

@@ -317,7 +317,7 @@ CREATE TABLE delivery_groups (
 ) WITHOUT ROWID;
 
 CREATE TABLE services (
-    name         TEXT PRIMARY KEY,              -- supervisor, runner:<job key>
+    name         TEXT PRIMARY KEY,              -- as rules/heartbeats.py names it
     pid          INTEGER NOT NULL,
     heartbeat_at REAL    NOT NULL,
     detail       TEXT    NOT NULL DEFAULT '{}'

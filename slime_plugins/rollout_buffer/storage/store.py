@@ -419,9 +419,9 @@ def _create(data_dir: Path) -> None:
     os.close(descriptor)
     try:
         with contextlib.closing(sqlite3.connect(name, isolation_level=None)) as connection:
-            connection.executescript(SCHEMA_FILE.read_text("utf-8"))
-            connection.execute("PRAGMA user_version=1")
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            marks = f"PRAGMA user_version=1; PRAGMA application_id={APPLICATION_ID};"
+            connection.execute("PRAGMA journal_mode=OFF")  # nobody sees it before all of it is on the disk
+            connection.executescript(f"BEGIN; {SCHEMA_FILE.read_text('utf-8')}; {marks} COMMIT")
         with contextlib.suppress(FileExistsError):
             os.link(name, data_dir / DATABASE)
     finally:

@@ -16,5 +16,9 @@ def test_a_service_may_miss_some_beats_before_it_counts_as_silent(service: Servi
     assert service.is_silent(float("inf"))
 
 
-def test_names_are_those_of_earlier_data_directories() -> None:
-    assert (SUPERVISOR.name, ENGINE.of_job(7), DEVICES.of_job(7)) == ("supervisor", "runner:7", "devices of job 7")
+def test_services_have_the_names_that_lie_in_data_directories() -> None:
+    assert [SUPERVISOR.name, ENGINE.of_job(7), DEVICES.of_job(7)] == [
+        "supervisor",
+        "engine of job 7",
+        "devices of job 7",
+    ]

@@ -1,4 +1,4 @@
-"""The settings of stored jobs are typed, and those of earlier versions open."""
+"""The settings of stored jobs are typed, and those that were stored before a setting came have its default."""
 
 from __future__ import annotations
 
@@ -41,13 +41,6 @@ CHANGED: dict[str, Any] = {
 def test_each_typed_setting_is_what_the_payload_said(name: str) -> None:
     stored = JobSettings(task_type="math", **{name: CHANGED[name]}).model_dump_json()
     assert getattr(parse_settings(stored), name) == CHANGED[name]
-
-
-def test_a_job_of_before_there_was_admission_keeps_to_its_lag_as_it_was_started() -> None:
-    assert parse_settings('{"stale_groups": "drop"}').staleness_policy == "drop"
-    assert parse_settings('{"stale_groups": "flag"}').staleness_policy == "flag"
-    new = JobSettings(task_type="math", staleness_policy="admit").model_dump_json()
-    assert parse_settings(new).staleness_policy == "admit"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""States as data directories of earlier versions hold them, and as HTTP names them: they cannot be respelled."""
+"""States as data directories hold them, and as HTTP names them: they cannot be respelled."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ def test_groups_sampled_by_weights_too_old_are_dropped_and_counted(buffer: Buffe
 
 
 def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
-    job = start_external(buffer, max_weight_version_lag=0, stale_groups="flag")
+    job = start_external(buffer, max_weight_version_lag=0, staleness_policy="flag")
     write(buffer, job, written("a0", "a", reward=0, **sampled_by("default")), written("a1", "a", **sampled_by("1")))
     delivery = poll(buffer, job)
     assert delivery is not None

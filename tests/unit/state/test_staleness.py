@@ -95,22 +95,14 @@ def test_by_default_nothing_is_dropped_and_what_is_late_is_named(played: Played)
     assert slots(played.buffer, played.job)["filtered"] == 0
 
 
-@pytest.mark.parametrize("policy", [{"staleness_policy": "drop"}, {"stale_groups": "drop"}])
-def test_dropping_is_asked_for_by_name_also_by_the_older_one(
-    buffer: Buffer, clock: SettableClock, policy: dict[str, str]
-) -> None:
-    played = Played(buffer, clock, **policy)
+def test_dropping_is_asked_for_by_name(buffer: Buffer, clock: SettableClock) -> None:
+    played = Played(buffer, clock, staleness_policy="drop")
     group = played.begin()
     for version in (1, 2, 3, 4):
         played.train(version)
     played.end(group, 1)
     assert played.poll(5) == []
     assert list(buffer.describe(played.job)["causes"]["filtered"]) == [STALE.message]
-
-
-def test_the_newer_name_comes_first() -> None:
-    body = {"task_type": "external", "staleness_policy": "admit", "stale_groups": "drop"}
-    assert request_models.parse(StartPayload, body).staleness_policy == "admit"
 
 
 def test_the_policy_may_change_from_one_start_to_the_next() -> None:

@@ -50,7 +50,7 @@ def test_everything_in_it_is_for_its_user_alone(folder: Path) -> None:
     store.close()
 
 
-def test_what_an_earlier_version_left_open_is_closed_at_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_restored_backup_left_open_is_closed_at_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     opened = [folder / "buffer.sqlite3", folder / "packs" / "00000001.pack", folder / "writer.active"]
     folder.chmod(0o755)
     for path in opened:

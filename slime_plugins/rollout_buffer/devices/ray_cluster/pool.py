@@ -39,8 +39,7 @@ __all__ = ["RayDevicePool", "try_cluster"]
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "rollout_buffer_devices"
-MANAGER_NAME = "device_registry"
-"""Spelled as earlier versions spell it, so that one of them that still runs on a cluster is met, and refused."""
+MANAGER_NAME = "device_manager"
 WORKER_NAME_PREFIX = "device_worker"
 _IMPORT_ROOT = Path(__file__).resolve().parents[4]
 _HEAD_NODE = "node:__internal_head__"
@@ -205,21 +204,7 @@ def _python_path() -> str:
 
 
 def _find_manager(ray: Any, farm: str) -> Any:
-    """Returns the farm's manager, which is started if there is none.
-
-    Raises:
-        DeviceError: the one on this cluster was started by a version whose records are others.
-    """
-    manager = _get_or_start_manager(ray, farm)
-    if not hasattr(manager, "is_device_manager"):
-        raise DeviceError(
-            "the device manager on this cluster was started by an earlier version: restart the cluster, "
-            "so that its devices are started anew"
-        )
-    return manager
-
-
-def _get_or_start_manager(ray: Any, farm: str) -> Any:
+    """Returns the farm's manager, which is started if there is none."""
     return (
         ray.remote(_DeviceManagerActor)
         .options(
@@ -255,10 +240,6 @@ class _DeviceManagerActor(DeviceManager):
     def __init__(self, farm: str) -> None:
         _end_workers_of_an_earlier_life(farm)
         super().__init__(_RemoteWorker, name=_name_in(farm, "ray"))
-
-    async def is_device_manager(self) -> bool:
-        """Tells that this actor answers with records of this version; those of earlier ones lack the method."""
-        return True
 
 
 class _WorkerActor(DeviceWorker):

@@ -90,11 +90,10 @@ def insert_job(connection: Connection, options: Mapping[str, Any], **columns: An
     return key
 
 
-def options_of(connection: Connection, key: int, *, max_bytes: int | None = None) -> dict[str, Any] | None:
-    """Returns the options of a job, which only its generator understands; None when they are larger than that."""
-    query = "SELECT options FROM job_options WHERE job_key = ? AND (?2 IS NULL OR length(options) <= ?2)"
-    row = connection.execute(query, (key, max_bytes)).fetchone()
-    return None if row is None else json.loads(row[0])
+def options_of(connection: Connection, key: int) -> dict[str, Any]:
+    """Returns the options of a job, which only its generator understands."""
+    row = connection.execute("SELECT options FROM job_options WHERE job_key = ?", (key,)).fetchone()
+    return {} if row is None else json.loads(row[0])
 
 
 def update_options(connection: Connection, key: int, options: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slime_plugins.rollout_buffer.rules.weight_versions import MAX_VERSION
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 __all__ = [
@@ -116,11 +115,6 @@ def gap_statistics(connection: Connection, job_key: int) -> dict[str, float]:
     return {"mean": float(total) / compared, "max": float(largest)} if compared else {}
 
 
-def _shown(lag: int | None) -> int | None:
-    """Returns a lag that JSON readers hold; one that was kept before versions had a bound is none."""
-    return None if lag is None or abs(lag) > MAX_VERSION else lag
-
-
 def _as_row(found: sqlite3.Row) -> TrainerRow:
     blob = found["log_probs"]
     return TrainerRow(
@@ -133,7 +127,7 @@ def _as_row(found: sqlite3.Row) -> TrainerRow:
         loss_share=found["loss_share"],
         clip_share=found["clip_share"],
         turns=tuple(
-            TurnGap(turn=turn, weight_lag=_shown(lag), compared=compared, gap_sum=total, gap_max=largest, at=at)
+            TurnGap(turn=turn, weight_lag=lag, compared=compared, gap_sum=total, gap_max=largest, at=at)
             for turn, lag, compared, total, largest, at in json.loads(found["turns"])
         ),
         log_probs=None if blob is None else array("f", zlib.decompress(blob)),
