@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,24 +41,6 @@ def test_a_name_is_what_its_home_exports_under_it_with_a_docstring(name: str) ->
 def test_what_is_public_as_a_whole_is_in_the_face(module: str) -> None:
     exported = set(importlib.import_module(f"{FACE}.{module}").__all__)
     assert exported - NOT_IN_THE_FACE <= set(face.__all__)
-
-
-def test_every_home_is_a_page_of_the_reference() -> None:
-    page = (ROOT / "docs" / "python_api.md").read_text(encoding="utf-8")
-    shown = {*re.findall(rf"auto(?:module|class):: {re.escape(FACE)}\.([\w.]+)", page)}
-    missing = {home for name, home in homes().items() if home not in shown and f"{home}.{name}" not in shown}
-    assert missing == set()
-
-
-def test_the_map_names_every_package() -> None:
-    folders = {path.name for path in (ROOT / FACE.replace(".", "/")).iterdir() if any(path.glob("*.py"))}
-    private = {"tools", "sglang_server", "observability"}
-    assert {name for name in folders - private if f"``{name}/``" not in (face.__doc__ or "")} == set()
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="has no attribute Nobody"):
-        _ = face.Nobody
 
 
 LIGHT = (

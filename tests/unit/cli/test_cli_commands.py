@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from rich.console import Console
 from typer.testing import CliRunner, Result
 from werkzeug.serving import make_server
@@ -23,11 +20,8 @@ from werkzeug.serving import make_server
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli import commands_export, commands_inspect
 from slime_plugins.rollout_buffer.cli.app import app as command_line
-from slime_plugins.rollout_buffer.cli.commands_prune import seconds_of
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
 from tests.asgi_client import create_app
@@ -132,12 +126,6 @@ def test_a_job_that_cannot_be_started_is_a_wrong_call(
     assert says in " ".join(result.stderr.split())
 
 
-def test_the_version_is_said() -> None:
-    result = CliRunner().invoke(command_line, ["--version"])
-    assert result.exit_code == 0
-    assert result.stdout.startswith("rollout-buffer")
-
-
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
@@ -178,20 +166,6 @@ def test_failed_attempts_are_listed_with_their_error_and_what_was_said(served: S
     assert served.run("attempts", "nobody").exit_code == 2
 
 
-def test_the_pages_of_failed_attempts_together_are_all_of_them_once(served: Served) -> None:
-    failing_job(served, 5, [])
-    seen, cursor = [], None
-    while True:
-        page = served.client.attempts("f", limit=2, cursor=cursor)
-        seen += [entry["attempt"] for entry in page["attempts"]]
-        assert not any(entry["has_transcript"] for entry in page["attempts"])
-        if (cursor := page["next_cursor"]) is None:
-            break
-    assert seen == [5, 4, 3, 2, 1]
-    (found,) = served.client.attempts("f", search="PHONE 3")["attempts"]
-    assert (found["attempt"], found["messages"]) == (4, None)
-
-
 def test_failed_attempts_are_read_from_a_data_directory_that_nobody_serves(served: Served) -> None:
     failing_job(served, 1, [{"role": "user", "content": "Turn it off"}])
     over_http = json.loads(served.said("attempts", "f", "--json"))
@@ -200,27 +174,6 @@ def test_failed_attempts_are_read_from_a_data_directory_that_nobody_serves(serve
     wrong = CliRunner().invoke(command_line, ["attempts", "f", "--data-dir", str(served.data_dir / "none")])
     assert wrong.exit_code == 2
     assert "holds no buffer" in " ".join(wrong.stderr.split())
-
-
-def test_how_a_job_ended_is_said_once(served: Served) -> None:
-    served.client.cancel("j")
-    assert served.said("status", "j").count("cancelled by request") == 1
-
-
-def test_the_groups_of_a_listed_job_stand_in_one_column_each(served: Served) -> None:
-    (row,) = [line.split() for line in served.run("jobs").stdout.splitlines() if line.split()[0] == "j"]
-    total, *states = [int(cell) for cell in row[3:11]]
-    assert total == sum(states) == 5
-
-
-def test_every_json_is_one_object_with_its_lists_by_name(served: Served) -> None:
-    calls = [
-        ("jobs",), ("status",), ("status", "j"), ("groups", "j"), ("attempts", "j"), ("mismatch", "j"),
-        ("deliveries", "j"), ("trajectories",), ("inspect", "u1"), ("pause", "j"), ("resume", "j"), ("drain", "j"),
-    ]  # fmt: skip
-    for call in calls:
-        assert isinstance(json.loads(served.said(*call, "--json")), dict), call
-    assert [job["job_id"] for job in json.loads(served.said("jobs", "--json"))["jobs"]] == ["j"]
 
 
 def test_the_worst_disagreement_of_trainer_and_engine_is_listed(served: Served) -> None:
@@ -241,12 +194,6 @@ def test_a_trajectory_is_shown_turn_by_turn(served: Served) -> None:
     assert json.loads(served.said("inspect", "u1", "--json"))["messages"] == served.client.trajectory("u1")["messages"]
 
 
-def test_a_long_text_is_shortened_unless_all_of_it_is_asked_for(served: Served) -> None:
-    served.client.write([written("long", "f", messages=[{"role": "user", "content": "x" * 9000 + "end"}])], job_id="j")
-    assert "5003 more characters" in served.said("inspect", "long")
-    assert served.said("inspect", "long", "--full").replace(" ", "").count("x") >= 9000
-
-
 def test_a_screenshot_is_drawn_and_one_that_is_gone_is_named(served: Served) -> None:
     draw = commands_inspect._Screenshots(served.client, 8)
     console = Console(file=io.StringIO(), force_terminal=True, width=40)
@@ -255,18 +202,6 @@ def test_a_screenshot_is_drawn_and_one_that_is_gone_is_named(served: Served) -> 
     assert drawn.strip()
     assert "screenshot" not in drawn
     assert "screenshot" in str(draw(f"sha256:{'0' * 64}"))
-
-
-def test_drawing_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "textual_image.renderable", None)
-    with pytest.raises(ConfigError, match=r"pip install .*\[terminal\].*--no-images"):
-        commands_inspect._renderable()
-
-
-def test_a_terminal_that_does_not_answer_gets_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    commands_inspect._renderable()
-    logging.getLogger("textual_image._terminal").warning("no answer")
-    assert caplog.records == []
 
 
 def test_status_says_why_and_how_far(served: Served) -> None:
@@ -332,29 +267,12 @@ def test_a_data_set_is_loaded_back_with_its_screenshots(served: Served, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "set"]
 
 
-@pytest.mark.parametrize(("name", "library"), [("parquet", "pyarrow"), ("datasets", "datasets")])
-def test_a_format_without_its_library_says_what_to_install(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
-) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-    result = served.run("export", "j", "--output", str(tmp_path / "out"), "--format", name)
-    assert result.exit_code == 2
-    assert install_extra(name) in result.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_export_replaces_nothing_unless_told_to(served: Served, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     assert served.run("export", "j", "--output", str(tmp_path / "out")).exit_code == 2
     assert (tmp_path / "out").read_text() == "mine"
     exported(served, tmp_path / "out", "--overwrite")
     assert len((tmp_path / "out").read_text().splitlines()) == 2
-
-
-def test_an_output_that_cannot_be_written_is_a_wrong_call(served: Served, tmp_path: Path) -> None:
-    result = served.run("export", "j", "--output", str(tmp_path / "no" / "such" / "out"))
-    assert result.exit_code == 2
-    assert "No such file" in " ".join(result.stderr.split())
 
 
 def test_what_retention_forgot_is_counted_and_left_out(served: Served, tmp_path: Path) -> None:
@@ -382,25 +300,6 @@ def test_a_skip_list_is_exported_edited_and_lets_the_job_go_on_from_it(served: S
     assert len(served.client.jobs()) == 1
 
 
-def test_what_was_just_exported_changes_nothing_when_it_comes_back(served: Served, tmp_path: Path) -> None:
-    served.said("skip-list", "export", "j", "--output", str(tmp_path / "l"))
-    before = served.client.job("j")["groups"]
-    served.said("skip-list", "import", "j", str(tmp_path / "l"), "--yes")
-    assert served.client.job("j")["groups"] == before
-
-
-def test_nothing_is_imported_without_a_yes_nor_into_a_job_that_is_not_there(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "l").write_text("a\na\n")
-    before = served.client.job("j")["groups"]
-    assert served.run("skip-list", "import", "j", str(tmp_path / "l"), input="n\n").exit_code == 1
-    assert served.run("skip-list", "import", "other", str(tmp_path / "l"), "--yes").exit_code == 2
-    (tmp_path / "p").write_text('{"task_type": "external", "fresh": true}')
-    fresh = ["--payload", str(tmp_path / "p"), "--yes"]
-    assert served.run("skip-list", "import", "j", str(tmp_path / "l"), *fresh).exit_code == 2
-    assert served.client.job("j")["groups"] == before
-    assert len(served.client.jobs()) == 1
-
-
 def test_a_list_goes_into_a_start_payload(served: Served, tmp_path: Path) -> None:
     (tmp_path / "l").write_text('["a", 7]')
     served.said("skip-list", "import", "j", str(tmp_path / "l"), "--output", str(tmp_path / "start.json"))
@@ -416,15 +315,6 @@ def test_a_file_that_is_no_skip_list_is_refused(tmp_path: Path, text: str | None
     result = CliRunner().invoke(command_line, ["skip-list", "edit", str(tmp_path / "l")])
     assert result.exit_code == 2
     assert "Traceback" not in result.output
-
-
-def test_an_edit_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "l").write_text("a\nb\na\n")
-    edit = ["skip-list", "edit", str(tmp_path / "l")]
-    assert CliRunner().invoke(command_line, [*edit, "--remove", "nobody", "--add", "c"]).exit_code == 2
-    assert (tmp_path / "l").read_text() == "a\nb\na\n"
-    result = CliRunner().invoke(command_line, [*edit, "--remove-all", "a", "--json"])
-    assert json.loads(result.stdout) == {"skip_instance_ids": ["b"]}
 
 
 # --- pruning ---------------------------------------------------------------------------------------------------------
@@ -450,19 +340,6 @@ def test_prune_keeps_what_is_young(served: Served) -> None:
     assert json.loads(result.stdout)["payloads"] == 0
 
 
-@pytest.mark.parametrize("age", ["", "0d", "-1d", "7", "d", "1y", "nan", "1e9d"])
-def test_nonsense_is_no_age(age: str) -> None:
-    with pytest.raises(ConfigError, match="is no age"):
-        seconds_of(age)
-    assert seconds_of("1.5h") == 5400
-
-
-def test_prune_makes_no_buffer_where_there_is_none(tmp_path: Path) -> None:
-    prune = ["prune", "--older-than", "7d", "--data-dir", str(tmp_path)]
-    assert CliRunner().invoke(command_line, prune).exit_code == 2
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- how commands end ------------------------------------------------------------------------------------------------
 
 
@@ -475,22 +352,3 @@ def test_exit_codes_tell_a_wrong_call_from_a_refusal_and_from_silence(served: Se
     assert CliRunner().invoke(command_line, ["jobs", "--url", "http://127.0.0.1:9"]).exit_code == 3
     served.buffer.remove_heartbeat(SUPERVISOR.name)
     assert served.run("health", "--json").exit_code == 1
-
-
-def test_the_shell_completes_commands() -> None:
-    words = {"COMP_WORDS": "rollout-buffer skip", "COMP_CWORD": "1", "_ROLLOUT_BUFFER_COMPLETE": "complete_bash"}
-    result = CliRunner().invoke(command_line, [], prog_name="rollout-buffer", env=words)
-    assert result.stdout.split() == ["skip-list"]
-
-
-def poll_plainly(url: str) -> Any:
-    """A poll that names no job, as an old trainer's."""
-    return requests.post(f"{url}/get_rollout_data", json={}, timeout=10).json()
-
-
-def test_status_shows_the_job_that_ended_last_with_its_cause(served: Served) -> None:
-    served.buffer.fail_job(served.buffer.job("j").key, "144 of 144 attempts failed: the item has no label")
-    assert "the item has no label" in " ".join(served.said("status").split())
-    said = [poll_plainly(served.url)["message"] for _ in range(3)]
-    assert said[0] == "groups delivered"
-    assert said[-1] == "no job is open; the last, j, is failed: 144 of 144 attempts failed: the item has no label"

@@ -55,13 +55,6 @@ def test_a_buffer_that_does_not_answer_is_one_sentence_and_code_3(command: list[
     assert (error["code"], f"rollout-buffer: {error['message']}") == ("no_answer", line)
 
 
-@pytest.mark.parametrize("url", ["nonsense", "", "http://", "ftp://here"])
-def test_what_is_no_address_is_a_wrong_call(url: str) -> None:
-    result = run("jobs", "--url", url)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "--url is no address: give one like http://127.0.0.1:8889" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -113,25 +106,6 @@ def test_something_else_that_answers_is_not_taken_for_a_buffer(stranger: str) ->
     result = run("status", "j", "--url", stranger)
     assert result.exit_code == 2
     assert "what answers says 404 (<html>welcome</html>): is it a rollout buffer?" in result.stderr
-
-
-def test_servers_say_what_their_folders_lack(tmp_path: Path) -> None:
-    result = run("gateway", "--data-dir", str(tmp_path / "none"))
-    assert (result.exit_code, (tmp_path / "none").exists()) == (2, False)
-    assert "holds no buffer" in result.stderr
-    result = run("engine", "--tokenizer", str(tmp_path))
-    assert result.exit_code == 2
-    assert "holds no tokenizer.json" in result.stderr
-
-
-@pytest.mark.parametrize("below", ["", "data"])
-def test_a_data_directory_that_is_a_file_is_said_to_be_one_and_nothing_else(tmp_path: Path, below: str) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    result = run("serve", "--data-dir", str(file / below))
-    assert result.exit_code == 2
-    assert "is a file, or lies below one: give a folder" in result.stderr
-    assert result.stdout == ""
 
 
 def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

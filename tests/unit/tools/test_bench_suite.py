@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import suite
 from benchmarks.ratios import READERS, Ratio, Verdict, compare, read_ratios
-from benchmarks.suite import BEGIN, BENCHES, END, keep, main, report_table
+from benchmarks.suite import BEGIN, BENCHES, END, keep, main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -72,20 +71,7 @@ def test_a_ratio_is_judged_by_the_recorded_spread(recorded: Ratio, measured: Rat
     assert verdict(recorded, measured) is expected
 
 
-def test_what_is_lacking_or_new_is_said() -> None:
-    findings = compare([ratio(1.0, name="gone")], [ratio(1.0, name="come")])
-    assert [(finding.name, finding.verdict) for finding in findings] == [
-        ("gone", Verdict.MISSING),
-        ("come", Verdict.NEW),
-    ]
-
-
 # --- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_the_same_numbers_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_check(tmp_path, whole_report(), whole_report()) == 0
-    assert "5 of 5 ratios are as recorded or better" in capsys.readouterr().out
 
 
 def test_a_regression_fails_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,29 +86,6 @@ def test_a_busy_machine_allows_no_verdict(tmp_path: Path, capsys: pytest.Capture
     measured["benches"]["masks"]["load_before"] = 9.0
     assert run_check(tmp_path, whole_report(), measured) == 3
     assert "the machine was busy before masks" in capsys.readouterr().out
-
-
-def test_a_busy_machine_hides_no_regression_of_another_benchmark(tmp_path: Path) -> None:
-    measured = whole_report(masks=(1.0, 1.1, 1.2), gateway=(1.0, 1.1, 1.2))
-    measured["benches"]["masks"]["load_before"] = 9.0
-    assert run_check(tmp_path, whole_report(), measured) == 1
-
-
-def test_noise_passes_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_check(tmp_path, whole_report(), whole_report(masks=(0.5, 1.0, 2.2))) == 0
-    assert "noisy: masks: speed" in capsys.readouterr().out
-
-
-def test_a_benchmark_that_did_not_run_is_a_hole(tmp_path: Path) -> None:
-    measured = whole_report()
-    del measured["benches"]["gateway"]
-    assert run_check(tmp_path, whole_report(), measured) == 1
-    assert run_check(tmp_path, whole_report(), measured, "--only", "masks") == 0
-
-
-def test_a_report_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"bench\.json is not there"):
-        main(["--report", str(tmp_path / "bench.json"), "--without-run"])
 
 
 def test_a_run_is_recorded_without_its_raw_numbers(tmp_path: Path) -> None:
@@ -153,13 +116,6 @@ def test_every_benchmark_of_the_set_exists_and_can_be_read() -> None:
     assert [bench.name for bench in BENCHES] == list(READERS)
     assert all((ROOT / "benchmarks" / f"bench_{bench.name}.py").exists() for bench in BENCHES)
     assert sum(bench.limit_s for bench in BENCHES) <= 20 * 60
-
-
-def test_the_page_has_a_place_for_the_table() -> None:
-    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert text.count(BEGIN) == text.count(END) == 1
-    if suite.RECORDED.exists():
-        assert report_table(json.loads(suite.RECORDED.read_text())) in text, "scripts/bench --record writes both"
 
 
 def test_ratios_are_read_from_what_the_programs_write() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[3]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.fixture
@@ -79,14 +75,6 @@ def test_the_newest_supported_python_is_taken(programs: Path, there: dict[str, t
     assert sourced(programs, "find_python").stdout.strip() == taken
 
 
-def test_what_a_version_manager_has_and_does_not_activate_is_passed_by(programs: Path) -> None:
-    add_python(programs, "python3.12", (3, 12))
-    (programs / "python3.13").write_text("#!/bin/bash\necho 'pyenv: python3.13: command not found' >&2; exit 127\n")
-    (programs / "python3.13").chmod(0o755)
-
-    assert sourced(programs, "find_python").stdout.strip() == "python3.12"
-
-
 def test_a_python_that_was_named_is_taken_or_refused(programs: Path) -> None:
     add_python(programs, "my own", (3, 11))
     add_python(programs, "old", (3, 10))
@@ -96,29 +84,6 @@ def test_a_python_that_was_named_is_taken_or_refused(programs: Path) -> None:
     refused = sourced(programs, "find_python", ROLLOUT_BUFFER_PYTHON="old")
     assert refused.returncode == 1
     assert "ROLLOUT_BUFFER_PYTHON is old, which is no Python 3.11, 3.12 or 3.13" in refused.stderr
-
-
-def test_who_has_the_tests_environment_waits_for_no_other(programs: Path, tmp_path: Path) -> None:
-    add_python(programs, "python3.13", (3, 13))
-    command = f"prepare_environment {tmp_path}/venv"
-
-    sourced(programs, f"{command} dev")
-    before = (programs / "calls").read_text()
-    again = sourced(programs, f"{command} android; {command} dev")
-    assert (again.returncode, again.stdout) == (0, "")
-    assert "pip install" not in (programs / "calls").read_text().removeprefix(before)
-
-
-def test_a_tests_environment_of_before_does_not_have_the_demo_install_every_time(
-    programs: Path, tmp_path: Path
-) -> None:
-    add_python(programs, "python3.13", (3, 13))
-    command = f"prepare_environment {tmp_path}/venv android"
-    (tmp_path / "venv").mkdir()
-    (tmp_path / "venv" / ".ready-dev").write_text("of another commit")
-
-    assert "Installing" in sourced(programs, command).stdout
-    assert sourced(programs, command).stdout == ""
 
 
 def test_without_a_python_a_sentence_says_which(programs: Path) -> None:
@@ -152,13 +117,6 @@ def test_the_environment_is_made_once_with_uv_where_it_is(programs: Path, tmp_pa
         assert any(call.endswith(f"-m pip install --disable-pip-version-check {constraint}") for call in calls)
 
 
-def test_uv_alone_is_enough(programs: Path, tmp_path: Path) -> None:
-    add_uv(programs)
-
-    assert sourced(programs, f"prepare_environment {tmp_path}/venv android").returncode == 0
-    assert f"uv venv --quiet --seed --python 3.13 {tmp_path}/venv" in (programs / "calls").read_text()
-
-
 @pytest.mark.parametrize("with_uv", [False, True])
 @pytest.mark.parametrize(
     ("system", "has_gpu", "extras", "is_for_cpus"),
@@ -189,29 +147,3 @@ def test_cuda_is_installed_only_where_there_is_a_gpu(
     for call in of_torch:
         assert " --no-deps --extra-index-url https://download.pytorch.org/whl/cpu torch==" in call
         assert call.endswith("+cpu")
-
-
-def test_where_the_build_for_cpus_is_not_to_be_had_the_other_one_is_taken(programs: Path, tmp_path: Path) -> None:
-    add_python(programs, "python3.13", (3, 13))
-    add_program(programs, "uname", "echo Linux")
-    add_program(programs, "uv", f'echo "uv $*" >>{programs}/calls; case "$*" in *+cpu*) exit 1 ;; esac')
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    add_program(tmp_path / "venv" / "bin", "python", "exit 1")
-
-    done = sourced(programs, f"prepare_environment {tmp_path}/venv embedded-engine")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "PyTorch's build for CPUs cannot be installed" in done.stdout
-    assert (programs / "calls").read_text().splitlines()[-1].endswith("--editable .[embedded-engine]")
-
-
-def test_the_package_says_which_pythons_it_runs_on() -> None:
-    supported = SpecifierSet(PROJECT["requires-python"])
-
-    assert [f"3.{minor}" for minor in range(9, 16) if supported.contains(f"3.{minor}.1")] == ["3.11", "3.12", "3.13"]
-
-
-def test_the_names_of_extras_are_those_that_every_pip_takes() -> None:
-    assert [
-        name for name in PROJECT["optional-dependencies"] if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
-    ] == []

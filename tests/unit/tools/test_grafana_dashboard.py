@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -50,30 +49,3 @@ def test_every_label_that_is_asked_for_is_one_of_its_metric() -> None:
             assert {*selectors, *grouped, *shown} <= known, target
             if grouped:
                 assert set(shown) <= set(grouped), target
-
-
-def test_brackets_are_closed() -> None:
-    for expression in expressions():
-        for opening, closing in ("()", "{}", "[]"):
-            assert expression.count(opening) == expression.count(closing), expression
-
-
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS) > 20
-    for panel in PANELS:
-        place = panel["gridPos"]
-        assert 0 <= place["x"] < place["x"] + place["w"] <= 24
-    for one, other in combinations(PANELS, 2):
-        assert apart(one["gridPos"], other["gridPos"]), (one["title"], other["title"])
-
-
-def apart(one: dict[str, int], other: dict[str, int]) -> bool:
-    beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-    return beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-
-
-def test_everything_asks_the_data_source_that_was_chosen() -> None:
-    assert DASHBOARD["templating"]["list"][0]["type"] == "datasource"
-    drawn = [panel for panel in PANELS if panel["type"] != "row"]
-    sources = [one["datasource"]["uid"] for panel in drawn for one in (panel, *panel["targets"])]
-    assert set(sources) == {"${datasource}"}

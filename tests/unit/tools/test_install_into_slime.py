@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.install_into_slime import STATE, Overlay, OverlayError, main, missing_requirements
+from tools.install_into_slime import STATE, Overlay, OverlayError, main
 
 ROOT = Path(__file__).resolve().parents[3]
 REAL_SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
@@ -216,15 +216,6 @@ def test_the_farms_file_is_there_to_be_edited_and_stays(checkout: Path, capsys: 
     assert file.read_text() == ours
 
 
-def test_the_rollout_function_needs_nothing_of_the_module_that_may_stay() -> None:
-    files = [*(ROOT / "slime/rollout").glob("*.py"), *(ROOT / "slime_plugins").rglob("*.py")]
-    assert [file for file in files if _imports_mask_utils(file.read_text())] == []
-
-
-def _imports_mask_utils(code: str) -> bool:
-    return "from slime.utils.mask_utils import" in code or "import slime.utils.mask_utils" in code
-
-
 def test_a_slime_without_the_fields_of_samples_is_refused(checkout: Path) -> None:
     (checkout / "slime/utils/types.py").write_text(SAMPLE.replace("loss_mask", "other"))
 
@@ -247,23 +238,6 @@ def test_what_is_no_slime_is_refused(path: str, tmp_path: Path, capsys: pytest.C
     assert main([str(tmp_path / path)]) == 2
     assert "is no slime checkout" in capsys.readouterr().err
     assert not (tmp_path / path / STATE).exists()
-
-
-def test_the_project_itself_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(ROOT)]) == 2
-    assert "this project itself" in capsys.readouterr().err
-
-
-def test_a_broken_manifest_says_so(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Overlay(checkout).install()
-    (checkout / STATE / "manifest.json").write_text(json.dumps({"files": 3}))
-
-    assert main([str(checkout), "--check"]) == 2
-    assert "restore the checkout with git" in capsys.readouterr().err
-
-
-def test_this_environment_meets_the_requirements() -> None:
-    assert missing_requirements() == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -19,16 +18,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tools.launch_training import main
 from tools.launching.execution import run
 from tools.launching.models import VISION_MODELS, Kind, LaunchError
 from tools.launching.preconditions import missing
-from tools.launching.settings import VARIABLES, LaunchSettings, is_loopback, misspelt, read_settings
+from tools.launching.settings import VARIABLES, LaunchSettings, misspelt, read_settings
 from tools.launching.slime_checkout import trains_qwen3_5_vl
 from tools.launching.steps import NATIVE_SPEC, Step, compose, obstacles
 from tools.launching.train_arguments import custom_config, train_arguments
@@ -137,17 +134,6 @@ def test_a_distilled_model_keeps_its_own_rotary_base(environment: dict[str, str]
     assert not base or words.index("${MODEL_ARGS[@]}") < words.index("--rotary-base")
 
 
-def test_a_farms_settings_reach_episodes_that_slime_plays(environment: dict[str, str], tmp_path: Path) -> None:
-    """A Ray that was started elsewhere has not inherited the variable."""
-    farm = tmp_path / "farm.yaml"
-    farm.write_text("num_workers: 4\n")
-    more = {"SLIME_SCRIPT_WITHOUT_BUFFER": "1", "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(farm)}
-    job = compose(settings_of({**environment, **more}))[-1].command
-    variables = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
-
-    assert variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] == str(farm)
-
-
 def test_a_token_that_the_buffer_refuses_is_refused_before_anything_starts(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -223,13 +209,6 @@ def test_two_nodes_meet_at_an_address_that_both_reach(
         settings_of({**environment, **NETWORK})
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "0.0.0.0", "localhost", "LOCALHOST", "::"])
-def test_an_address_of_the_host_itself_is_none_for_others(host: str) -> None:
-    assert is_loopback(host)
-    assert not is_loopback("10.0.0.1")
-    assert not is_loopback("head.cluster")
-
-
 def test_a_buffer_that_others_reach_has_a_token_that_stays(environment: dict[str, str]) -> None:
     more = {**NETWORK, "MASTER_ADDR": "10.0.0.1"}
     first = settings_of({**environment, **more})
@@ -263,15 +242,6 @@ def test_the_farms_file_alone_says_how_long_episodes_are_and_how_many(
     assert not {"max_turns", "max_context_len"} & set(re.findall(r"\w+", config))
     assert values_of(train_arguments(settings))["--max-tokens-per-gpu"] == "32768"
     assert farm.read_text() == "num_workers: 12\nmax_turns: 30\nmax_context_len: 32768\n"
-
-
-def test_a_launch_means_the_documented_farm_of_real_devices(environment: dict[str, str]) -> None:
-    settings = settings_of(environment)
-    served = next(step for step in compose(settings) if step.title == "serve the rollout buffer").command
-
-    assert settings.farm.path == ROOT / "examples" / "android_world" / "config.yaml"
-    assert (settings.farm.device, settings.farm.num_workers) == (None, 64)
-    assert served[served.index("--android-config") + 1] == str(settings.farm.path)
 
 
 def test_a_real_model_is_trained_on_simulated_phones_only_when_told(
@@ -311,13 +281,6 @@ def test_any_number_of_rows_goes_into_micro_batches(environment: dict[str, str],
     assert "--use-dynamic-batch-size" in values
     assert int(values["--max-tokens-per-gpu"]) > 0
     assert "--micro-batch-size" not in values
-
-
-def test_the_rows_of_a_trajectory_share_a_baseline_without_the_buffer_too(environment: dict[str, str]) -> None:
-    settings = settings_of(environment, Kind.ANDROID_WORLD_HISTORY, SLIME_SCRIPT_WITHOUT_BUFFER="1")
-    values = values_of(train_arguments(settings))
-
-    assert values["--custom-reward-post-process-path"] == "slime.rollout.agent_rollout.post_process_rewards"
 
 
 def test_dummies_lose_their_weight_on_the_training_ranks_of_a_slime_that_knows_how(environment: dict[str, str]) -> None:
@@ -390,25 +353,6 @@ def test_a_model_that_needs_the_bridge_is_refused_where_there_is_none(newest: di
     assert "SLIME_SCRIPT_MODEL_NAME=Qwen3.5" in said
 
 
-def test_a_slime_that_does_not_know_qwen3_5s_eyes_is_refused(environment: dict[str, str]) -> None:
-    (said,) = obstacles(settings_of(environment, SLIME_SCRIPT_MODEL_NAME="Qwen3.5-4B"))
-
-    assert "take slime 624b824a8" in said
-
-
-def test_mode_history_needs_a_slime_where_rows_weigh_as_one(environment: dict[str, str]) -> None:
-    (Path(environment["SLIME_DIR"]) / "slime" / "utils" / "types.py").write_text("class Sample:\n    index: int\n")
-
-    assert "weighs each row" in obstacles(settings_of(environment, Kind.ANDROID_WORLD_HISTORY))[0]
-    assert obstacles(settings_of(environment)) == []
-
-
-def test_history_mode_reaches_the_episodes(environment: dict[str, str]) -> None:
-    config = next(step.writes for step in compose(settings_of(environment, Kind.ANDROID_WORLD_HISTORY)) if step.writes)
-
-    assert "rollout_mode: history" in config[1]
-
-
 def test_without_the_buffer_slime_plays_the_episodes(environment: dict[str, str]) -> None:
     settings = settings_of(environment, Kind.ANDROID_WORLD_HISTORY, SLIME_SCRIPT_WITHOUT_BUFFER="1")
     values = values_of(train_arguments(settings))
@@ -416,26 +360,6 @@ def test_without_the_buffer_slime_plays_the_episodes(environment: dict[str, str]
     assert values["--custom-generate-function-path"] == "examples.android_world.rollout_history.generate"
     assert not {"--rollout-function-path", "--rollout-buffer-url"} & values.keys()
     assert "serve the rollout buffer" not in [step.title for step in compose(settings)]
-
-
-def test_trainer_and_engine_share_the_gpus_only_when_asked(environment: dict[str, str]) -> None:
-    apart = values_of(train_arguments(settings_of(environment)))
-    shared = settings_of(environment, SLIME_SCRIPT_COLOCATE="1")
-
-    assert (apart["--actor-num-gpus-per-node"], apart["--rollout-num-gpus"]) == ("4", "4")
-    assert "--colocate" in train_arguments(shared)
-    assert "train.py" in compose(shared)[-1].shown()
-    assert "train_async.py" in compose(settings_of(environment))[-1].shown()
-
-
-def test_several_nodes_are_split_between_trainer_and_engines(environment: dict[str, str]) -> None:
-    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1", "SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "MASTER_ADDR": "10.0.0.1"}
-    settings = settings_of(environment, Kind.ANDROID_WORLD_OPT, **more)
-    values = values_of(train_arguments(settings))
-
-    assert (values["--actor-num-nodes"], values["--actor-num-gpus-per-node"]) == ("1", "8")
-    assert values["--rollout-num-gpus"] == "8"
-    assert (values["--tensor-model-parallel-size"], values["--context-parallel-size"]) == ("8", "1")
 
 
 def test_arguments_after_the_dashes_win(environment: dict[str, str]) -> None:
@@ -544,11 +468,6 @@ def test_the_trainings_exit_code_is_the_runs(tmp_path: Path) -> None:
     assert config.read_text() == "a: 1\n"
 
 
-def test_a_program_that_is_missing_is_named() -> None:
-    with pytest.raises(LaunchError, match="no-such-program is not installed"):
-        run([Step(title="start", command=("no-such-program",))])
-
-
 # --- what has to be there --------------------------------------------------------------------------------------------
 
 
@@ -576,10 +495,6 @@ def ready(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
     for name, value in {**environment, **more}.items():
         monkeypatch.setenv(name, value)
     return settings_of({**environment, **more}, Kind.MATH)
-
-
-def test_a_run_that_finds_everything_is_not_held_up(ready: LaunchSettings) -> None:
-    assert missing(ready) == []
 
 
 def lines_of(*values: object) -> str:
@@ -782,18 +697,6 @@ def test_a_farm_that_cannot_come_up_on_this_host_is_said_before_anything_starts(
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("form", [["--context-parallel-size", "2"], ["--context-parallel-size=2"]])
-def test_a_sequence_is_not_cut_away_from_its_images(ready: LaunchSettings, form: list[str]) -> None:
-    seeing = replace(ready, kind=Kind.ANDROID_WORLD, backend="megatron", model="Qwen3-VL-8B-Instruct")
-    seeing = replace(seeing, farm=replace(seeing.farm, simulated=True))
-
-    assert says(missing(seeing, form), "--context-parallel-size 2 cuts .*raise --tensor-model-parallel-size")
-    for well, extra in ((seeing, ["--context-parallel-size", "1"]), (replace(seeing, model="Qwen3.5-4B"), form)):
-        assert not says(missing(well, extra), "context-parallel")
-    assert missing(ready, form) == []
-
-
-@pytest.mark.usefixtures("hurried")
 def test_a_model_that_this_slime_has_no_loader_for_is_refused(ready: LaunchSettings, tmp_path: Path) -> None:
     loaders = ready.slime / "slime/backends/megatron_utils/hf_to_megatron/__init__.py"
     loaders.parent.mkdir(parents=True)
@@ -829,66 +732,6 @@ def test_a_check_names_everything_that_was_looked_at(
     assert not ready.run_path.exists()
 
 
-def test_the_doctor_looks_at_a_launch_as_the_script_does(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
-
-    def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        return subprocess.CompletedProcess(command, 1)
-
-    monkeypatch.setattr("slime_plugins.rollout_buffer.cli.doctor.subprocess.run", answer)
-    result = CliRunner().invoke(app, ["doctor", "--launch", "android_world"])
-
-    assert result.exit_code == 1
-    assert asked == [[sys.executable, str(ROOT / "tools" / "launch_training.py"), "android_world", "--check"]]
-
-
-def test_math_without_its_judge_is_refused_and_nothing_was_started(
-    ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name))
-    for name in ("TRY_BUFFER", "TRY_TOKENIZER"):
-        monkeypatch.setattr(f"tools.launching.preconditions.{name}", "pass")
-
-    assert main(["math"]) == 2
-
-    assert "pip install math-verify" in capsys.readouterr().err
-    assert not (tmp_path / "started").exists()
-    assert not ready.run_path.exists()
-
-
-def test_a_buffer_that_cannot_run_is_found_before_ray_starts(
-    ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tools.launching.preconditions.TRY_BUFFER", "import no_such_module")
-
-    assert [line for line in missing(ready) if "No module named 'no_such_module'" in line]
-
-
-def test_what_the_guide_downloaded_is_found_where_the_guide_puts_it(ready: LaunchSettings, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    model = home / "hf_models" / "deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
-    converted = home / "megatron_model" / "DeepSeek-R1-Distill-Qwen-7B-25.02"
-    problems = home / "dapo-math-17k" / "dapo-math-17k_instance_id.jsonl"
-    for folder in (model, converted, problems.parent):
-        folder.mkdir(parents=True)
-    problems.write_text(lines_of({"instance_id": "1", "prompt": "2 + 2?", "label": "4"}))
-    settings = read_settings(
-        Kind.MATH, {"SLIME_DIR": str(ready.slime), "SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "HOME": str(home)}
-    )
-
-    values = values_of(train_arguments(settings))
-
-    assert values["--hf-checkpoint"] == str(model)
-    assert values["--ref-load"] == str(converted)
-    assert values["--prompt-data"] == str(problems)
-    serve = next(step for step in compose(settings) if step.title == "serve the rollout buffer")
-    assert {str(model.parent), str(problems.parent)} <= set(serve.command)
-
-
 # --- the scripts -----------------------------------------------------------------------------------------------------
 
 
@@ -921,19 +764,6 @@ def test_the_nodes_of_a_cluster_are_started_one_by_one() -> None:
     assert "--head" in shown[0]
     assert lost.returncode == 2
     assert "MASTER_ADDR" in lost.stderr
-
-
-def test_nodes_that_are_not_named_are_those_of_the_hostfile(tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text("10.0.0.1 slots=8\n10.0.0.2 slots=8\n\n10.0.0.3\n")
-    command = ["bash", str(ROOT / "examples" / "android_world" / "multi_node_ray_start.sh"), "--dry-run"]
-    environment = {"PATH": os.environ["PATH"], "MASTER_ADDR": "10.0.0.1", "HOSTFILE": str(hosts)}
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    hosts.write_text("10.0.0.1\n")
-    alone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    assert [re.findall(r"10\.0\.0\.[23]", line)[0] for line in shown[1:]] == ["10.0.0.2", "10.0.0.3"]
-    assert (alone.returncode, "name the other nodes" in alone.stderr) == (2, True)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
