@@ -140,25 +140,6 @@ def test_who_is_alone_gets_everything_and_owes_nothing_for_it() -> None:
     assert Counter(farm.grants[50:]) == {training("t"): 5, evaluation("e"): 5}
 
 
-def test_a_poll_that_comes_again_empty_handed_keeps_its_place() -> None:
-    line = FairShare()
-    line.join(training("patient"), 0)
-    line.join(training("newer"), 1)
-    line.leave(training("patient"), 20)
-    line.join(training("patient"), 21)
-    assert line.next({}, 0.0) == training("patient")
-
-
-def test_who_was_away_for_long_begins_anew() -> None:
-    line = FairShare()
-    line.join(training("returned"), 0)
-    line.leave(training("returned"), 1)
-    line.join(training("steady"), 10)
-    line.join(training("returned"), 1000)
-    assert line.next({}, 0.0) == training("steady")
-    assert line.waiting() == {"training": 2, "evaluation": 0}
-
-
 def test_nobody_in_line_is_nobody_served() -> None:
     line = FairShare()
     assert line.next({}, 0.0) is None

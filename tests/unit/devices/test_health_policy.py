@@ -11,7 +11,6 @@ from slime_plugins.rollout_buffer.devices.health_policy import (
     HealthAction,
     HealthPolicy,
     HealthRecord,
-    may_recycle,
     may_rest,
 )
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
@@ -125,10 +124,6 @@ def test_at_most_half_of_the_devices_rest(resting: int, devices: int) -> None:
     assert not may_rest(0, 1)
 
 
-def test_recycling_goes_one_at_a_time_or_as_many_as_spares_stand_in_for() -> None:
-    assert [may_recycle(0, 0), may_recycle(1, 0), may_recycle(1, 2), may_recycle(2, 2)] == [True, False, True, False]
-
-
 def test_first_quarantine_then_probation_then_a_new_worker_then_rests_that_double() -> None:
     by = rules(faults=2)
     record = after(FAULT)
@@ -147,10 +142,6 @@ def test_first_quarantine_then_probation_then_a_new_worker_then_rests_that_doubl
     assert rests == [0, 10, 20, 40, 80, 160, 160]
 
 
-def test_where_nothing_may_rest_a_faulty_device_gets_a_new_worker_instead() -> None:
-    assert decided(after(FAULT, FAULT), rules(faults=2), may_rest=False) is HealthAction.REPLACE
-
-
 def test_a_device_is_recycled_by_its_number_of_episodes_as_soon_as_it_may() -> None:
     by = rules(recycle=3)
     record = after(CLEAN, CLEAN, UNCALLED)
@@ -160,12 +151,6 @@ def test_a_device_is_recycled_by_its_number_of_episodes_as_soon_as_it_may() -> N
     record = after(CLEAN, record=record)
     assert decided(record, by) is HealthAction.RECYCLE
     assert record.with_new_worker(because_of_trouble=False) == HealthRecord()
-
-
-@pytest.mark.parametrize("failures", [{"environment_setup": 1}, {"engine": 2}])
-def test_what_is_not_the_devices_fault_neither_counts_nor_excuses(failures: dict[str, int]) -> None:
-    record = after(FAULT, LeaseReport(failures=failures))
-    assert record.faults_in_a_row == 1
 
 
 def test_counters_hold_the_latest_times_only_and_leave_out_leases_without_a_call() -> None:

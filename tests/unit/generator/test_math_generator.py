@@ -15,12 +15,11 @@ from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError, GeneratorError
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator, create_generator
 from slime_plugins.rollout_buffer.generator.math_reward import judge as judge_module
-from slime_plugins.rollout_buffer.generator.math_reward.answers import MAX_ANSWER_CHARACTERS, final_answer, is_same_text
+from slime_plugins.rollout_buffer.generator.math_reward.answers import MAX_ANSWER_CHARACTERS, final_answer
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.generator.registry import load
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
@@ -91,41 +90,14 @@ async def test_a_reply_is_recorded_with_its_reward_and_its_tokens() -> None:
     )
 
 
-async def test_a_cut_reply_is_truncated_and_earns_nothing_unasked() -> None:
-    generator = FixedReward()
-    await started(generator, ["a long way to go"])
-    trajectory = await generator.play(request(PROBLEM, max_new_tokens=2))
-    assert (trajectory.outcome, trajectory.stop_reason) == (Outcome.TRUNCATED, StopReason.MAX_TOKENS)
-    assert (trajectory.reward, generator.asked) == (0.0, [])
-
-
-async def test_an_aborted_reply_is_aborted() -> None:
-    trajectory = await play([GenerateReply(output_ids=(5,), output_log_probs=(-1.0,), finish_reason="abort")])
-    assert trajectory.outcome is Outcome.ABORTED
-
-
 async def test_a_prompt_may_be_a_plain_string() -> None:
     trajectory = await play(["Hi."], {"prompt": "Say hi."})
     assert trajectory.messages[0] == {"role": "user", "content": "Say hi."}
 
 
-@pytest.mark.parametrize("prompt", [None, "", [], 5, ["hi"], [{"role": "user"}], [{"role": "user", "content": [1]}]])
-async def test_a_line_without_a_prompt_is_named(prompt: Any) -> None:
-    with pytest.raises(EnvironmentSetupError, match="instance 7 needs a prompt"):
-        await play(["Hi."], {"prompt": prompt})
-
-
 async def test_a_broken_engine_is_an_error_and_no_reward() -> None:
     with pytest.raises(EngineError):
         await play([EngineError("away")])
-
-
-async def test_what_was_said_before_an_error_is_in_the_transcript() -> None:
-    generator, asked = FixedReward(float("nan")), request(PROBLEM)
-    await started(generator, ["It is 42."])
-    with pytest.raises(GeneratorError):
-        await generator.play(asked)
-    assert [message["content"] for message in asked.transcript] == ["What is 6 * 7?", "It is 42."]
 
 
 async def test_a_reward_that_is_no_number_breaks_the_contract() -> None:
@@ -140,11 +112,6 @@ async def test_the_template_alone_says_what_to_override() -> None:
     await started(generator, ["Hi."])
     with pytest.raises(NotImplementedError, match="must override reward"):
         await generator.play(request(PROBLEM))
-
-
-async def test_playing_before_start_is_a_bug_that_says_so() -> None:
-    with pytest.raises(GeneratorError, match="not started"):
-        await FixedReward().play(request(PROBLEM))
 
 
 async def test_a_job_without_tokenizer_is_refused_at_start() -> None:
@@ -190,16 +157,6 @@ def test_hostile_text_is_read_in_no_time(text: str) -> None:
 def test_any_text_has_an_answer_or_none(text: str) -> None:
     answer = final_answer(text)
     assert answer is None or 0 < len(answer) <= MAX_ANSWER_CHARACTERS
-
-
-@pytest.mark.parametrize(("answer", "label"), [("1,000", "1000"), ("$42$", " 42. "), ("−7", "-7")])
-def test_spelling_does_not_matter(answer: str, label: str) -> None:
-    assert is_same_text(answer, label)
-
-
-@pytest.mark.parametrize(("answer", "label"), [("(1,2)", "12"), ("1,2", "12"), ("42", "24")])
-def test_different_answers_stay_different(answer: str, label: str) -> None:
-    assert not is_same_text(answer, label)
 
 
 # ---- the judge -------------------------------------------------------------------------------------------------------
@@ -272,16 +229,6 @@ async def test_the_right_answer_earns_one(reply: str, reward: float) -> None:
     finally:
         await generator.close()
     assert trajectory.reward == reward
-
-
-@pytest.mark.parametrize("label", [None, "", " ", ["42"]])
-async def test_a_line_without_a_label_is_named(label: Any) -> None:
-    with pytest.raises(EnvironmentSetupError, match="instance 7 needs a label"):
-        await MathGenerator().reward(Instance(instance_id="7", data={"label": label}), "42")
-
-
-async def test_answer_is_taken_in_place_of_label() -> None:
-    assert await MathGenerator().reward(Instance(instance_id="7", data={"answer": 42}), r"\boxed{42}") == 1.0
 
 
 def test_the_registry_finds_it() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.errors import EngineError, GeneratorError, InvalidPayloadError, UnavailableError
+from slime_plugins.rollout_buffer.errors import EngineError, InvalidPayloadError, UnavailableError
 from slime_plugins.rollout_buffer.generator import BaseGenerator, base_generator, query_single_turn
 
 QUESTION = [{"role": "user", "content": "2 + 2?"}]
@@ -114,15 +114,6 @@ def test_items_have_slimes_keys_and_text_for_an_id(input_file: str) -> None:
     ].items()
 
 
-def test_each_skipped_id_skips_one_pass_whatever_its_spelling(input_file: str) -> None:
-    made, buffer = generator(num_repeat_per_sample=3, skip_instance_ids=["7", "7", "a"])
-
-    made.entry(input_file, four, lambda item: 1.0, num_epoch=2)
-
-    played = sorted(item["instance_id"] for item in buffer.items)
-    assert played == ["2"] * 6 + ["a"] * 3
-
-
 def test_an_item_is_sent_until_it_is_stored_and_a_refused_one_is_a_failure(input_file: str) -> None:
     made, buffer = generator()
     buffer.script = [UnavailableError("no room"), OSError("gone")]
@@ -133,20 +124,3 @@ def test_an_item_is_sent_until_it_is_stored_and_a_refused_one_is_a_failure(input
     buffer.script = [InvalidPayloadError("no such instance")]
     made.run(input_file, four, lambda item: 1.0)
     assert len(buffer.items) == 2
-
-
-def test_one_broken_play_costs_itself_and_all_broken_ones_are_told(input_file: str) -> None:
-    def fails_for_a(item: dict[str, Any]) -> float:
-        if item["instance_id"] == "a":
-            raise ValueError("no label")
-        return 1.0
-
-    made, buffer = generator()
-    assert made.run(input_file, four, fails_for_a) == "finished"
-    assert sorted(item["instance_id"] for item in buffer.items) == ["2", "7"]
-
-    def fails(item: dict[str, Any]) -> float:
-        raise ValueError("no label")
-
-    with pytest.raises(GeneratorError, match="3 of 3 plays failed, 3 of them with ValueError: no label"):
-        generator()[0].run(input_file, four, fails)

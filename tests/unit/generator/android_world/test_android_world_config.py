@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.config import (
     CONFIG_VARIABLE,
     JOB_KEYS,
@@ -21,7 +18,6 @@ from slime_plugins.rollout_buffer.generator.android_world.config import (
     environment_for,
     load_settings,
     read_settings,
-    setting_names,
 )
 
 
@@ -111,56 +107,6 @@ def test_a_mistake_in_the_file_is_named_with_its_line(config_file: Path, text: s
     assert message in caught.value.message
 
 
-def _settings_that_are_no_switches() -> list[str]:
-    names = (name.split(".") for name in setting_names())
-    switches = {"ban_vision_tokens", "success_needs_ending"}
-    return [".".join(name) for name in names if name[-1] not in switches]
-
-
-@pytest.mark.parametrize("truth", ["yes", "off"])
-@pytest.mark.parametrize("name", _settings_that_are_no_switches())
-def test_a_truth_value_is_refused_wherever_it_comes_from(
-    name: str, truth: str, config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """YAML reads yes, no, on and off as truth values, and Python takes those for 1 and 0."""
-    section, _, key = name.rpartition(".")
-    config_file.write_text(f"{section}:\n  {key}: {truth}\n" if section else f"\n{key}: {truth}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"^mine\.yaml: line 2: {name}: "):
-        read_settings(config_file)
-    with pytest.raises(ConfigError, match=rf"^--android {name}={truth}: {name}: "):
-        environment_for(None, [f"{name}={truth}"])
-    variable = SETTING_PREFIX + name.upper().replace(".", "__")
-    monkeypatch.setenv(variable, truth)
-    with pytest.raises(ConfigError, match=rf"^environment variable {variable}: {name}: "):
-        load_settings({})
-
-
-@pytest.mark.parametrize("name", sorted(JOB_KEYS - {"ban_vision_tokens"}))
-def test_a_truth_value_is_refused_from_a_job(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^android_world\.{name}: "):
-        load_settings({"android_world": {name: True}})
-
-
-def test_a_missing_file_is_named(config_file: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_settings(config_file)
-
-
-def test_an_empty_file_is_all_defaults(config_file: Path) -> None:
-    config_file.write_text("# nothing\n", encoding="utf-8")
-    assert read_settings(config_file) == AndroidWorldSettings()
-
-
-def test_devices_do_not_care_what_jobs_override() -> None:
-    job = load_settings({"android_world": {"max_turns": 5, "max_context_len": 100, "reward": {"step_decay": 1}}})
-    assert job.for_devices() == AndroidWorldSettings().for_devices()
-
-
-def test_image_tokens_are_estimated_upwards_from_the_pixel_cap() -> None:
-    assert AndroidWorldSettings(screenshot_max_pixels=1025).image_tokens == 2
-    assert AndroidWorldSettings().image_tokens == 633
-
-
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
@@ -177,38 +123,6 @@ def test_the_environment_comes_before_the_file_and_the_command_line_before_both(
     assert found == (3, 4, 5, 6)
     assert (settings.quarantine_s, settings.reward.step_decay, settings.recycle_after_episodes) == (3, 0.5, None)
     assert load_settings({"android_world": {"max_turns": 7}}).max_turns == 7
-
-
-def test_variables_reach_into_sections_and_hold_any_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "RESOURCES_PER_WORKER__NUM_CPUS": "4",
-        "RESOURCES_PER_WORKER__CUSTOM": "{phone: 1}",
-        "MAX_TURNS": "null",
-        "BAN_VISION_TOKENS": "false",
-        "BASE_AVD_NAME_PATTERN": "'mine_{}'",
-        "ADB_PATH": "/opt/adb",
-    }.items():
-        monkeypatch.setenv(SETTING_PREFIX + name, value)
-    settings = load_settings({})
-    assert settings.resources_per_worker.as_ray_names_them() == {"CPU": 4, "phone": 1}
-    assert (settings.max_turns, settings.ban_vision_tokens) == (None, False)
-    assert (settings.base_avd_name_pattern, settings.adb_path) == ("mine_{}", "/opt/adb")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("NUM_WORKER", "4", "num_worker is not a setting; did you mean num_workers?"),
-        ("NUM_WORKERS", "many", "num_workers: Input should be a valid integer"),
-        ("NUM_WORKERS", "[1", "the value is not valid YAML"),
-        ("REWARD__STEP_DECAY", "-1", "reward.step_decay: "),
-    ],
-)
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
-    monkeypatch.setenv(SETTING_PREFIX + name, value)
-    with pytest.raises(ConfigError) as caught:
-        load_settings({})
-    assert caught.value.message.startswith(f"environment variable {SETTING_PREFIX}{name}: {message}")
 
 
 @pytest.mark.parametrize(
@@ -233,14 +147,6 @@ def test_a_mistake_is_blamed_on_the_layer_that_made_it(config_file: Path, monkey
     with pytest.raises(ConfigError, match=r"^environment variable .*NUM_WORKERS: num_workers: .*, not -1$"):
         environment_for(config_file, [])
     assert environment_for(config_file, ["num_workers=1"])[CONFIG_VARIABLE] == str(config_file)
-
-
-@given(st.dictionaries(st.sampled_from(["num_workers", "max_turns", "reward.step_decay"]), st.integers(1, 9)))
-def test_the_command_line_and_the_variables_it_is_passed_on_as_mean_the_same(chosen: dict[str, int]) -> None:
-    assignments = [f"{key}={value}" for key, value in chosen.items()]
-    variables = config_sources.as_variables(assignments, SETTING_PREFIX)
-    passed_on = config_sources.from_variables(variables, SETTING_PREFIX).values
-    assert passed_on == config_sources.from_assignments(assignments, "--android").values
 
 
 DOCUMENTED = """

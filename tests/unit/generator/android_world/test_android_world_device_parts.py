@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import typeable
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import check_sdk
-from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package, task_seed
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import hold_ports
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
     ScreenSample,
@@ -142,27 +141,9 @@ def test_a_screen_that_reacts_late_is_not_taken_for_a_settled_one() -> None:
         assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Settled.SETTLED)
 
 
-def test_looks_that_take_long_do_not_shorten_the_timeout() -> None:
-    assert Film((0.0, 1), (1.9, 90), look_s=1.0).settle(look_at(1)) == (90, Settled.SETTLED)
-
-
-def test_a_screen_that_stays_is_reported_as_unchanged() -> None:
-    film = Film((0.0, 1))
-    assert film.settle(look_at(1)) == (1, Settled.NO_CHANGE)
-    assert film.time == pytest.approx(2.1, abs=0.3)
-
-
 def test_a_screen_that_goes_on_moving_is_cut_off() -> None:
     film = Film(*((0.1 * frame, frame % 200) for frame in range(200)))
     assert film.settle(look_at(255))[1] is Settled.TIMED_OUT
-
-
-def test_a_change_in_pixels_alone_is_a_change() -> None:
-    still, moved = look_at(1), ScreenSample(pixels=np.full((40, 20, 3), 99, np.uint8), elements=[1])
-    assert not still.same_as(moved)
-    blinking = look_at(1)
-    blinking.pixels[1, 1] = 255
-    assert still.same_as(blinking)
 
 
 # ---- text and pictures -----------------------------------------------------------------------------------------------
@@ -174,19 +155,6 @@ def test_a_change_in_pixels_alone_is_a_change() -> None:
 )
 def test_what_cannot_be_typed_is_named(text: str, possible: str, refused: list[str]) -> None:
     assert typeable(text) == (possible, refused)
-
-
-def test_halving_a_screenshot_averages_exactly() -> None:
-    pixels = np.zeros((4, 4, 3), np.uint8)
-    pixels[:2, :2] = 200
-    image = encode_screenshot(pixels, 4, "png")
-    assert image.media_type == "image/png"
-    assert image.data.startswith(b"\x89PNG")
-
-
-def test_a_task_has_the_same_seed_in_every_process() -> None:
-    assert task_seed(30, "ContactsAddContact", 0) == task_seed(30, "ContactsAddContact", 0)
-    assert len({task_seed(30, "ContactsAddContact", index) for index in range(20)}) == 20
 
 
 # ---- ports and clones ------------------------------------------------------------------------------------------------
@@ -209,25 +177,6 @@ def test_two_workers_never_get_the_same_ports() -> None:
         ports.release()
 
 
-def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        ports = hold_ports(5620, taken, 42300)
-        assert ports.grpc > taken
-        ports.release()
-
-
-def test_the_last_of_a_host_full_of_emulators_finds_a_port_that_was_left_over_below() -> None:
-    last = hold_ports(5682, 42100, 42300, lowest_console=5620)
-    beyond = [hold_ports(5682, 42100, 42300, lowest_console=5620) for _ in range(2)]
-    assert len({ports.console for ports in (last, *beyond)}) == 3
-    assert all(5620 <= ports.console < 5682 for ports in beyond)
-    with pytest.raises(DeviceError, match="no free port"):
-        hold_ports(5684, 42100, 42300)
-    for ports in (last, *beyond):
-        ports.release()
-
-
 @pytest.fixture
 def avd_home(tmp_path: Path) -> Path:
     base = tmp_path / "avd" / "Base.avd"
@@ -238,31 +187,6 @@ def avd_home(tmp_path: Path) -> Path:
     return base.parent
 
 
-def test_a_clone_is_made_once_and_names_itself(avd_home: Path) -> None:
-    clone_avd(avd_home, "Base", "clone_0")
-    clone = avd_home / "clone_0.avd"
-    assert (clone / "config.ini").read_text() == "AvdId=clone_0\nimage=/x/clone_0.avd/y\n"
-    assert (avd_home / "clone_0.ini").read_text().splitlines()[:2] == ["target=android-33", f"path={clone}"]
-    assert not (clone / "snapshots").exists()
-    (clone / "userdata.img").write_bytes(b"used")
-    clone_avd(avd_home, "Base", "clone_0")
-    assert (clone / "userdata.img").read_bytes() == b"used"
-
-
-def test_half_a_clone_is_made_anew(avd_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as broken:
-        broken.setenv("PATH", "")
-        with pytest.raises(DeviceError, match="could not be cloned"):
-            clone_avd(avd_home, "Base", "clone_0")
-    (avd_home / "clone_0.avd" / "rubbish").touch()
-    clone_avd(avd_home, "Base", "clone_0")
-    assert sorted(path.name for path in (avd_home / "clone_0.avd").iterdir()) == [
-        "config.ini",
-        "rollout_buffer_clone_of",
-        "userdata.img",
-    ]
-
-
 @pytest.mark.parametrize("name", ["Mine", "Base"])
 def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(avd_home: Path, name: str) -> None:
     own = avd_home / f"{name}.avd" / "userdata.img"
@@ -271,15 +195,6 @@ def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(avd_home: Path, 
     with pytest.raises(ConfigError, match=f"{name}.avd is there already and is no clone"):
         clone_avd(avd_home, "Base", name)
     assert own.read_bytes() == b"years of work"
-
-
-def test_a_running_or_missing_base_is_not_cloned(avd_home: Path) -> None:
-    with pytest.raises(ConfigError, match="no virtual device Nobody"):
-        clone_avd(avd_home, "Nobody", "clone_0")
-    (avd_home / "Base.avd" / "hardware-qemu.ini.lock").write_text(f"{os.getpid()}\n")
-    with pytest.raises(DeviceError, match=rf"is running \(process {os.getpid()}\)"):
-        clone_avd(avd_home, "Base", "clone_0")
-    assert not (avd_home / "clone_0.avd").exists()
 
 
 def test_folders_of_dead_workers_are_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,19 +270,6 @@ def test_errors_of_a_device_in_another_process_keep_their_kind() -> None:
     device.close()
 
 
-def test_a_python_that_does_not_exist_is_an_error_not_a_hang() -> None:
-    with pytest.raises(DeviceError, match="cannot be started"):
-        in_a_process("/nowhere/python")
-
-
-def test_a_python_without_this_project_is_named_with_its_exit_code(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec 1>&-\nsleep 0.3\nexit 7\n")
-    python.chmod(0o755)
-    with pytest.raises(DeviceError, match=rf"{python} ended with exit code 7 before .* `rollout-buffer doctor`"):
-        in_a_process(str(python))
-
-
 @pytest.mark.parametrize("ends_by", ["closing", pytest.param("kill", marks=pytest.mark.slow)])
 def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
     pid_file = tmp_path / "pid"
@@ -390,19 +292,6 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
     owner.wait()
     _until(lambda: not Path(f"/proc/{pid}").exists())
     _until(lambda: not list(records.iterdir()))
-
-
-def test_a_guard_forgets_what_killed_guards_left_on_record_and_nothing_that_lives(tmp_path: Path) -> None:
-    records = tmp_path / "records"
-    records.mkdir()
-    start = int(Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19])
-    living, recycled, gone = f"{os.getpid()}-{start}", f"{os.getpid()}-{start - 1}", "4194999-7"
-    for name in (living, recycled, gone, "notes-1"):
-        (records / name).write_text("kind=emulator\n")
-    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", str(free_port())]
-    guard += ["emulator-5554", "0.5", "--", "/bin/true"]
-    subprocess.run(guard, stdin=subprocess.DEVNULL, check=True, timeout=60)
-    assert sorted(path.name for path in records.iterdir()) == sorted([living, "notes-1"])
 
 
 _OWNER = """

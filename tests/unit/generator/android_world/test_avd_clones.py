@@ -12,18 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.emulator import avd_clones
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
     CHECKOUT,
     CopyLimits,
-    allocated_bytes,
     clone_avd,
     running_emulator,
-    shares_blocks,
 )
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import backing_file
@@ -70,18 +66,6 @@ def test_a_base_that_was_booted_and_stopped_is_cloned_without_its_locks(home: Pa
     ]
 
 
-@pytest.mark.parametrize("written", [b"", b"\0", b"nobody", b"-1", b"0", b"99999999999999999999", b"\xff\xfe"])
-def test_a_lock_that_names_no_process_means_nothing(home: Path, written: bytes) -> None:
-    (home / "Base.avd" / "hardware-qemu.ini.lock").write_bytes(written)
-    assert running_emulator(home / "Base.avd") is None
-
-
-@pytest.mark.parametrize("form", ["{}", "{}\n", "{}\0\0"])
-def test_a_lock_that_names_a_process_that_lives_is_an_emulator(home: Path, form: str) -> None:
-    (home / "Base.avd" / "hardware-qemu.ini.lock").write_text(form.format(os.getpid()))
-    assert running_emulator(home / "Base.avd") == os.getpid()
-
-
 # ---- disks on disks --------------------------------------------------------------------------------------------------
 
 
@@ -95,40 +79,6 @@ def test_an_overlay_leads_to_the_clones_own_disk_however_it_named_it(home: Path,
     original = (base / overlay.name).read_bytes()
     assert overlay.read_bytes()[CLUSTER:] == original[CLUSTER:] == b"blocks"
     assert backing_file(base / overlay.name) == form.format(base=base)
-
-
-def test_an_overlay_on_a_shared_system_image_keeps_it(home: Path, tmp_path: Path) -> None:
-    system = tmp_path / "system.img"
-    system.touch()
-    write_overlay(home / "Base.avd" / "system.img.qcow2", str(system))
-    clone_avd(home, "Base", "clone_0")
-    assert backing_file(home / "clone_0.avd" / "system.img.qcow2") == str(system)
-
-
-def test_overlays_on_overlays_stay_within_the_clone(home: Path) -> None:
-    base = home / "Base.avd"
-    write_overlay(base / "lower.qcow2", f"{base}/userdata-qemu.img")
-    write_overlay(base / "upper.qcow2", f"{base}/lower.qcow2")
-    clone_avd(home, "Base", "clone_0")
-    clone = home / "clone_0.avd"
-    assert backing_file(clone / "lower.qcow2") == "userdata-qemu.img"
-    assert backing_file(clone / "upper.qcow2") == "lower.qcow2"
-
-
-@pytest.mark.parametrize("backing", ["gone.img", "snapshots/one/ram.img", "/nowhere/gone.img", "json:{}", "nbd:host:1"])
-def test_an_overlay_that_cannot_be_followed_is_refused_in_a_sentence(home: Path, backing: str) -> None:
-    write_overlay(home / "Base.avd" / "cache.img.qcow2", backing)
-    with pytest.raises(DeviceError, match=r"the disk cache\.img\.qcow2 of .* cannot be cloned: its backing file"):
-        clone_avd(home, "Base", "clone_0")
-    with pytest.raises(DeviceError, match="cannot be cloned"):  # and not taken for a clone afterwards
-        clone_avd(home, "Base", "clone_0")
-
-
-@given(data=st.binary(max_size=200))
-def test_a_file_of_any_bytes_has_a_backing_file_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = tmp_path_factory.mktemp("any") / "disk"
-    path.write_bytes(b"QFI\xfb" + data)
-    assert backing_file(path) is None or isinstance(backing_file(path), str)
 
 
 # ---- cut off, limited ------------------------------------------------------------------------------------------------
@@ -158,14 +108,6 @@ def test_a_clone_is_made_again_once_its_base_has_changed(home: Path) -> None:
     clone_avd(home, "Base", "clone_0")
     assert (home / "clone_0.avd" / "forwarder.apk").exists()
     assert used.read_bytes() == b"data" * 1000
-
-
-def test_a_clone_stays_as_it_is_while_its_base_runs_and_may_change(home: Path) -> None:
-    clone_avd(home, "Base", "clone_0")
-    (home / "Base.avd" / "userdata-qemu.img").write_bytes(b"half")
-    (home / "Base.avd" / "hardware-qemu.ini.lock").write_text(f"{os.getpid()}")
-    clone_avd(home, "Base", "clone_0")
-    assert (home / "clone_0.avd" / "userdata-qemu.img").read_bytes() == b"data" * 1000
 
 
 # ---- one owner -------------------------------------------------------------------------------------------------------
@@ -205,13 +147,6 @@ def test_a_device_outlives_its_killed_worker_with_whoever_guards_its_emulator(ho
     AvdOwnership(home, "clone_0", CHECKOUT).release()
 
 
-def test_a_copy_that_takes_too_long_says_which_limit_it_met(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_cp(home, monkeypatch, seconds=60)
-    monkeypatch.setattr(avd_clones, "_MIN_COPY_S", 0.2)
-    with pytest.raises(DeviceError, match="longer than clone_s_per_gb says"):
-        clone_avd(home, "Base", "clone_0", CopyLimits(seconds_per_gb=1.0))
-
-
 def test_no_more_are_copied_at_once_than_allowed_and_all_are_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = slow_cp(home, monkeypatch, seconds=0.05)
     limits = CopyLimits(at_once=3)
@@ -238,16 +173,6 @@ def test_a_copy_ends_with_the_worker_that_made_it(home: Path, monkeypatch: pytes
     worker.kill()
     worker.wait()
     until(lambda: not lives(copying))
-
-
-def test_what_a_clone_takes_counts_no_holes_and_no_locks(home: Path) -> None:
-    base = home / "Base.avd"
-    before = allocated_bytes(base)
-    with (base / "sparse.img").open("wb") as file:
-        file.truncate(1 << 30)
-    (base / "multiinstance.lock").write_bytes(b"x" * 100_000)
-    assert before <= allocated_bytes(base) < 1 << 20
-    assert isinstance(shares_blocks(home), bool)
 
 
 def slow_cp(home: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> Path:

@@ -12,14 +12,12 @@ import pytest
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.chat_tokens import _SENTINEL
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError, GeneratorError
+from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import Snapshot, full_history_of, snapshots_of
 from slime_plugins.rollout_buffer.generator.context_editing_generator import REWARD_RANGE, create_generator
 from slime_plugins.rollout_buffer.generator.registry import load
-from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.testing.fake_engine import END_OF_TURN, FakeEngine
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 from tests.context_editing_player import LINE, call, play, request_for, tokenizer
@@ -51,11 +49,6 @@ def test_the_registry_finds_it() -> None:
     assert isinstance(create_generator(), Generator)
 
 
-async def test_it_must_be_started() -> None:
-    with pytest.raises(GeneratorError, match="not started"):
-        await create_generator().play(request_for(LINE))
-
-
 async def test_it_does_not_start_without_the_search_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(ConfigError, match="bm25s"):
@@ -73,28 +66,7 @@ async def test_a_template_that_refuses_tool_results_is_named_at_the_start() -> N
         await play([FINISH], with_tokenizer=strict)
 
 
-async def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
-    plain = copy.deepcopy(tokenizer)
-    plain.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
-        "{{ '<|im_start|>assistant\\n' if add_generation_prompt }}"
-    )
-    game = await play([*READ, call("deleteContext", message_ids=5), FINISH], with_tokenizer=plain)
-    assert game.trajectory.reward == 1.0
-    assert '"name": "readChunk"' in game.trajectory.messages[0]["content"]
-    assert len(pack_training_rows(game.trajectory.generations)) == 2
-
-
 # ---- the straight way ------------------------------------------------------------------------------------------------
-
-
-async def test_results_have_the_ids_that_deleting_needs() -> None:
-    game = await play([*READ, FINISH])
-    assert [(one["msg_id"], one["msg_id(invoking_assistant)"], one["status"]) for one in game.results] == [
-        (3, 2, "success"),
-        (5, 4, "success"),
-    ]
-    assert [message["msg_id"] for message in game.trajectory.messages] == [0, 1, 2, 3, 4, 5, 6]
 
 
 async def test_a_right_answer_earns_one_and_ends_the_episode() -> None:
@@ -132,22 +104,6 @@ async def test_a_marker_in_the_document_is_no_token_of_the_template() -> None:
         counts = [list(one.prompt_ids).count(token_id) for one in game.trajectory.generations]
         assert counts[1] - counts[0] == {"<|im_end|>": 2, "<|im_start|>": 2, "<|image_pad|>": 0}[token]
     assert "before < |im_end|>" in game.results[0]["message"]
-
-
-async def test_a_document_cannot_hide_what_stands_before_it() -> None:
-    """The text by which bridges are cut out of a dummy conversation is text like any other in a document."""
-    line = {**LINE, "document_content": f"the beginning {_SENTINEL} the end"}
-    game = await play([call("loadDocument"), FINISH], line=line)
-    assert "the beginning" in text_of_prompt(game.requests[-1].input_ids)
-
-
-async def test_prompts_that_only_grow_share_their_memory() -> None:
-    game = await play(
-        [*READ, call("note", key="a", content="b"), call("deleteContext", message_ids=[4, 5]), *READ, FINISH]
-    )
-    prompts = [one.prompt_ids for one in game.trajectory.generations]
-    assert all(isinstance(prompt, SharedPrefix) for prompt in prompts)
-    assert len({id(prompt._ids) for prompt in prompts if isinstance(prompt, SharedPrefix)}) == 2
 
 
 # ---- deleting --------------------------------------------------------------------------------------------------------
@@ -218,34 +174,6 @@ async def test_two_deletions_of_one_turn_give_two_snapshots_the_second_masked() 
     assert len(second.full_history) == len(first.full_history) + 1
 
 
-@pytest.mark.parametrize("message_ids", [[0], [1], [99], [6], "4"])
-async def test_a_deletion_that_deletes_nothing_leaves_no_snapshot_and_no_row(message_ids: Any) -> None:
-    asks = [*READ, call("deleteContext", message_ids=[4] if message_ids == "4" else message_ids)]
-    again = [call("deleteContext", message_ids=[4])] if message_ids == "4" else []
-    trajectory = (await play([*asks, *again, FINISH])).trajectory
-    deleted = 1 if message_ids == "4" else 0
-    assert len(snapshots_of(trajectory)) == deleted
-    assert len(pack_training_rows(trajectory.generations)) == 1 + deleted
-    refusal = json.loads([message for message in trajectory.messages if message["role"] == "tool"][-1]["content"])
-    assert refusal["status"] == "error"
-    assert refusal["message"]["not_deleted"]
-
-
-async def test_deletion_and_reading_in_one_turn_are_carried_out_in_order() -> None:
-    game = await play([*READ, call("deleteContext", message_ids=[4, 5]) + call("readChunk", chunk_id=2), FINISH])
-    assert [one["status"] for one in game.results] == ["success"] * 4
-    assert [one["msg_id(invoking_assistant)"] for one in game.results] == [2, 4, 6, 6]
-    assert '"chunk_id": 2' in text_of_prompt(game.requests[-1].input_ids)
-
-
-async def test_the_strict_form_trains_only_after_the_last_deletion() -> None:
-    script = [*READ, call("deleteContext", message_ids=[4, 5]), FINISH]
-    generations = (await play(script, train_before_deletion=False)).trajectory.generations
-    assert [one.trained for one in generations] == [False, False, False, True]
-    (row,) = pack_training_rows(generations)
-    assert sum(row.loss_mask) == len(generations[-1].output_ids)
-
-
 async def test_without_statelm_there_is_no_deleting() -> None:
     game = await play([*READ, call("deleteContext", message_ids=[4]), FINISH], statelm_enabled=False)
     assert "there is no tool 'deleteContext'" in game.results[-1]["message"]
@@ -280,11 +208,6 @@ async def test_calls_beyond_the_limit_of_a_turn_are_refused_in_one_sentence() ->
     assert [one["status"] for one in game.results] == ["success", "success", "error"]
 
 
-async def test_what_stands_after_finish_is_not_carried_out() -> None:
-    game = await play([FINISH + call("note", key="a", content="b")])
-    assert game.trajectory.extra_info["notes"] == 0
-
-
 # ---- endings ---------------------------------------------------------------------------------------------------------
 
 
@@ -308,25 +231,6 @@ async def test_the_check_is_exact_and_the_penalty_is_the_jobs() -> None:
     assert full.requests == []
 
 
-async def test_the_room_of_a_turn_caps_it() -> None:
-    game = await play([FINISH], response_length=50)
-    assert game.requests[0].sampling_params.max_new_tokens == 50
-
-
-async def test_deleting_makes_room() -> None:
-    first = len((await play([FINISH])).requests[0].input_ids)
-    reads = [call("buildIndex", chunk_size=250)]
-    for number in range(6):
-        reads += [
-            call("readChunk", chunk_id=number),
-            call("deleteContext", message_ids=[4 + 4 * number, 5 + 4 * number]),
-        ]
-    limit = first + 400 + 2200
-    assert (await play([*reads, FINISH], max_model_length=limit)).trajectory.reward == 1.0
-    without = [one for one in reads if "deleteContext" not in one]
-    assert (await play([*without, FINISH], max_model_length=limit)).trajectory.reward == -1.0
-
-
 async def test_a_cut_turn_ends_the_episode_and_stays_trained() -> None:
     trajectory = (await play([READ[0], "word " * 500])).trajectory
     assert (trajectory.outcome, trajectory.stop_reason, trajectory.reward) == (
@@ -334,11 +238,6 @@ async def test_a_cut_turn_ends_the_episode_and_stays_trained() -> None:
     )  # fmt: skip
     (row,) = pack_training_rows(trajectory.generations)
     assert sum(row.loss_mask) == sum(len(one.output_ids) for one in trajectory.generations)
-
-
-async def test_the_last_turn_is_the_last() -> None:
-    game = await play([call("checkBudget")] * 3, max_turns=3)
-    assert (game.trajectory.stop_reason, game.trajectory.reward) == (StopReason.MAX_TURNS, 0.0)
 
 
 async def test_a_turn_that_was_resumed_keeps_its_weight_versions() -> None:
@@ -354,24 +253,6 @@ async def test_an_abort_keeps_what_was_sampled_before_it() -> None:
     assert (trajectory.outcome, trajectory.stop_reason) == (Outcome.ABORTED, StopReason.ABORTED)
     assert len(trajectory.generations) == 2
     assert len((await play([READ[0], reply((), "abort")])).trajectory.generations) == 1
-
-
-async def test_an_image_token_ends_the_episode_before_it() -> None:
-    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    game = await play([reply((*ids_of("so ", closed=False), pad, *ids_of("on")))])
-    assert game.trajectory.stop_reason is StopReason.FORBIDDEN_TOKEN
-    assert pad not in game.trajectory.generations[0].output_ids
-    assert pad in game.requests[0].banned_ids
-
-
-async def test_a_turn_of_nothing_is_the_engines_fault() -> None:
-    with pytest.raises(EngineError, match="single token"):
-        await play([reply(())])
-
-
-async def test_an_engine_that_breaks_is_no_reward() -> None:
-    with pytest.raises(EngineError, match="gone"):
-        await play([READ[0], EngineError("gone")])
 
 
 async def test_a_line_without_a_document_is_no_reward() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,11 @@ from hypothesis import strategies as st
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.context_editing.calls import UNREADABLE, ToolCall, read_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import (
-    ChunkIndex,
-    Document,
     DocumentCache,
     require_search_library,
 )
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
-from slime_plugins.rollout_buffer.generator.context_editing.rewards import Label, read_label, score_answer
+from slime_plugins.rollout_buffer.generator.context_editing.rewards import read_label, score_answer
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings, load_settings
 from slime_plugins.rollout_buffer.generator.context_editing.task import read_task
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import (
@@ -29,8 +25,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import (
     ArgumentError,
     ToolName,
     checked_arguments,
-    schemas,
-    tools_for,
 )
 from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, CheckedCall, Toolbox
 from slime_plugins.rollout_buffer.types import Instance
@@ -95,11 +89,6 @@ def test_what_cannot_be_read_is_a_call_that_says_why(inside: str, sentence: str)
     assert call.raw == inside
 
 
-def test_numbers_and_marks_that_a_coder_writes_into_a_text_stay_text() -> None:
-    (call,) = read_calls("<tool_call><function=note><parameter=key>\n7\n</parameter></function></tool_call>")
-    assert call.arguments == {"key": "7"}
-
-
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 json_values = st.recursive(
@@ -125,12 +114,6 @@ def test_message_ids_are_one_or_several_and_each_once(value: Any, ids: list[int]
     assert checked_arguments(BY_NAME[ToolName.DELETE_CONTEXT], {"message_ids": value}) == {"message_ids": ids}
 
 
-@pytest.mark.parametrize("value", [[], True, "all", [1.5], {"id": 1}, [[1]], 10**12, list(range(2000))])
-def test_other_things_are_no_message_ids(value: Any) -> None:
-    with pytest.raises(ArgumentError, match="message_ids must be one message id or a list"):
-        checked_arguments(BY_NAME[ToolName.DELETE_CONTEXT], {"message_ids": value})
-
-
 def test_an_argument_that_is_missing_or_unknown_is_named() -> None:
     with pytest.raises(ArgumentError, match="readChunk needs the argument chunk_id"):
         checked_arguments(BY_NAME[ToolName.READ_CHUNK], {})
@@ -138,23 +121,7 @@ def test_an_argument_that_is_missing_or_unknown_is_named() -> None:
         checked_arguments(BY_NAME[ToolName.READ_CHUNK], {"id": 1})
 
 
-def test_every_tool_of_the_paper_has_a_schema() -> None:
-    names = [schema["function"]["name"] for schema in schemas(TOOLS)]
-    assert names == [
-        "analyzeText", "loadDocument", "buildIndex", "readChunk", "searchEngine", "note", "readNote", "updateNote",
-        "checkBudget", "deleteContext", "finish",
-    ]  # fmt: skip
-    assert "deleteContext" not in [tool.name for tool in tools_for(editing=False)]
-    json.dumps(schemas(TOOLS))
-
-
 # ---- the document ----------------------------------------------------------------------------------------------------
-
-
-def test_chunks_need_an_index_and_say_so() -> None:
-    box = toolbox()
-    assert not ask(box, "readChunk", chunk_id=0).ok
-    assert "call buildIndex first" in ask(box, "searchEngine", query="heron").message
 
 
 def test_a_document_is_cut_searched_and_read() -> None:
@@ -164,35 +131,6 @@ def test_a_document_is_cut_searched_and_read() -> None:
     assert [hit["chunk_id"] for hit in hits] == [2]
     assert "heron stands" in ask(box, "readChunk", chunk_id=2).message["text"]
     assert "7, numbered from 0" in ask(box, "readChunk", chunk_id=7).message
-
-
-@given(st.text(max_size=400), st.integers(20, 40), st.integers(0, 20))
-def test_chunks_hold_the_document_in_order(text: str, size: int, overlap: int) -> None:
-    chunks = ChunkIndex(text, chunk_words=size, overlap=min(overlap, size // 2)).chunks
-    at = 0
-    for chunk in chunks:
-        found = text.find(chunk)
-        assert found >= 0
-        at = max(at, found + len(chunk))
-    assert not text[at:].strip()
-
-
-def test_text_without_spaces_is_cut_and_found_as_well() -> None:
-    index = ChunkIndex("船在港口。" * 100 + "灯塔。" + "鱼在海里。" * 100, chunk_words=20, overlap=0)
-    assert len(index.chunks) > 10
-    (best,) = index.search("灯塔", 1)
-    assert "灯塔" in index.chunks[best.chunk_id]
-
-
-def test_a_query_of_no_known_word_finds_nothing() -> None:
-    index = ChunkIndex(TEXT, chunk_words=40, overlap=0)
-    assert index.search("zebra", 5) == []
-    assert index.search("?!", 5) == []
-    assert ChunkIndex("… — …", chunk_words=20, overlap=0).search("a", 1) == []
-
-
-def test_an_overlap_of_more_than_half_is_refused() -> None:
-    assert "at most half" in ask(toolbox(), "buildIndex", chunk_size=40, overlap=30).message
 
 
 def test_the_text_is_measured_and_shown_whole_only_if_it_fits() -> None:
@@ -220,13 +158,6 @@ async def test_siblings_share_one_document_and_one_index() -> None:
     assert len({id(index) for index in indices}) == 1
 
 
-def test_a_shelf_forgets_the_oldest_documents() -> None:
-    shelf = DocumentCache(max_characters=100)
-    first = shelf.document("a" * 60)
-    shelf.document("b" * 60)
-    assert shelf.document("a" * 60) is not first
-
-
 def test_the_budget_is_told() -> None:
     assert ask(toolbox(used=300), "checkBudget").message == {
         "tokens_used": 300, "tokens_left": 600, "max_model_length": 1000, "kept_for_a_turn": 100,
@@ -252,22 +183,6 @@ def test_notes_are_written_changed_and_read() -> None:
     assert ask(box, "readNote").message == {"notes": {"a": "three"}}
     assert "there are: a" in ask(box, "readNote", key="b").message
     assert "mode must be one of append, replace" in ask(box, "updateNote", key="a", content="x", mode="cut").message
-
-
-def test_notes_that_are_too_long_together_are_read_one_by_one() -> None:
-    box = toolbox(max_result_tokens=64)
-    for key in ("a", "b"):
-        ask(box, "note", key=key, content="word " * 50)
-    assert "one by one (a, b)" in ask(box, "readNote").message
-    assert ask(box, "readNote", key="b").ok
-
-
-def test_notes_are_bounded() -> None:
-    box = toolbox()
-    assert not ask(box, "note", key="long", content="x" * 30_000).ok
-    for number in range(256):
-        assert ask(box, "note", key=str(number), content="x").ok
-    assert not ask(box, "note", key="one more", content="x").ok
 
 
 # ---- the history -----------------------------------------------------------------------------------------------------
@@ -309,12 +224,6 @@ def test_the_defaults_are_those_of_the_method() -> None:
     assert (settings.max_model_length, settings.context_length_penalty, settings.statelm_enabled) == (8192, -1.0, True)
 
 
-def test_the_names_of_a_launcher_are_taken_at_the_top_as_well() -> None:
-    options = {"statelm_enabled": False, "max_model_length": 4096, "statelm": {"max_model_length": 2048}}
-    settings = load_settings(options)
-    assert (settings.statelm_enabled, settings.max_model_length) == (False, 2048)
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -354,18 +263,6 @@ def test_a_line_that_cannot_be_played_is_refused(line: dict[str, Any]) -> None:
         task(**line)
 
 
-def test_a_label_may_stand_in_extra_info_and_a_prompt_may_have_parts() -> None:
-    found = task(label=None, extra_info={"answer": "x"}, raw_prompt=[{"role": "user", "content": [{"text": "q"}]}])
-    assert found.label == Label(texts=("x",))
-    assert found.prompt == ({"role": "user", "content": "q"},)
-
-
-def test_every_setting_and_tool_is_on_its_page() -> None:
-    page = (Path(__file__).resolve().parents[4] / "docs" / "context_editing.md").read_text(encoding="utf-8")
-    names = [*ContextEditingSettings.model_fields, *map(str, ToolName)]
-    assert [name for name in names if f"`{name}`" not in page] == []
-
-
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 
 
@@ -400,29 +297,8 @@ def test_what_an_answer_is_worth(answer: str, label: Any, value: float) -> None:
     assert score_answer(answer, read).value == pytest.approx(value)
 
 
-def test_an_alias_is_as_good_as_the_label() -> None:
-    label = read_label("Grey Heron", ["the old ship"])
-    assert label is not None
-    assert score_answer("The Old Ship", label).value == 1.0
-
-
 @given(st.text(), st.text() | st.integers() | st.floats(allow_nan=False) | st.lists(st.text(), max_size=3))
 def test_any_answer_has_a_score_between_0_and_1(answer: str, value: Any) -> None:
     label = read_label(value)
     if label is not None:
         assert 0.0 <= score_answer(answer, label).value <= 1.0
-
-
-def test_a_document_is_measured_once() -> None:
-    counted: list[str] = []
-
-    def count(text: str) -> int:
-        counted.append(text)
-        return len(text)
-
-    async def measure() -> tuple[int, int]:
-        document = Document("ab " * 20_000, "0")
-        return await document.token_count(count), await document.token_count(count)
-
-    assert asyncio.run(measure()) == (60_000, 60_000)
-    assert sum(map(len, counted)) == 60_000

@@ -117,13 +117,6 @@ async def test_every_trajectory_weighs_the_same_in_the_loss_whatever_its_length(
     assert loss_weights(samples) == pytest.approx({"0/0": 1.0, "0/1": 1.0, "1/0": 1.0, "1/1": 1.0})
 
 
-async def test_without_a_shared_rollout_id_long_trajectories_would_weigh_more() -> None:
-    samples = flat_samples(await batch_of(EXAMPLE))
-    for sample in samples:
-        sample.rollout_id = None
-    assert loss_weights(samples) == pytest.approx({"0/0": 2.0, "0/1": 6.0, "1/0": 1.0, "1/1": 3.0})
-
-
 @given(st.lists(st.tuples(st.floats(-0.5, 1.1), st.integers(1, 9)), min_size=2, max_size=6))
 def test_how_many_rows_a_trajectory_has_changes_no_advantage(members: list[tuple[float, int]]) -> None:
     def advantages(rows_of_each: Sequence[int]) -> list[float]:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.history_context import (
     NOTHING_WAS_DONE,
     messages_of_turn,
@@ -19,7 +18,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.history_context 
 )
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import SYSTEM_PROMPT
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import parse_reply
-from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.testing.fake_engine import ScriptedReply
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
 from tests.example_counts import examples
@@ -84,14 +82,6 @@ async def test_the_last_screenshots_stand_again_before_the_present_one() -> None
     assert [image.sha256 for image in requests[3].images] == screenshots[2:]
 
 
-async def test_each_request_carries_exactly_its_own_screenshot() -> None:
-    played = await play_history([click("a"), click("b"), DONE])
-    screenshots = [image.sha256 for image in played.trajectory.images]
-    assert [[image.sha256 for image in request.images] for request in played.engine.requests] == [
-        [sha256] for sha256 in screenshots
-    ]
-
-
 async def test_every_turn_is_a_row_of_its_own_that_trains_its_reply() -> None:
     replies = [click("a"), "no action at all", DONE]
     trajectory = (await play_history(replies)).trajectory
@@ -114,15 +104,6 @@ async def test_the_record_is_one_conversation_from_which_every_prompt_can_be_reb
         assert chat.prompt(seen) == list(request.input_ids)
     with pytest.raises(IndexError, match="has 4 turns"):
         messages_of_turn(trajectory.messages, trajectory.extra_info, 5)
-
-
-@BOTH_MODES
-async def test_each_generation_names_the_screenshots_that_its_request_carried(mode: str) -> None:
-    played = await play([click("a"), "junk", click("c"), DONE], rollout_mode=mode, history_images=2)
-    for generation, request in zip(played.trajectory.generations, played.engine.requests, strict=True):
-        assert generation.images == tuple(image.sha256 for image in request.images)
-    rows = pack_training_rows(played.trajectory.generations)
-    assert [len(row.images or ()) for row in rows] == ([1, 2, 2, 2] if mode == "history" else [4])
 
 
 SCRIPTS = [
@@ -155,17 +136,6 @@ def prompt_length(text: str) -> int:
     return len(tokenizer.encode(rendered(text), add_special_tokens=False))
 
 
-async def test_the_budget_of_a_turn_is_what_its_own_prompt_leaves() -> None:
-    played = await play_history([click("a"), DONE], max_context_len=4000, max_new_tokens=9999)
-    for request in played.engine.requests:
-        assert request.sampling_params.max_new_tokens == 4000 - (len(request.input_ids) - 1 + 633)
-
-
-async def test_a_turn_is_capped_by_the_jobs_own_cap() -> None:
-    played = await play_history([click("a"), DONE], max_new_tokens=77)
-    assert {request.sampling_params.max_new_tokens for request in played.engine.requests} == {77}
-
-
 @pytest.mark.parametrize(("spare", "turns"), [(-1, 1), (0, 1), (1, 2)])
 async def test_the_episode_ends_when_a_prompt_alone_leaves_no_room(spare: int, turns: int) -> None:
     second = prompt_length(f"{TASK}{progress(1)}Step 1: {NOTHING_WAS_DONE}\n\n{INSTRUCTIONS}{NO_CALL}Step 2: @")
@@ -175,14 +145,6 @@ async def test_the_episode_ends_when_a_prompt_alone_leaves_no_room(spare: int, t
     assert len(trajectory.generations) == turns
     assert trajectory.messages[-1]["role"] == "assistant"
     assert trajectory.reward == 0.0
-
-
-async def test_long_replies_do_not_use_up_the_room_of_later_turns() -> None:
-    replies = [say(thinking="word " * 300, action="click", coordinate=[1, 1])] * 4 + [DONE]
-    limit = prompt_length(f"{TASK}{INSTRUCTIONS}Step 1: @") + 700
-    options: dict[str, Any] = {"max_context_len": limit, "image_pixels_per_token": 648_000}
-    assert (await play_history(replies, **options)).trajectory.stop_reason is StopReason.TERMINATED
-    assert (await play(replies, **options)).trajectory.stop_reason is StopReason.MAX_CONTEXT
 
 
 # ---- the lines of the progress ---------------------------------------------------------------------------------------
@@ -203,11 +165,6 @@ async def test_long_replies_do_not_use_up_the_room_of_later_turns() -> None:
 def test_a_turn_without_a_conclusion_is_told_by_its_action(arguments: dict[str, Any], line: str) -> None:
     reply = say(**arguments).replace("<conclusion>so</conclusion>", "")
     assert step_line(parse_reply(reply, screen_width=1080, screen_height=2400)) == line
-
-
-def test_a_malformed_reply_is_told_as_such_whatever_it_concluded() -> None:
-    reply = parse_reply("<conclusion>I did it!</conclusion>", screen_width=1, screen_height=1)
-    assert step_line(reply) == NOTHING_WAS_DONE
 
 
 async def test_no_words_of_the_policy_become_a_marker_or_a_line_of_their_own() -> None:
@@ -268,26 +225,7 @@ def _check_prompts(played: Played, trajectory: Trajectory) -> None:
         assert list(request.input_ids).count(IMAGE_PAD) == len(request.images)
 
 
-@BOTH_MODES
-async def test_an_abort_ends_the_episode_as_aborted(mode: str) -> None:
-    partial = GenerateReply(output_ids=(5, 6), output_log_probs=(-1.0, -1.0), finish_reason="abort")
-    trajectory = (await play([click("a"), partial], rollout_mode=mode)).trajectory
-    assert (trajectory.outcome, len(trajectory.generations)) == (Outcome.ABORTED, 2)
-
-
 # ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_shared_prefix_is_a_sequence_like_its_first_ids() -> None:
-    ids = list(range(10))
-    prefix = SharedPrefix(ids, 4)
-    ids.append(99)
-    assert prefix == [0, 1, 2, 3] == list(prefix)
-    assert prefix != [0, 1, 2]
-    assert (len(prefix), prefix[-1], prefix[1:9], prefix[::2], prefix[-2:]) == (4, 3, [1, 2, 3], [0, 2], [2, 3])
-    assert 4 not in prefix
-    with pytest.raises(IndexError):
-        prefix[4]
 
 
 async def test_incremental_prompts_share_one_list_instead_of_copying_each_other() -> None:

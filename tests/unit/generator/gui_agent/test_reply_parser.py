@@ -70,12 +70,6 @@ def test_each_action_is_read_into_device_pixels(arguments: dict[str, Any], expec
     assert action(**arguments) == expected
 
 
-def test_points_are_also_kept_as_the_model_gave_them() -> None:
-    parsed = parse(reply(action="swipe", coordinate=[1, 2], coordinate2=[3.5, 4])).action
-    assert isinstance(parsed, ParsedAction)
-    assert (parsed.coordinate, parsed.coordinate2) == ((1, 2), (3.5, 4))
-
-
 def test_one_past_the_scale_is_clamped_because_models_use_both_scales() -> None:
     assert action(action="click", coordinate=[1000, 1000]).point == (1079, 2399)
 
@@ -98,11 +92,6 @@ def test_what_a_thinking_model_thinks_by_itself_counts_as_thinking_and_calls_not
     parsed = parse(before + reply(action="wait"))
     assert (parsed.thinking, parsed.conclusion) == (thought, "done")
     assert isinstance(parsed.action, ParsedAction)
-
-
-def test_missing_or_unclosed_tags_give_empty_texts() -> None:
-    parsed = parse("<thinking>never closed <tool_call></tool_call> </conclusion>")
-    assert (parsed.thinking, parsed.conclusion) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -157,10 +146,6 @@ def test_missing_or_unclosed_tags_give_empty_texts() -> None:
 )
 def test_a_malformed_reply_is_a_value_with_a_reason(text: str, words: str) -> None:
     assert words in reason(text)
-
-
-def test_the_reason_quotes_only_the_beginning_of_what_was_said() -> None:
-    assert len(reason(reply(action="x" * 5000))) < 200
 
 
 json_values = st.recursive(

@@ -12,9 +12,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator import registry
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.miniwob import package
 from slime_plugins.rollout_buffer.generator.miniwob.config import (
@@ -26,8 +24,6 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import (
 )
 from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
 from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
-from slime_plugins.rollout_buffer.generator.miniwob.rewards import PageReward
-from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -43,13 +39,6 @@ def test_the_shipped_file_holds_every_setting_with_its_default() -> None:
 def test_what_is_the_hosts_no_job_sets(key: str) -> None:
     with pytest.raises(ConfigError, match=f"miniwob.{key} belongs to the host"):
         load_settings({"miniwob": {key: 1}})
-
-
-def test_a_job_says_how_its_episodes_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS", "64")
-    settings = load_settings({"miniwob": {"rollout_mode": "history", "observation": "elements"}})
-    assert (settings.rollout_mode, settings.observation, settings.num_workers) == ("history", "elements", 64)
-    assert settings.for_devices() == load_settings({}).for_devices()
 
 
 def test_a_wrong_key_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,19 +74,6 @@ def test_the_elements_of_a_page_are_lines_with_boxes_in_the_agents_space() -> No
     ]
 
 
-@pytest.mark.parametrize("score", [-1.0, 0.0, 0.3, 1.0])
-def test_the_reward_is_the_pages_score(score: float) -> None:
-    earned = PageReward().earned(score=score, ended_by_agent=True, thinking_tokens=[3, 4], max_turns=9)
-    assert (earned.reward, earned.success, earned.steps) == (score, score, 2)
-
-
-def test_the_tool_leaves_out_what_only_phones_have() -> None:
-    properties = WEB_PAGE_TOOL["function"]["parameters"]["properties"]
-    assert "open" not in properties["action"]["enum"]
-    assert properties["button"]["enum"] == ["Enter"]
-    assert "phone" not in json.dumps(WEB_PAGE_TOOL).lower()
-
-
 def test_a_page_is_one_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "html"
     folder.mkdir()
@@ -120,21 +96,9 @@ async def test_a_job_on_a_host_without_the_pages_is_told_how_to_get_them(monkeyp
     await generator.close()
 
 
-def test_the_registry_knows_the_task_type() -> None:
-    plugin = registry.load("miniwob")
-    assert (plugin.reward_range, plugin.needs_ray) == ((-1.0, 1.0), False)
-
-
 def test_every_page_of_the_package_is_in_the_shipped_list() -> None:
     pytest.importorskip("miniwob", reason="MiniWoB++ is not installed")
     lines = [json.loads(line) for line in (ROOT / "data" / "miniwob.jsonl").read_text("utf-8").splitlines()]
     listed = {line["metadata"]["task_name"] for line in lines}
     assert listed == set(package.task_names(package.find_pages()))
     assert len({line["instance_id"] for line in lines}) == len(lines) == 4 * len(listed)
-
-
-def test_the_pool_is_told_what_makes_a_page_and_nothing_of_jobs() -> None:
-    farm = MiniWobSettings().for_devices()
-    assert isinstance(farm, DevicePoolSettings)
-    assert not JOB_KEYS & farm.device_options.keys()
-    MiniWobSettings.model_validate(farm.device_options)
