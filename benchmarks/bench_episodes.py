@@ -42,11 +42,11 @@ import requests
 from rich.console import Console
 from rich.table import Table
 
+from rollout_buffer_lab.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
-from slime_plugins.rollout_buffer.simulation.phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 MODES = ("incremental", "history")
@@ -67,7 +67,7 @@ class RestlessPolicy:
 
     def __call__(self, conversation: Any, *, skill: float, rng: Any) -> str:
         """As ``Policy``."""
-        from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
+        from rollout_buffer_lab.scripted_engine.policy import reply_to
 
         chance: random.Random = rng.about("restless", len(conversation.turns), conversation.turns[-1].text)
         if chance.random() < _SHARE_OF_IMAGE_TOKENS * self._bad:
@@ -110,8 +110,8 @@ async def serve_engine(port: int, bad: float) -> None:
     """Serves the stand-in engine with the restless policy and counts request bytes, at ``/bytes_received``."""
     from aiohttp import web
 
-    from slime_plugins.rollout_buffer.simulation.engine.server import create_app
-    from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+    from rollout_buffer_lab.scripted_engine.server import create_app
+    from rollout_buffer_lab.scripted_engine.settings import StandInSettings
 
     received = 0
 

@@ -46,6 +46,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from benchmarks.latencies import Latencies
+from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
@@ -61,7 +62,6 @@ from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.simulation.phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams
 

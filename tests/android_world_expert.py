@@ -6,12 +6,12 @@ import json
 from functools import cache
 from typing import Any
 
+from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone
+from rollout_buffer_lab.simulated_phone.tasks.base import rng_for
+from rollout_buffer_lab.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
-from slime_plugins.rollout_buffer.simulation.phone.phone import SimulatedPhone
-from slime_plugins.rollout_buffer.simulation.phone.tasks.base import rng_for
-from slime_plugins.rollout_buffer.simulation.phone.tasks.registry import TASKS
 from tests.simulated_phone_player import SOLUTIONS, Player
 
 WIDTH, HEIGHT = 1080, 2400

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from rollout_buffer_lab.simulated_phone.screen_records import TextRole
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import ActionKind
-from slime_plugins.rollout_buffer.simulation.phone.screen_records import TextRole
 from tests.simulated_phone_player import SOLUTIONS as PHONE_SOLUTIONS
 from tests.simulated_phone_player import Player, Solution
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from rollout_buffer_lab.scripted_engine.conversation import Conversation
+from rollout_buffer_lab.scripted_engine.policy import Policy
+from rollout_buffer_lab.scripted_engine.rng import SessionRng
+from rollout_buffer_lab.scripted_engine.server import running
+from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
+from rollout_buffer_lab.simulated_phone.screen_records import ReadScreen
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
-from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
-from slime_plugins.rollout_buffer.simulation.engine.policy import Policy
-from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
-from slime_plugins.rollout_buffer.simulation.engine.server import running
-from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.simulation.phone.screen_reader import read_screen
-from slime_plugins.rollout_buffer.simulation.phone.screen_records import ReadScreen
 from slime_plugins.rollout_buffer.types import Image
 from tests.android_world_expert import HEIGHT, WIDTH, model_arguments, say
 from tests.android_world_player import SOLUTIONS

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
+    make_simulated_sdk,
+)
 from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.simulated_sdk import (
-    make_simulated_sdk,
-)
 from tests.android_world_player import SOLUTIONS
 from tests.simulated_phone_player import Player
 

@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.server.app import ServerContext
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.asgi_client import create_app
+from tests.reruns import SECOND_CHANCE
 from tests.skips import unexpected
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,14 +36,17 @@ LONGEST_FIRST = ("e2e", "crash", "integration")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long tests first."""
-    here = Path(__file__).parent
+    """Puts long tests first, and gives those of the files that ``tests/reruns.py`` lists a second chance."""
 
     def place(item: pytest.Item) -> int:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        _, _, below = item.path.as_posix().rpartition("/tests/")
+        folder = below.partition("/")[0]
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
     items.sort(key=place)
+    for item in items:
+        if item.path.parent.name == "integration" and item.path.stem in SECOND_CHANCE:
+            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

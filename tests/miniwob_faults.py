@@ -29,6 +29,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from rollout_buffer_lab.scripted_engine.conversation import read_conversation
+from rollout_buffer_lab.scripted_engine.policy import reply_to
+from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
@@ -37,9 +40,6 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.generator.miniwob.browser import OpenPage, SharedBrowsers, shared_browsers
 from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
 from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
-from slime_plugins.rollout_buffer.simulation.engine.conversation import read_conversation
-from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
-from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.miniwob_browsers import browser_process, driver_process, processes_below

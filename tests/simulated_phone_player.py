@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
+from rollout_buffer_lab.simulated_phone.screen_records import ReadScreen, TextRole
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.simulation.phone.screen_reader import read_screen
-from slime_plugins.rollout_buffer.simulation.phone.screen_records import ReadScreen, TextRole
 
 _ROW_ROLES = (TextRole.PRIMARY,)
 

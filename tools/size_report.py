@@ -14,8 +14,6 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAB = ("simulation", "learning", "embedded_engine", "sglang_server")
-"""Packages of the buffer with which people try and learn; nobody who runs it for months needs them."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -33,16 +31,16 @@ def code_lines(source: str) -> int:
 
 def part_of(path: Path) -> str:
     """Returns the part of the project that a module of it belongs to."""
-    top, *rest = path.parts
-    if top == "slime" or (top == "slime_plugins" and rest[1] not in LAB):
-        return "product"
-    return "lab" if top == "slime_plugins" else top
+    top, inside, *_ = path.parts
+    if top == "lab":
+        return "tests" if inside == "tests" else "lab"
+    return "product" if top in ("slime", "slime_plugins") else top
 
 
 def measure() -> dict[Path, tuple[int, int]]:
     """Returns for every module (lines of code, all lines), by its path from the root."""
     found = {}
-    for top in ("slime", "slime_plugins", "tests", "tools", "benchmarks", "examples"):
+    for top in ("slime", "slime_plugins", "lab", "tests", "tools", "benchmarks", "examples"):
         for file in (ROOT / top).rglob("*.py"):
             source = file.read_text(encoding="utf-8")
             found[file.relative_to(ROOT)] = (code_lines(source), source.count("\n"))

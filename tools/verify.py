@@ -163,7 +163,7 @@ ROWS: tuple[Row, ...] = (
             "tests/integration/test_engine_real.py",
             "tests/integration/test_rows_real_engine.py",
             "tests/integration/test_gateway_real_engine.py",
-            "tests/integration/test_embedded_engine_real.py",
+            "lab/tests/integration/test_embedded_engine_real.py",
             "tests/integration/test_context_editing_real_engine.py",
         ),
         lacks=_engine("ROLLOUT_BUFFER_TEST_ENGINE_URL"),
@@ -179,7 +179,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="sglang-policy",
         needs="ROLLOUT_BUFFER_TEST_ENGINE_POLICY_URL: an SGLang with a folder that `scripts/learn --only-model` made",
-        tests=("tests/integration/test_learning_real_engine.py",),
+        tests=("lab/tests/integration/test_learning_real_engine.py",),
         lacks=_all(_engine("ROLLOUT_BUFFER_TEST_ENGINE_POLICY_URL"), _module("torch")),
     ),
     Row(
@@ -211,7 +211,7 @@ ROWS: tuple[Row, ...] = (
         tests=(
             "tests/integration/test_slime_contract.py",
             "tests/integration/test_slime_sweep.py",
-            "tests/unit/learning/test_losses.py",
+            "lab/tests/learning/test_losses.py",
         ),
         lacks=_all(_SLIME_TORCH, _module("torch")),
     ),
@@ -252,11 +252,11 @@ ROWS: tuple[Row, ...] = (
         name="torch",
         needs="torch in this environment: the embedded engine, the reference trainer, slime's image processors",
         tests=(
-            "tests/integration/test_embedded_engine.py",
-            "tests/integration/test_embedded_engine_images.py",
+            "lab/tests/integration/test_embedded_engine.py",
+            "lab/tests/integration/test_embedded_engine_images.py",
             "tests/integration/test_vision_processors.py",
-            "tests/unit/learning/test_reference_trainer.py",
-            "tests/integration/test_learning.py",
+            "lab/tests/learning/test_reference_trainer.py",
+            "lab/tests/integration/test_learning.py",
         ),
         lacks=_module("torch"),
     ),

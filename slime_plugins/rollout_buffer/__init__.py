@@ -12,8 +12,8 @@ words               the records and enums of ``types``, the error tree of ``erro
 
 Everything else is the buffer itself and may change without notice: ``cli/`` (every command), ``supervisor/``,
 ``runner/``, ``server/`` with ``protocol/`` and ``openapi/``, ``buffer`` with ``state/``, ``storage/`` and ``rules/``,
-``reporting/``, ``gateway/``, ``remote_rollout/``, ``evaluation/``, ``devices/``, ``simulation/``,
-``embedded_engine/``, ``learning/``. docs/architecture.md says what each holds.
+``reporting/``, ``gateway/``, ``remote_rollout/``, ``evaluation/``, ``devices/``. docs/architecture.md says what each
+holds.
 """
 
 from __future__ import annotations

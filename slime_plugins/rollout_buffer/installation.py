@@ -15,9 +15,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["advice_on_two_slimes", "install_extra"]
-
 OUR_DISTRIBUTION = "slime-rollout-buffer"
+LAB_DISTRIBUTION = "rollout-buffer-lab"
 
 
 def advice_on_two_slimes(path: Sequence[str] | None = None) -> str | None:
@@ -43,15 +42,28 @@ def install_extra(extra: str, path: Sequence[str] | None = None) -> str:
     ``path`` is as in `advice_on_two_slimes`. Where nothing is installed (an overlay, a checkout on the path) it is
     typed in a checkout.
     """
+    return _install(OUR_DISTRIBUTION, ".", f"[{extra}]", path)
+
+
+def install_lab(extra: str = "", path: Sequence[str] | None = None) -> str:
+    """Returns what to type for the distribution ``rollout-buffer-lab``, with one of its extras where one is named.
+
+    ``path`` is as in `advice_on_two_slimes`.
+    """
+    return _install(LAB_DISTRIBUTION, "./lab", f"[{extra}]" if extra else "", path)
+
+
+def _install(distribution: str, folder: str, extras: str, path: Sequence[str] | None) -> str:
+    """The command for a distribution that lies in ``folder`` of this repository."""
     found = _find(OUR_DISTRIBUTION, list(sys.path if path is None else path))
     if found is None:
-        return f"pip install '.[{extra}]' in a checkout of this project"
+        return f"pip install '{folder}{extras}' in a checkout of this project"
     origin = json.loads(found.read_text("direct_url.json") or "{}")
     address = urlsplit(str(origin.get("url", "")))
     if address.scheme != "file":
-        return f"pip install '{OUR_DISTRIBUTION}[{extra}]'"
+        return f"pip install {shlex.quote(distribution + extras)}"
     editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
-    return f"pip install {editable}{shlex.quote(f'{unquote(address.path)}[{extra}]')}"
+    return f"pip install {editable}{shlex.quote(str(Path(unquote(address.path), folder)) + extras)}"
 
 
 def _distribution(name: str, places: list[str]) -> str | None:

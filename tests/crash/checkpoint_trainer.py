@@ -14,7 +14,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
+from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError
 from tests.crash.workload import PLAYED_JOB, PLAYED_TASK_TYPE, Journal, Plan, load_plan
 

@@ -15,15 +15,6 @@ import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
-from tests.reruns import SECOND_CHANCE
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives the tests of the files that ``tests/reruns.py`` lists, each with its reason, a second chance."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.parent == here and item.path.stem in SECOND_CHANCE:
-            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "it") -> Any:

@@ -21,13 +21,13 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
+from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, flat_samples, trainer_args
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import generate_agent_rollout, get_rollout_data, log_raw_info, start_rollout
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, flat_samples, trainer_args
 from tests.integration.conftest import BufferProcess, wait_until
 from tests.support import written
 

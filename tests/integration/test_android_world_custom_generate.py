@@ -15,15 +15,15 @@ from transformers import AutoTokenizer
 
 from examples.android_world import rollout, rollout_history
 from examples.android_world.env_android_world import build_env
+from rollout_buffer_lab.scripted_engine.server import running
+from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
-from slime_plugins.rollout_buffer.simulation.engine.server import running
-from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from tests.android_world_expert import expert_replies, say
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)

@@ -26,14 +26,14 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.fault_plan import FaultTrigger
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.simulated_sdk import (
+from rollout_buffer_lab.simulated_phone.interfaces.fault_plan import FaultTrigger
+from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
+from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
     SimulatedSdk,
     make_simulated_sdk,
 )
-from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
+from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.android_world_expert import say
 from tests.android_world_script import Part, Script, engine_with, task_params
 from tests.integration.conftest import BufferProcess, process_table, wait_until

@@ -20,6 +20,7 @@ import pytest
 from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
+from rollout_buffer_lab.trainer_stand_in import flat_samples, trainer_args
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -28,7 +29,6 @@ from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_V
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import first_turn_message, system_message
-from slime_plugins.rollout_buffer.simulation.trainer import flat_samples, trainer_args
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import QwenVision

@@ -14,6 +14,8 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
+from rollout_buffer_lab.scripted_engine.server import running
+from rollout_buffer_lab.scripted_engine.settings import StandInSettings
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -29,8 +31,6 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import generate_body
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
-from slime_plugins.rollout_buffer.simulation.engine.server import running
-from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
+from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
+from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
+    SimulatedSdk,
+    make_simulated_sdk,
+)
 from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.simulated_sdk import (
-    SimulatedSdk,
-    make_simulated_sdk,
-)
 from tests.simulated_phone_player import SOLUTIONS, Player
 
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")

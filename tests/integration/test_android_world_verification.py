@@ -21,6 +21,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
@@ -28,7 +29,6 @@ from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 MODEL = os.environ.get("SLIME_TEST_MODEL", "")
 PORT = os.environ.get("SLIME_TEST_SGLANG_PORT", "")

@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from rollout_buffer_lab.scripted_engine.conversation import read_conversation
+from rollout_buffer_lab.scripted_engine.policy import reply_to
+from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import (
@@ -35,9 +38,6 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.miniwob.config import MiniWobSettings
 from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
-from slime_plugins.rollout_buffer.simulation.engine.conversation import read_conversation
-from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
-from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine

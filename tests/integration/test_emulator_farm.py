@@ -28,9 +28,9 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.scripted_engine.conversation import Conversation
+from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
-from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from tests.adb_phone import HELD_TASKS
 from tests.android_world_expert import say
 from tests.android_world_script import engine_with

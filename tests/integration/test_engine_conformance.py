@@ -9,12 +9,12 @@ import pytest
 from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
+from rollout_buffer_lab.scripted_engine.server import running
+from rollout_buffer_lab.scripted_engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings, GenerateRequest
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
-from slime_plugins.rollout_buffer.simulation.engine.server import running
-from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.testing.engine_conformance import (
     EngineContract,
     HttpClientContract,

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import requests
 
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout import generate_rollout
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from tests.integration.conftest import BufferProcess, answers, process_table, wait_until

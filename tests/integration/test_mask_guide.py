@@ -14,6 +14,8 @@ import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from rollout_buffer_lab.scripted_engine import server as stand_in
+from rollout_buffer_lab.scripted_engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
@@ -24,8 +26,6 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
-from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
-from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from tests.remote_rollout_serving import call, rollout_body, served, trainer_side
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "remote_rollout.md").read_text(encoding="utf-8")

@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 from PIL import Image as PillowImage
 
+from rollout_buffer_lab.scripted_engine.server import running
+from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.token_records import LAYERS, TOP_K
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.doctor import Examination, Finding, State, examine
@@ -40,9 +43,6 @@ from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.simulation.engine.server import running
-from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.simulation.engine.token_records import LAYERS, TOP_K
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer

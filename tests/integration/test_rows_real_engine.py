@@ -25,9 +25,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from tests.integration.conftest import BufferProcess
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]

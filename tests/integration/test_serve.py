@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import UnknownTaskTypeError
-from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
 from tests.integration.conftest import BufferProcess, answers, wait_until
 from tests.support import written
 

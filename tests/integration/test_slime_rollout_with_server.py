@@ -16,6 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 from werkzeug.serving import make_server
 
+from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
 from slime.rollout.agent_rollout import get_rollout_data, reset_jobs, start_rollout
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -23,7 +24,6 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError
@@ -188,7 +188,7 @@ def test_a_trainer_killed_before_its_checkpoint_gets_it_again(url: str, tmp_path
 
 TRAINER_PROGRAM = """
 import json, sys, time
-from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
+from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
 
 options = json.loads(sys.argv[1])
 trainer = TrainerStandIn(trainer_args(**options["args"]), start_rollout_id=options["start"])

@@ -19,10 +19,10 @@ from typing import Any
 
 from rich.console import Console
 
+from rollout_buffer_lab.cli import demo_run as demo
+from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
-from slime_plugins.rollout_buffer.cli import demo
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from flask.testing import FlaskClient
 
+from rollout_buffer_lab.scripted_engine.math_policy import read_question
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.cli.commands_inspect import tagged_parts
 from slime_plugins.rollout_buffer.config import read_token
@@ -23,7 +24,6 @@ from slime_plugins.rollout_buffer.generator.math_reward.answers import final_ans
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.redaction import redacted
-from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question
 from tests.support import stored_image, written
 
 START = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"}

@@ -16,17 +16,18 @@ BUFFER = "slime_plugins.rollout_buffer"
 LAYERS = [
     "types redaction installation demo_tokenizer tools",
     "errors",
+    "extensions",
     "config rules observability chat_tokens tokenizer_loading strict_yaml",
     "devices engine wire",
     "client storage protocol",
-    "sglang_server trainer",
-    "embedded_engine state",
+    "trainer",
+    "state",
     "reporting",
     "buffer openapi",
     "remote_rollout server",
     "generator gateway",
-    "simulation supervisor testing",
-    "runner evaluation learning",
+    "supervisor testing",
+    "runner evaluation",
     "cli",
     "__main__",
 ]
@@ -106,7 +107,7 @@ def test_a_package_imports_only_from_lower_layers() -> None:
         # The server is HTTP over the store and knows nothing of playing.
         (("server",), ("generator", "engine", "devices", "runner", "ray"), ()),
         # The gateway is a process of its own: nobody's runner, no generator, nothing of the server's.
-        (("gateway",), ("generator", "runner", "simulation", "server", "ray", "flask"), ()),
+        (("gateway",), ("generator", "runner", "server", "ray", "flask"), ()),
         (("server", "generator", "runner"), ("gateway",), ()),
         # A generator plays; where its trajectories go is not its business.
         (("generator",), BOOKKEEPING, ()),
@@ -115,16 +116,10 @@ def test_a_package_imports_only_from_lower_layers() -> None:
         # Who plays marks phases; where traces go is one module's business.
         (("slime", "slime_plugins"), ("opentelemetry",), ("observability.opentelemetry",)),
         (("slime.utils",), (BUFFER, "slime.rollout"), ()),
-        # torch is for images, slime's ranks, the embedded engine and learning.
-        (("slime", "slime_plugins"), ("torch",), (*TORCH_USERS, "embedded_engine", "learning")),
-        # What is simulated, and the embedded engine, are for the command line alone; ``device: simulated`` is an
-        # address and no import. A task to learn is played on the simulated phone.
-        (
-            ("slime", "slime_plugins"),
-            ("simulation", "embedded_engine"),
-            ("simulation", "embedded_engine", "cli", "learning.tasks.phone"),
-        ),
-        (("learning",), ("simulation.engine", "simulation.trainer"), ()),
+        # torch is for images and slime's ranks.
+        (("slime", "slime_plugins"), ("torch",), TORCH_USERS),
+        # The lab comes in through entry points alone.
+        (("slime", "slime_plugins"), ("rollout_buffer_lab",), ()),
         # What agents at a screen have in common knows no kind of screen, and one kind nothing of another.
         (("generator.gui_agent", "generator.miniwob"), ("generator.android_world",), ()),
         (("generator.gui_agent", "generator.android_world"), ("generator.miniwob",), ()),

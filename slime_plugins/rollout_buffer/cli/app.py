@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from slime_plugins.rollout_buffer.cli import (
     commands_eval,
     commands_export,
     commands_inspect,
-    commands_learn,
+    commands_of_packages,
     commands_prune,
     commands_rescore,
     commands_serve,
@@ -53,7 +52,6 @@ from slime_plugins.rollout_buffer.cli.common import (
 )
 from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
-from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.types import GroupState
 
 app = typer.Typer(
@@ -65,21 +63,6 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-
-
-class DemoTask(StrEnum):
-    """What the demo plays."""
-
-    ANDROID_WORLD = "android_world"
-    STATELM = "statelm"
-    MINIWOB = "miniwob"
-
-
-class RolloutModeName(StrEnum):
-    """How an Android World episode becomes prompts."""
-
-    INCREMENTAL = "incremental"
-    HISTORY = "history"
 
 
 def _print_version(wanted: bool) -> None:
@@ -385,40 +368,6 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
-def demo(
-    folder: Annotated[Path, typer.Option(help="Where the demo keeps its data, logs and results.")] = Path(".demo"),
-    task: Annotated[
-        DemoTask, typer.Option(help="Simulated phones, questions over long documents, or web pages in a Chromium.")
-    ] = DemoTask.ANDROID_WORLD,
-    rollouts: Annotated[int, typer.Option(min=1, max=20, help="How many rollouts the trainer asks for.")] = 3,
-    skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="Skill of the stand-in engine's policy.")] = 0.7,
-    phones: Annotated[int, typer.Option(min=1, max=64, help="Simulated phones, or web pages.")] = 4,
-    rollout_mode: Annotated[
-        RolloutModeName, typer.Option(help="One growing sequence per episode, or a prompt and a row for every turn.")
-    ] = RolloutModeName.INCREMENTAL,
-) -> None:
-    """Play the whole thing on this machine: server, stand-in engine, what is played on, and a trainer that polls."""
-    try:
-        from slime_plugins.rollout_buffer.cli.demo import DemoSettings, run_demo
-    except ImportError as error:
-        message = f"the demo needs the extra 'android' ({error}): {install_extra('android')}"
-        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False)
-        raise typer.Exit(1) from error
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
-    with report_errors():
-        settings = DemoSettings(
-            folder=folder,
-            task=task.value,
-            rollouts=rollouts,
-            skill=skill,
-            phones=phones,
-            rollout_mode=rollout_mode.value,
-        )
-        run_demo(settings, console)
-
-
 for commands in (
     commands_start,
     commands_inspect,
@@ -427,6 +376,6 @@ for commands in (
     commands_prune,
     commands_rescore,
     commands_eval,
-    commands_learn,
 ):
     commands.register(app)
+commands_of_packages.register(app)

@@ -12,6 +12,7 @@ import typer
 
 from slime_plugins.rollout_buffer.cli.common import AsJson, console, print_json, report_errors
 from slime_plugins.rollout_buffer.errors import ConfigError, JudgeError, network_reason
+from slime_plugins.rollout_buffer.extensions import Group, installed, load, missing
 
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.state.rewards.versions import Judge
@@ -76,8 +77,11 @@ def judge_of(scorer: str, timeout_s: float) -> Judge:
     if scorer.startswith(("http://", "https://")):
         return _service(scorer, timeout_s)
     module_name, _, function_name = scorer.rpartition(":")
+    if scorer in installed(Group.SCORERS):
+        return load(Group.SCORERS, scorer)  # type: ignore[no-any-return]  # of a package; what it returns is checked
     if not module_name or not function_name:
-        raise ConfigError(f"--with {scorer!r}: name module:function, /path/file.py:function, or an http address")
+        forms = "name module:function, /path/file.py:function, an http address, or a scorer of a package"
+        raise ConfigError(f"--with {scorer!r}: {forms}: {missing(Group.SCORERS, scorer)}")
     try:
         function = getattr(_module(module_name), function_name)
     except Exception as error:  # a module of somebody's own may fail with anything

@@ -1,4 +1,4 @@
-"""Commands that serve until they are stopped: buffer, gateway, remote rollout protocol, stand-in engine."""
+"""Commands that serve until they are stopped: buffer, gateway, remote rollout protocol."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ from slime_plugins.rollout_buffer.config import (
     build_serve_settings,
     token_from_environment,
 )
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT, GatewaySettings
-from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 
 __all__ = ["register", "set_android_settings"]
@@ -179,38 +177,6 @@ OnlyExact = Annotated[
 ]
 RolloutIdle = Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")]
 
-EngineToken = Annotated[
-    Path | None, typer.Option("--token-file", help="File whose first line is the token that requests must bring.")
-]
-EngineModel = Annotated[
-    Path | None,
-    typer.Option(
-        "--model",
-        help="Folder of a small model in Hugging Face layout: serves it, by transformers, for laptops and tests.",
-        show_default="none: the stand-in",
-    ),
-]
-EngineDevice = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda or mps.")]
-EngineDtype = Annotated[
-    str, typer.Option(help="The model's numbers: float32, bfloat16 or float16. A trainer's log-probs need float32.")
-]
-ContextLength = Annotated[
-    int | None, typer.Option(min=1, help="Most tokens of a request of the model's.", show_default="the model's own")
-]
-MaxRunning = Annotated[int, typer.Option(min=1, help="Requests of the model's at once; others wait.")]
-EngineThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the model's.", show_default="torch's own")]
-EngineTokenizer = Annotated[Path, typer.Option(help="Tokenizer folder.", show_default="the project's demo tokenizer")]
-Skill = Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")]
-Seed = Annotated[
-    int | None, typer.Option(help="Seed of what is sampled.", show_default="0; a model's: another each time")
-]
-Latency = Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")]
-TokenLatency = Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")]
-TokenRecords = Annotated[
-    bool,
-    typer.Option("--token-records", help="Tell made-up experts and ids that top_p kept, where asked."),
-]
-
 
 # --- commands --------------------------------------------------------------------------------------------------------
 
@@ -220,7 +186,6 @@ def register(app: typer.Typer) -> None:
     app.command()(serve)
     app.command()(gateway)
     app.command("remote-rollout")(remote_rollout)
-    app.command()(engine)
     app.command("mask-tests")(mask_tests)
 
 
@@ -379,71 +344,6 @@ def remote_rollout(
         remote.serve(settings, on_ready=lambda url: _print_ready(f"remote rollout serving on {url}", log_format))
 
 
-def engine(
-    host: Host = DEFAULT_HOST,
-    port: Port = 30000,
-    token_file: EngineToken = None,
-    tokenizer: EngineTokenizer = DEMO_TOKENIZER_PATH,
-    skill: Skill = 0.7,
-    seed: Seed = 0,
-    latency_s: Latency = 0.0,
-    token_latency_s: TokenLatency = 0.0,
-    model: EngineModel = None,
-    device: EngineDevice = "auto",
-    dtype: EngineDtype = "float32",
-    context_length: ContextLength = None,
-    max_running: MaxRunning = 32,
-    threads: EngineThreads = None,
-    token_records: TokenRecords = False,
-    log_format: LogFormatOption = LogFormat.TEXT,
-) -> None:
-    """Serve SGLang's HTTP interface without SGLang: a small model (--model), or a scripted policy that is no model.
-
-    Both are for laptops and tests.
-    """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
-    if model is not None:
-        _serve_model(
-            log_format,
-            model_path=model,
-            host=host,
-            port=port,
-            token_file=token_file,
-            seed=seed,
-            device=device,
-            dtype=dtype,
-            context_length=context_length,
-            max_running=max_running,
-            threads=threads,
-        )
-        return
-    try:
-        from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
-        from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
-    except ImportError as error:
-        message = f"the stand-in engine needs the extra 'android' ({error}): {install_extra('android')}"
-        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False)
-        raise typer.Exit(1) from error
-    set_up_logging(log_format)
-    with report_errors():
-        if not (tokenizer / "tokenizer.json").is_file():
-            raise ConfigError(
-                f"--tokenizer {tokenizer} holds no tokenizer.json: give a model's or a tokenizer's folder"
-            )
-        settings = StandInSettings(
-            host=host,
-            port=port,
-            token_file=token_file,
-            tokenizer_path=tokenizer,
-            skill=skill,
-            seed=seed or 0,
-            latency_s=latency_s,
-            token_latency_s=token_latency_s,
-            token_records=token_records,
-        )
-        stand_in.serve(settings)
-
-
 def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTokenizer = None) -> None:
     """Run a file with tests of response masks against this rollout server, its trainer, and an engine."""
     from slime_plugins.rollout_buffer.cli.mask_tests import run_mask_tests
@@ -460,20 +360,6 @@ def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTok
         )
     if failed:
         raise typer.Exit(1)
-
-
-def _serve_model(log_format: LogFormat, **settings: Any) -> None:
-    """The embedded engine: what ``engine --model`` serves."""
-    try:
-        from slime_plugins.rollout_buffer.embedded_engine import server as embedded
-        from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
-    except ImportError as error:
-        message = f"the embedded engine needs the extra 'embedded-engine' ({error}): {install_extra('embedded-engine')}"
-        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-    set_up_logging(log_format)
-    with report_errors():
-        embedded.serve(EmbeddedEngineSettings(**settings))
 
 
 def set_android_settings(config: Path | None, assignments: list[str] | None) -> None:

@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.extensions import Group, installed
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
     allocated_bytes,
@@ -46,7 +47,6 @@ _EXTRAS = {
     "context-editing": ("bm25s",),
     "math": ("math_verify",),
     "miniwob": ("miniwob", "playwright"),
-    "embedded-engine": ("torch", "numpy", "PIL"),
     "gateway": ("uvloop",),
     "parquet": ("pyarrow",),
     "datasets": ("datasets", "pyarrow", "PIL"),
@@ -127,7 +127,7 @@ def examine(examination: Examination) -> list[Finding]:
     """Returns one finding for each check, in the order in which things are set up."""
     emulators = (_memory, _kvm, _ports, _sdk, _avd, _package, _ffmpeg) if examination.real_devices else ()
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
-        _python, _two_slimes, _extras, _browser, _ray, _ray_cluster, _disk, *emulators, _engine, _prompts,
+        _python, _two_slimes, _extras, _extensions, _browser, _ray, _ray_cluster, _disk, *emulators, _engine, _prompts,
     )  # fmt: skip
     return [finding for check in checks for finding in check(examination)]
 
@@ -195,6 +195,20 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # what it is a part of is not there
         return False
+
+
+def _extensions(_: Examination) -> list[Finding]:
+    """What installed packages add, one finding each; one that does not load is missing."""
+    found = []
+    for extension in (extension for group in Group for _, extension in sorted(installed(group).items())):
+        name, detail = f"{extension.group.name.lower()} {extension.name}", f"{extension.package}, {extension.target}"
+        try:
+            extension.load()
+        except ConfigError as error:
+            found.append(Finding(name=name, state=State.MISSING, detail=error.message, remedy="mend or uninstall it"))
+        else:
+            found.append(Finding(name=name, state=State.OK, detail=detail))
+    return found
 
 
 def _browser(_: Examination) -> list[Finding]:

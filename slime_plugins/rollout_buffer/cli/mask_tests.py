@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
+import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,8 +21,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from slime_plugins.rollout_buffer.engine.factory import make_engine
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
+from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
@@ -28,12 +30,16 @@ from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import DEMO_NAME, TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["RolloutResponse", "TestedServer", "run_mask_tests"]
 
 ROLLOUT_ID: Final = "test-3"
 TEST_TIMEOUT_S: Final = 300.0
+ENGINE_START_TIMEOUT_S: Final = 60.0
+ENGINE_STOP_TIMEOUT_S: Final = 10.0
 ASKED: Final = [{"role": "user", "content": "Calculate 15 * 23"}]
 
 OnResult = Callable[[str, bool], None]
@@ -182,17 +188,21 @@ async def _served(engine_url: str, folder: Path | None) -> AsyncIterator[TestedS
 
 @asynccontextmanager
 async def _engine(url: str | None) -> AsyncIterator[str]:
-    """The engine that was named, or a stand-in on this event loop."""
+    """The engine that was named, or the lab's scripted one as a process."""
     if url is not None:
         yield url
         return
-    try:
-        from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
-        from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
-    except ImportError as error:
-        raise ConfigError(
-            f"the stand-in engine needs the extra 'android' ({error}): {install_extra('android')}, "
-            "or name an engine with --engine-url"
-        ) from error
-    async with stand_in.running(StandInSettings(port=0, skill=1.0)) as found:
-        yield found
+    if "engine" not in installed(Group.COMMANDS):
+        raise ConfigError(f"name an engine with --engine-url: {missing(Group.COMMANDS, 'engine')}")
+    port = free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port), "--skill", "1.0"]
+    with tempfile.TemporaryDirectory() as folder:
+        child = ChildProcess("engine", command, log_file=Path(folder, "engine.log"))
+        try:
+            found = f"http://127.0.0.1:{port}"
+            await asyncio.to_thread(
+                wait_until_healthy, child, f"{found}/health", timeout_s=ENGINE_START_TIMEOUT_S, error=UnavailableError
+            )
+            yield found
+        finally:
+            child.stop(ENGINE_STOP_TIMEOUT_S)

@@ -68,8 +68,13 @@ function healthLine(body) {
   return [
     h("span", { class: `pill ${alive ? "delivered" : "failed"}` }, alive ? "supervisor alive" : "supervisor not seen"),
     h("span", { class: "muted" }, `${bytes(body.disk_free_bytes)} disk free`),
-    h("span", { class: "muted wide-only" }, `plays ${body.task_types.join(", ") || "nothing"}`),
+    h("span", { class: "muted wide-only", title: packagesOf(body.extensions) }, `plays ${body.task_types.join(", ") || "nothing"}`),
   ];
+}
+
+/** What installed packages add, a line for each. */
+function packagesOf(extensions) {
+  return extensions.map(({ group, name, package: owner }) => `${owner}: ${name} (${group})`).join("\n");
 }
 
 function noJobs() {

@@ -1,4 +1,4 @@
-"""Kinds of devices: each is a function, and its address ``module:function`` is all that registers it.
+"""Kinds of devices: each is a function, found at ``module:function`` or by the name that a package gave it.
 
 Called in the device worker, so that what a kind imports is loaded there and nowhere else.
 """
@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.extensions import Group, load
 
 __all__ = ["DeviceKind", "create_device", "is_misconfigured", "load_kind", "misconfigured"]
 
@@ -39,12 +40,14 @@ def create_device(kind: str, options: Mapping[str, Any], index: int) -> Device[A
 
 
 def load_kind(address: str) -> Any:
-    """Returns the function at ``module:function``.
+    """Returns the function at ``module:function``, or the one that an installed package calls so (``extensions.py``).
 
     Raises:
-        ConfigError: it cannot be imported.
+        ConfigError: there is none, or it cannot be imported.
     """
-    module_name, _, function_name = address.partition(":")
+    module_name, colon, function_name = address.partition(":")
+    if not colon:
+        return load(Group.DEVICES, address)
     try:
         return getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:

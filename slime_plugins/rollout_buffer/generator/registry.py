@@ -1,7 +1,7 @@
 """The registry: which generator plays which task type.
 
-A generator is a Python file in this folder (or in a folder given with ``--generator-dir``) that defines ``TASK_TYPE``
-and one of
+A generator is a Python file in this folder, in a folder given with ``--generator-dir``, or a module that an installed
+package names in the group ``rollout_buffer.task_types`` (``extensions.py``). It defines ``TASK_TYPE`` and one of
 
 * ``create_generator() -> Generator``: the protocol of ``base_generator.py``, one episode per call;
 * ``run_rollout(data)``: slime's plain form. It gets the whole payload and writes finished items to ``/buffer/write``.
@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.extensions import Group, installed
 from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions
@@ -55,6 +56,7 @@ class Plugin:
 
     task_type: str
     source: Path
+    """Its file; of an installed package's, the module's name."""
     needs_ray: bool
     reward_range: tuple[float, float] | None
     functions: GroupFunctions
@@ -81,24 +83,24 @@ def discover(
     Files in ``skip`` are left out; ``on_file`` hears of each before it is loaded.
     """
     catalog = Catalog()
-    for folder in (BUILT_IN_FOLDER, *folders):
-        for path in sorted(folder.glob("*.py")):
-            if path.name in NOT_GENERATORS and folder == BUILT_IN_FOLDER:
-                continue
-            if path in skip:
-                continue
-            if on_file is not None:
-                on_file(path)
-            try:
-                plugin = _load_file(path)
-            except (Exception, SystemExit):  # noqa: BLE001 - someone else's file: its traceback is the answer
-                catalog.broken[path.name] = traceback.format_exc(limit=-4)
-                continue
-            if plugin is not None and plugin.task_type in catalog.plugins:
-                other = catalog.plugins[plugin.task_type].source
-                catalog.broken[path.name] = f"TASK_TYPE {plugin.task_type!r} is taken by {other}"
-            elif plugin is not None:
-                catalog.plugins[plugin.task_type] = plugin
+    files = [path for folder in (BUILT_IN_FOLDER, *folders) for path in sorted(folder.glob("*.py"))]
+    of_packages = {Path(extension.target): extension for _, extension in sorted(installed(Group.TASK_TYPES).items())}
+    for path in (*files, *of_packages):
+        if path in skip or (path.parent == BUILT_IN_FOLDER and path.name in NOT_GENERATORS):
+            continue
+        if on_file is not None:
+            on_file(path)
+        name = path.name if path not in of_packages else f"{path} of {of_packages[path].package}"
+        try:
+            plugin = _load_file(path)
+        except (Exception, SystemExit):  # noqa: BLE001 - someone else's file: its traceback is the answer
+            catalog.broken[name] = traceback.format_exc(limit=-4)
+            continue
+        if plugin is not None and plugin.task_type in catalog.plugins:
+            other = catalog.plugins[plugin.task_type].source
+            catalog.broken[name] = f"TASK_TYPE {plugin.task_type!r} is taken by {other}"
+        elif plugin is not None:
+            catalog.plugins[plugin.task_type] = plugin
     return catalog
 
 
@@ -153,7 +155,9 @@ def _needs_ray(module: ModuleType) -> bool:
 
 
 def _import(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, so that two files never share a module."""
+    """Imports a file under a name of its own, so that two files never share a module; of a package, the module."""
+    if path.suffix != ".py":
+        return importlib.import_module(str(path))
     if path.parent == BUILT_IN_FOLDER:
         return importlib.import_module(f"{__package__}.{path.stem}")
     folder = hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]
@@ -178,4 +182,5 @@ def describe(catalog: Catalog) -> str:
         }
         for name, plugin in catalog.plugins.items()
     }
-    return json.dumps({"task_types": task_types, "broken_generators": catalog.broken})
+    extensions = [extension.described() for group in Group for _, extension in sorted(installed(group).items())]
+    return json.dumps({"task_types": task_types, "broken_generators": catalog.broken, "extensions": extensions})

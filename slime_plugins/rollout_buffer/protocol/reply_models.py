@@ -647,6 +647,21 @@ class OverviewJob(TypedDict):
     """Why it moves or stands still, the most pressing first."""
 
 
+class Extension(TypedDict):
+    """One entry point of an installed package."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    group: str
+    """`task_types`, `devices`, `engines`, `scorers` or `commands`."""
+    name: str
+    """What it is asked for by."""
+    target: str
+    """`module` or `module:object`."""
+    package: str
+    """Its distribution and version."""
+
+
 class Overview(TypedDict):
     """How the buffer is, and a page of jobs."""
 
@@ -658,6 +673,8 @@ class Overview(TypedDict):
     """Seconds since its heartbeat; null when there is none."""
     task_types: list[str]
     """What can be started."""
+    extensions: list[Extension]
+    """What installed packages add."""
     disk_free_bytes: NotRequired[int]
     """Room on the disk of the data directory."""
     explanation: list[Explanation]
@@ -1161,3 +1178,5 @@ class Health(TypedDict):
     """`alive` or `not seen`."""
     task_types: list[str]
     """What can be started."""
+    extensions: list[Extension]
+    """What installed packages add."""

@@ -31,6 +31,7 @@ from pydantic import (
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
 from slime_plugins.rollout_buffer.types import SamplingParams
@@ -182,6 +183,12 @@ def _canonical(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def _known_engine_api(name: str) -> str:
+    if name not in ("sglang", "openai") and name not in installed(Group.ENGINES):
+        raise ValueError(f"must be sglang, openai, or an engine of a package: {missing(Group.ENGINES, name)}")
+    return name
+
+
 class Body(BaseModel):
     """What a caller sends where every key is known; another key is refused, because it is a typing error."""
 
@@ -234,7 +241,7 @@ class JobSettings(BaseModel):
     """How the engine samples."""
     evaluation: bool = False
     """The results are measured and not trained: no group is filtered for having equal rewards."""
-    engine_api: Literal["sglang", "openai"] = "sglang"
+    engine_api: Annotated[str, AfterValidator(_known_engine_api)] = "sglang"
     """How the engine is asked: SGLang's `/generate`, or `/chat/completions` of any server, for evaluations alone."""
     engine_model: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     """The model's name at an engine of the kind `openai`, which needs one."""

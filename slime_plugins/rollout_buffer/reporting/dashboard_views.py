@@ -65,6 +65,7 @@ class Views:
             "now": now,
             "supervisor_age_s": age_s,
             "task_types": sorted(detail.get("task_types", {})),
+            "extensions": detail.get("extensions", []),
             "disk_free_bytes": shutil.disk_usage(self.store.data_dir).free,
             "explanation": [one.as_dict() for one in about],
             "jobs": entries,

@@ -268,7 +268,7 @@ class JobRunner:
     @property
     def _is_exact(self) -> bool:
         """True when the engine takes and gives token ids; only then a trajectory keeps its generations."""
-        return self._settings.engine_api == "sglang"
+        return self._settings.engine_api != "openai"
 
     def _connect(self, tokenizer: Any) -> HttpEngine:
         url = str(self._job.engine_url)
@@ -276,6 +276,7 @@ class JobRunner:
             return make_engine(url, chat_model=str(self._settings.engine_model), tokenizer=tokenizer)
         return make_engine(
             url,
+            api=self._settings.engine_api,
             tokenizer=tokenizer,
             tokenizer_path=self._settings.tokenizer_path,
             requires_exact_prompts=self._settings.exact_prompts == "require",

@@ -61,11 +61,12 @@ def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
     Raises:
         GeneratorError: no file has the task type.
     """
-    if options.generator_file is not None and options.generator_file.is_file():
+    file: Path | None = options.generator_file
+    if file is not None and (file.suffix != ".py" or file.is_file()):
         try:
-            found = load_file(options.generator_file, task_type)
+            found = load_file(file, task_type)
         except Exception:
-            logger.exception("%s does not load; the others are looked at", options.generator_file)
+            logger.exception("%s does not load; the others are looked at", file)
         else:
             if found is not None:
                 return found

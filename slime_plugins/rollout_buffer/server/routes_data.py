@@ -215,5 +215,6 @@ def describe_health(context: ServerContext) -> Answer:
         "reason": seen.reason,
         "supervisor": "alive" if seen.alive else "not seen",
         "task_types": sorted(seen.catalog.get("task_types", {})) if seen.alive else [],
+        "extensions": seen.catalog.get("extensions", []) if seen.alive else [],
     }
     return Answer(as_json(report), 200 if seen.serving else 503)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from slime_plugins.rollout_buffer.cli import app as cli
 from slime_plugins.rollout_buffer.cli.app import app
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.installation import install_lab
 
 NOBODY = "http://127.0.0.1:9"
 ASKING = [
@@ -110,12 +110,12 @@ def test_something_else_that_answers_is_not_taken_for_a_buffer(stranger: str) ->
 
 def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
-    server = "slime_plugins.rollout_buffer.embedded_engine.server"
+    server = "rollout_buffer_lab.embedded_engine.server"
     monkeypatch.delitem(sys.modules, server, raising=False)
     monkeypatch.delattr(server, raising=False)  # where it is installed, an earlier test may have imported it
     result = run("engine", "--model", str(tmp_path))
     assert result.exit_code == 1
-    assert install_extra("embedded-engine") in result.stderr
+    assert install_lab("embedded-engine") in result.stderr
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:

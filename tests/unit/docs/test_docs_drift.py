@@ -108,7 +108,7 @@ def lacking_trainer_settings(text: Text) -> list[str]:
 
 
 def lacking_variables(text: Text) -> list[str]:
-    folders = ("slime", "slime_plugins", "scripts", "tools", "examples")
+    folders = ("slime", "slime_plugins", "lab/src", "scripts", "tools", "examples")
     files = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh", ""))
     sources = "\n".join(path.read_text("utf-8") for path in files if path.is_file())
     found = set(re.findall(r"\bROLLOUT_BUFFER_[A-Z_]*[A-Z]\b", sources)) - INTERNAL
@@ -265,7 +265,9 @@ def test_a_known_case_is_in_the_page_on_troubleshooting(case: str) -> None:
 
 def test_a_quoted_message_is_one_that_is_said() -> None:
     """What stands in backquotes as a symptom is searched for: it must be what the code says."""
-    sources = (path.read_text("utf-8") for top in ("slime", "slime_plugins") for path in (ROOT / top).rglob("*.py"))
+    sources = (
+        path.read_text("utf-8") for top in ("slime", "slime_plugins", "lab/src") for path in (ROOT / top).rglob("*.py")
+    )
     said = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
     symptoms = [row.split(" | ")[0] for row in page("troubleshooting").splitlines() if row.startswith("| ")]
     quoted = [piece.strip() for one in symptoms for text in re.findall(r"`([^`]+)`", one) for piece in text.split("…")]

@@ -22,6 +22,7 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.serving import make_server
 
+from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime.rollout.agent_rollout_metrics import job_metrics
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -36,7 +37,6 @@ from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.trainer.tracking import STEP
 from slime_plugins.rollout_buffer.types import (

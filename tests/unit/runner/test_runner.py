@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.scripted_engine import server as stand_in
+from rollout_buffer_lab.scripted_engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError, JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -30,8 +32,6 @@ from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import attempt_limit, group_admission, places
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
-from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency
 from slime_plugins.rollout_buffer.storage.store import Store

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from flask.testing import FlaskClient
 
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout import get_rollout_data, start_rollout
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
@@ -23,7 +24,6 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.server.app import ServerContext
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from tests.support import written
 

@@ -108,7 +108,7 @@ def test_the_environment_is_made_once_with_uv_where_it_is(programs: Path, tmp_pa
 
     assert (first.returncode, again.returncode, again.stdout) == (0, 0, "")
     assert (programs / "calls").read_text().splitlines() == calls
-    constraint = "--quiet --constraint requirements/constraints.txt --editable .[android]"
+    constraint = "--quiet --constraint requirements/constraints.txt --editable .[android] --editable ./lab"
     if with_uv:
         assert f"uv venv --quiet --seed --python python3.12 {folder}" in calls
         assert f"uv pip install --python {folder}/bin/python {constraint}" in calls
@@ -122,10 +122,9 @@ def test_the_environment_is_made_once_with_uv_where_it_is(programs: Path, tmp_pa
     ("system", "has_gpu", "extras", "is_for_cpus"),
     [
         ("Linux", False, "embedded-engine", True),
-        ("Linux", False, "embedded-engine,miniwob", True),
         ("Linux", True, "embedded-engine", False),
         ("Darwin", False, "embedded-engine", False),  # PyPI has no other build for it
-        ("Linux", False, "android", False),
+        ("Linux", False, "", False),
     ],
 )
 def test_cuda_is_installed_only_where_there_is_a_gpu(
@@ -137,12 +136,12 @@ def test_cuda_is_installed_only_where_there_is_a_gpu(
     if with_uv:
         add_uv(programs)
 
-    done = sourced(programs, f"prepare_environment {tmp_path}/venv {extras}")
+    done = sourced(programs, f"prepare_environment {tmp_path}/venv android '{extras}'")
 
     assert (done.returncode, done.stderr) == (0, "")
     installs = [call for call in (programs / "calls").read_text().splitlines() if " pip install " in call]
     of_torch, of_project = installs[:-1], installs[-1]
-    assert of_project.endswith(f"--editable .[{extras}]")
+    assert of_project.endswith("--editable .[android] --editable ./lab" + (f"[{extras}]" if extras else ""))
     assert len(of_torch) == is_for_cpus
     for call in of_torch:
         assert " --no-deps --extra-index-url https://download.pytorch.org/whl/cpu torch==" in call

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, trainer_args
 from slime.rollout import agent_rollout_arguments
 from slime.rollout.agent_rollout import generate_rollout, reset_jobs
 from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss
@@ -16,7 +17,6 @@ from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, trainer_args
 
 RANKS = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 8, "micro_batch_size": 1, "use_dynamic_batch_size": False}
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout_batch import BatchRule, make_odd_dummies, played, rule_of
 from slime.rollout.agent_rollout_samples import Group, rows_of, trajectories_of
 from slime.rollout.agent_rollout_settings import ShortGroups
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 RULE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=False, least=2)
 KEEP = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.KEEP, whole_groups=False, least=2)

@@ -14,6 +14,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rollout_buffer_lab import trainer_stand_in
+from rollout_buffer_lab.trainer_stand_in import (
+    CheckpointDataSource,
+    RolloutRecord,
+    TrainerStandIn,
+    flat_samples,
+    trainer_args,
+)
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import (
     generate_agent_rollout,
@@ -27,14 +35,6 @@ from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, pro
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError, RolloutBufferError
-from slime_plugins.rollout_buffer.simulation import trainer as trainer_stand_in
-from slime_plugins.rollout_buffer.simulation.trainer import (
-    CheckpointDataSource,
-    RolloutRecord,
-    TrainerStandIn,
-    flat_samples,
-    trainer_args,
-)
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import ImageFetcher
 from slime_plugins.rollout_buffer.trainer.job_feed import (

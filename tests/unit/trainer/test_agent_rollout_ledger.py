@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, trainer_args
 from slime.rollout.agent_rollout_ledger import (
     GroupStore,
     JobProgress,
@@ -17,7 +18,6 @@ from slime.rollout.agent_rollout_ledger import (
     skip_list,
 )
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, trainer_args
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 

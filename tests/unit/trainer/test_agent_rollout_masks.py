@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, trainer_args
 from slime.rollout.agent_rollout import generate_rollout
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_samples import SampleConverter
@@ -17,7 +18,6 @@ from slime.rollout.agent_rollout_settings import read_mask_settings
 from slime.utils import mask_generator as built_in
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, trainer_args
 from slime_plugins.rollout_buffer.trainer import masks
 from slime_plugins.rollout_buffer.trainer.masks import check_masks, mask_generator
 from slime_plugins.rollout_buffer.wire import RolloutItem

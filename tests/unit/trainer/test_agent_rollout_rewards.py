@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 
 def sample(reward: float, *, group: int = 0, trajectory: int | None = None, dummy: bool = False) -> Sample:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_buffer_lab.trainer_stand_in import check_batch, flat_samples, trainer_args
 from slime.rollout import agent_rollout_samples
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import (
@@ -25,7 +26,6 @@ from slime.rollout.agent_rollout_samples import (
 from slime.utils.mask_utils import Generation, WeightVersionSpan
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.simulation.trainer import check_batch, flat_samples, trainer_args
 from slime_plugins.rollout_buffer.trainer import rows
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings, mask_generator
 from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout_settings import (
     eval_payload,
     eval_sets,
@@ -17,7 +18,6 @@ from slime.rollout.agent_rollout_settings import (
 )
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload, parse
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 
 def arguments(**changes: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, check_batch, trainer_args
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, check_batch, trainer_args
 
 
 def sample(rollout_id: int, **changes: Any) -> Sample:

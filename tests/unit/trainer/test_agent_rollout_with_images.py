@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image as PillowImage
 
+from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import reset_jobs
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
-from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.trainer import intake, job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages, process_cache
 from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures, tensor_bytes

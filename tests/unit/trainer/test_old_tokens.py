@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.trainer_stand_in import check_batch, trainer_args
 from slime.rollout.agent_rollout_samples import finish_batch, rows_of, samples_of_group
 from slime.rollout.agent_rollout_settings import read_row_settings
 from slime.utils.mask_utils import Generation, WeightVersionSpan
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.simulation.trainer import check_batch, trainer_args
 from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
 from slime_plugins.rollout_buffer.wire import RolloutItem
 

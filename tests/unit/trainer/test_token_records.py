@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime.rollout.agent_rollout_samples import as_dummy, finish_batch, samples_of_group
-from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords
-from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows
-from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.simulation.engine.token_records import (
+from rollout_buffer_lab.scripted_engine.token_records import (
     LAYERS,
     TOP_K,
     experts_of_passes,
     kept_ids,
 )
+from slime.rollout.agent_rollout_samples import as_dummy, finish_batch, samples_of_group
+from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords
+from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
 from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory

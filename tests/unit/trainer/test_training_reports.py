@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
 from slime.rollout.agent_rollout_postprocess import drop_unknown_log_probs, played_share, take_weight_off_dummies
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_reports import RowName, report_rows, rows_to_report
-from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.trainer import reports
 from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.rollout.agent_rollout_samples import finish_batch, rows_of, samples_of_group
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, read_row_settings
@@ -20,7 +21,6 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
 from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns, turn_baseline
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory

@@ -11,11 +11,6 @@ from slime_plugins.rollout_buffer.devices.kinds import load_kind
 from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_KIND, AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
-__all__ = ["DeviceFactory", "create_device", "from_options", "make_virtual_device"]
-
-SIMULATED_PHONE = "slime_plugins.rollout_buffer.simulation.phone.device_factory:create_simulated_phone"
-"""``device: simulated``: named and not imported, because what is simulated stands on the generators."""
-
 DeviceFactory = Callable[[AndroidWorldSettings, int], Device[Action]]
 """Makes device number ``index``. May take as long as a phone takes to boot."""
 
@@ -53,8 +48,7 @@ def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
     """
     if settings.device == "android_world":
         return _android_world(settings, index)
-    address = SIMULATED_PHONE if settings.device == "simulated" else settings.device
-    return cast("DeviceFactory", load_kind(address))(settings, index)
+    return cast("DeviceFactory", load_kind(settings.device))(settings, index)
 
 
 def _android_world(settings: AndroidWorldSettings, index: int) -> Device[Action]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout_settings import start_payload
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.context_editing.settings import load_settings
@@ -17,7 +18,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import (
     register_tool,
     unregister_tool,
 )
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from tests.context_editing_player import LINE, play
 
 PASTED = """

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_buffer_lab.trainer_stand_in import check_batch, flat_samples, trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.rollout.agent_rollout_samples import Group, SampleConverter, finish_batch
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.simulation.trainer import check_batch, flat_samples, trainer_args
 from slime_plugins.rollout_buffer.types import Trajectory
 from slime_plugins.rollout_buffer.wire import RolloutItem
 from tests.unit.generator.gui_agent.test_history import DONE, click, play_history

@@ -1,0 +1,429 @@
+"""The whole thing on one machine: ``rollout-buffer demo``.
+
+Starts the stand-in engine and ``rollout-buffer serve`` as processes of their own, lets a trainer ask for rollouts with
+the very function slime would call, shows what happens while it happens, and checks at the end what the trainer got.
+Everything it writes is under one folder; every process it starts ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import shutil
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.cli.status_table import job_table
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.config import DEFAULT_PORT
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.generator.context_editing.document import require_search_library
+from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
+from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
+from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from slime_plugins.rollout_buffer.tools.generate_documents import generate
+
+__all__ = ["DemoError", "DemoSettings", "run_demo"]
+
+ASSETS = DEMO_TOKENIZER_PATH.parent
+GROUPS_PER_ROLLOUT = 4
+SAMPLES_PER_GROUP = 4
+PACKAGE = "slime_plugins.rollout_buffer"
+START_TIMEOUT_S = 120.0
+REFRESH_S = 0.5
+NUM_EPOCH = 20
+"""Of 24 tasks: enough for the most rollouts that may be asked for, also where some groups are filtered."""
+JOB_ID = "demo"
+END_OF_TURN = "<|im_end|>"
+
+
+ANDROID_WORLD, STATELM, MINIWOB = "android_world", "statelm", "miniwob"
+INPUT_FILES = {task: ASSETS / f"demo_{task}.jsonl" for task in (ANDROID_WORLD, MINIWOB)}
+MIN_DOCUMENT, MAX_DOCUMENT = 4_000, 200_000
+
+
+class DemoError(RolloutBufferError):
+    """The demo did not end as it should; the message says where to look."""
+
+    code = "demo"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoSettings:
+    """How large the demo is and where it writes. ``phones`` are pages in ``miniwob``; neither they nor ``rollout_mode``
+    are for ``statelm``."""
+
+    folder: Path
+    task: str = ANDROID_WORLD
+    rollouts: int = 3
+    skill: float = 0.7
+    phones: int = 4
+    rollout_mode: str = "incremental"
+    timeout_s: float = 900.0
+
+
+@dataclass(slots=True)
+class _Trainer:
+    """The trainer on its thread: what it got so far, and what went wrong."""
+
+    settings: DemoSettings
+    args: Namespace
+    records: list[RolloutRecord] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            TrainerStandIn(self.args).train(self.settings.rollouts, on_rollout=self.records.append)
+        except BaseException as error:  # noqa: BLE001 - carried to the main thread, which reports it
+            self.error = error
+
+
+def run_demo(settings: DemoSettings, console: Console) -> None:
+    """Runs the demo to its end.
+
+    Raises:
+        DemoError: a process did not start, the trainer failed, or what it got is not what it should have got.
+        ConfigError: what the task needs is not installed, or a server still shows an earlier run; says what to do.
+    """
+    if settings.task == MINIWOB:
+        find_pages()
+        find_chromium()
+    if settings.task == STATELM:
+        require_search_library()
+    folder = settings.folder.resolve()
+    refuse_if_owned(folder / "run" / "data")
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    run = folder / "run"
+    run.mkdir(parents=True)
+    console.print(
+        f"[bold]Rollout Buffer demo[/]: {_what_is_played(settings)}, a stand-in engine of skill "
+        f"{settings.skill:g} (a script, no model), {settings.rollouts} rollouts of "
+        f"{GROUPS_PER_ROLLOUT} groups × {SAMPLES_PER_GROUP} samples"
+    )
+    started = time.monotonic()
+    input_file = _input_file(settings, run)
+    try:
+        with _processes(settings, run, input_file, console) as (engine_port, buffer_url):
+            args = _trainer_args(settings, run, input_file, engine_port, buffer_url)
+            trainer = _Trainer(settings, args)
+            client = RolloutBufferClient(buffer_url)
+            _watch(trainer, client, console, settings)
+            job = client.job(JOB_ID)
+            client.cancel(JOB_ID)  # who looks at it later opens what there is, and plays nothing
+    except KeyboardInterrupt:
+        console.print(f"stopped before its end; logs: {_logs(run)}", soft_wrap=True)
+        raise
+    result_file = _write_results(trainer.records, run)
+    console.print(_summary(trainer.records))
+    _check(trainer, job)
+    console.print(f"[green]All well[/]: {_count(trainer.records)} in "
+                  f"{time.monotonic() - started:.0f} s; masks decode to exactly what the policy said.")  # fmt: skip
+    _print_paths(console, folder, run, result_file)
+
+
+def _what_is_played(settings: DemoSettings) -> str:
+    if settings.task == STATELM:
+        return f"questions over documents of {MIN_DOCUMENT:,} to {MAX_DOCUMENT:,} tokens"
+    devices = "web pages in a Chromium" if settings.task == MINIWOB else "simulated phones"
+    return f"{settings.phones} {devices}, mode {settings.rollout_mode}"
+
+
+def _input_file(settings: DemoSettings, run: Path) -> Path:
+    """The shipped tasks of phones and pages, or documents that are written now, more of them than rollouts need."""
+    if settings.task in INPUT_FILES:
+        return INPUT_FILES[settings.task]
+    path = run / "documents.jsonl"
+    lines = generate(4 * settings.rollouts * GROUPS_PER_ROLLOUT, (MIN_DOCUMENT, MAX_DOCUMENT))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def _options(settings: DemoSettings) -> dict[str, Any]:
+    """What the job says to its generator."""
+    if settings.task == STATELM:
+        return {"statelm": {"max_model_length": 8192}}
+    if settings.task == MINIWOB:  # the stand-in reads the elements; whoever looks at it later wants to see the page
+        return {"miniwob": {"rollout_mode": settings.rollout_mode, "observation": "both"}}
+    return {"android_world": {"rollout_mode": settings.rollout_mode}}
+
+
+@contextmanager
+def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Console) -> Iterator[tuple[int, str]]:
+    """Runs engine and buffer; yields the engine's port and the buffer's URL, and ends both."""
+    engine_port, buffer_port = free_ports(2)
+    buffer_url = f"http://127.0.0.1:{buffer_port}"
+    config = run / "android_world.yaml"
+    config.write_text(f"device: simulated\nnum_workers: {settings.phones}\n", encoding="utf-8")
+    command = [sys.executable, "-m", PACKAGE]
+    engine_command = [*command, "engine", "--port", str(engine_port), "--skill", str(settings.skill)]
+    serve_command = [
+        *command, "serve", "--port", str(buffer_port), "--data-dir", str(run / "data"),
+        "--data-root", str(input_file.parent), "--ray-num-cpus", "2",
+    ]  # fmt: skip
+    environment = {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config), "HF_HUB_OFFLINE": "1"}
+    environment["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(settings.phones)
+    # The demo talks to itself only: a token meant for another buffer must not be needed or sent.
+    os.environ.pop("ROLLOUT_BUFFER_TOKEN", None)
+    children: list[ChildProcess] = []
+    try:
+        children.append(ChildProcess("engine", engine_command, log_file=run / "engine.log", environment=environment))
+        children.append(ChildProcess("buffer", serve_command, log_file=run / "buffer.log", environment=environment))
+        with console.status("starting the stand-in engine and the buffer …"):
+            wait_until_healthy(
+                children[0], f"http://127.0.0.1:{engine_port}/health", timeout_s=START_TIMEOUT_S, error=DemoError
+            )
+            wait_until_healthy(children[1], f"{buffer_url}/health", timeout_s=START_TIMEOUT_S, error=DemoError)
+        console.print(f"engine  http://127.0.0.1:{engine_port}   log {run / 'engine.log'}", soft_wrap=True)
+        console.print(f"buffer  {buffer_url}   log {run / 'buffer.log'}", soft_wrap=True)
+        console.print(f"while it runs: open {buffer_url} in a browser, or {_command_line()} status --watch --url "
+                      f"{buffer_url}", soft_wrap=True)  # fmt: skip
+        yield engine_port, buffer_url
+    finally:
+        with console.status("stopping …"):
+            for child in reversed(children):
+                child.stop(40.0)
+
+
+def _trainer_args(settings: DemoSettings, run: Path, input_file: Path, engine_port: int, buffer_url: str) -> Namespace:
+    return trainer_args(
+        rollout_buffer_url=buffer_url,
+        rollout_buffer_job_id=JOB_ID,
+        rollout_task_type=settings.task,
+        prompt_data=str(input_file),
+        num_epoch=NUM_EPOCH,
+        rollout_batch_size=GROUPS_PER_ROLLOUT,
+        n_samples_per_prompt=SAMPLES_PER_GROUP,
+        rollout_num_process=16,
+        rollout_max_response_len=1024,
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=engine_port,
+        hf_checkpoint=str(DEMO_TOKENIZER_PATH),
+        save=str(run / "checkpoints"),
+        loss_mask_type="qwen",
+        rollout_buffer_options=_options(settings),
+    )
+
+
+# --- watching --------------------------------------------------------------------------------------------------------
+
+
+def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, settings: DemoSettings) -> None:
+    """Shows bars until the trainer is through; raises what it raised."""
+    thread = threading.Thread(target=trainer.run, name="trainer", daemon=True)
+    progress = Progress(
+        TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    rollouts = progress.add_task("rollouts the trainer has", total=settings.rollouts)
+    needed = progress.add_task("groups ready for it", total=settings.rollouts * GROUPS_PER_ROLLOUT)
+    episodes = progress.add_task("episodes played", total=None)
+    deadline = time.monotonic() + settings.timeout_s
+    thread.start()
+    with Live(progress, console=console, refresh_per_second=4) as live, _no_retries_behind_an_interrupt():
+        while thread.is_alive() and time.monotonic() < deadline:
+            thread.join(REFRESH_S)
+            job = _job_or_none(client)
+            progress.update(rollouts, completed=len(trainer.records))
+            if job is not None:
+                progress.update(needed, completed=_groups_for_trainer(job, settings))
+                progress.update(episodes, completed=sum(job["outcomes"].values()))
+                live.update(_frame(progress, job))
+    if thread.is_alive():
+        raise DemoError(f"the trainer is not through after {settings.timeout_s:.0f} s: see {settings.folder}/run")
+    if trainer.error is not None:
+        raise DemoError(f"the trainer failed: {type(trainer.error).__name__}: {trainer.error}") from trainer.error
+
+
+@contextmanager
+def _no_retries_behind_an_interrupt() -> Iterator[None]:
+    """The trainer's thread asks a stopped buffer until the process ends: nobody wants to read that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        logging.getLogger(PACKAGE).setLevel(logging.ERROR)
+        raise
+
+
+def _frame(progress: Progress, job: dict[str, Any]) -> RenderableType:
+    return Group(job_table([job]), progress)
+
+
+def _groups_for_trainer(job: dict[str, Any], settings: DemoSettings) -> int:
+    groups = job["groups"]
+    for_the_trainer: int = groups["ready"] + groups["leased"] + groups["delivered"]
+    return min(settings.rollouts * GROUPS_PER_ROLLOUT, for_the_trainer)
+
+
+def _job_or_none(client: RolloutBufferClient) -> dict[str, Any] | None:
+    try:
+        return client.job(JOB_ID)
+    except (requests.RequestException, UnavailableError, RolloutBufferError):
+        return None
+
+
+# --- what came out ---------------------------------------------------------------------------------------------------
+
+
+def _summary(records: list[RolloutRecord]) -> Table:
+    table = Table(title="what the trainer got", title_justify="left")
+    for name in ("rollout", "group", "instance", "rewards", "actions", "tokens", "trained"):
+        table.add_column(name, justify="right" if name in ("tokens", "trained") else "left", no_wrap=True)
+    for record in records:
+        for group in record.groups:
+            samples = flat_samples(group)
+            firsts = [flat_samples(member)[0] for member in group]
+            table.add_row(
+                str(record.rollout_id),
+                str(samples[0].group_index),
+                str(samples[0].index),
+                "  ".join(f"{_raw_reward(sample):+.2f}" for sample in firsts),
+                " ".join(str(sample.metadata.get("steps", "?")) for sample in firsts),
+                str(sum(len(sample.tokens) for sample in samples)),
+                str(sum(sum(sample.loss_mask or []) for sample in samples)),
+            )
+        table.add_section()
+    return table
+
+
+def _trajectories(records: list[RolloutRecord]) -> list[list[Sample]]:
+    """Returns the rows of each trajectory; in mode history a trajectory has one row per turn."""
+    return [flat_samples(member) for record in records for group in record.groups for member in group]
+
+
+def _count(records: list[RolloutRecord]) -> str:
+    trajectories = _trajectories(records)
+    rows = sum(map(len, trajectories))
+    return f"{len(trajectories)} samples" + (f" ({rows} rows)" if rows > len(trajectories) else "")
+
+
+def _raw_reward(sample: Sample) -> float:
+    reward = sample.metadata.get("raw_reward")
+    return float(reward) if reward is not None else 0.0
+
+
+def _check(trainer: _Trainer, job: dict[str, Any]) -> None:
+    """Checks that the trainer got what it asked for, and that every mask decodes to what the policy said."""
+    expected = trainer.settings.rollouts * GROUPS_PER_ROLLOUT * SAMPLES_PER_GROUP
+    trajectories = _trajectories(trainer.records)
+    samples = [rows[0] for rows in trajectories]
+    if len(samples) != expected:
+        raise DemoError(f"the trainer got {len(samples)} samples, not {expected}")
+    groups = [str(sample.group_index) for sample in samples]
+    if any(groups.count(name) != SAMPLES_PER_GROUP for name in set(groups)):
+        raise DemoError("a group was delivered twice")
+    if len({_raw_reward(sample) for sample in samples}) < 2:
+        raise DemoError("all rewards are the same: there is nothing to learn from")
+    if job["slots"]["failed"] or job["attempts"].get("failed"):
+        raise DemoError(
+            f"some attempts failed: {job['attempts']}; the runner's log is in {trainer.settings.folder}/run"
+        )
+    _check_masks(trajectories, trainer.settings)
+
+
+def _check_masks(trajectories: list[list[Sample]], settings: DemoSettings) -> None:
+    """Compares what a trajectory's masks train, decoded, with what the stored conversation says the policy said.
+
+    Of ``statelm`` that is what it said behind its last deletion (``train_before_deletion``).
+    """
+    tokenizer = load_tokenizer(DEMO_TOKENIZER_PATH)
+    expected = _policy_replies(settings.folder.resolve() / "run")
+    for rows in trajectories:
+        if rows[0].remove_sample:
+            continue
+        trained, uid = "".join(tokenizer.decode(_trained_ids(row)) for row in rows), str(rows[0].prompt)
+        right = (
+            bool(trained) and expected[uid].endswith(trained) if settings.task == STATELM else trained == expected[uid]
+        )
+        if not right:
+            raise DemoError(f"the masks of {uid} train what the policy did not say: {trained[:300]!r}")
+
+
+def _trained_ids(sample: Sample) -> list[int]:
+    mask = [0] * (len(sample.tokens) - sample.response_length) + list(sample.loss_mask or [])
+    return [token for token, flag in zip(sample.tokens, mask, strict=True) if flag]
+
+
+def _policy_replies(run: Path) -> dict[str, str]:
+    """Reads the assistant's turns of every trajectory from the stopped server's store, by uid."""
+    store = Store(run / "data")
+    buffer = Buffer(store)
+    try:
+        return {uid: _turns(item["messages"]) for uid, item in buffer.items_of(buffer.job(JOB_ID))}
+    finally:
+        store.close()
+
+
+def _turns(messages: list[dict[str, Any]]) -> str:
+    return "".join(message["content"] + END_OF_TURN for message in messages if message["role"] == "assistant")
+
+
+def _write_results(records: list[RolloutRecord], run: Path) -> Path:
+    path = run / "samples.jsonl"
+    with path.open("w", encoding="utf-8") as lines:
+        for record in records:
+            for sample in record.samples:
+                entry = {
+                    "rollout_id": record.rollout_id,
+                    "uid": sample.prompt,
+                    "instance_id": sample.index,
+                    "group_index": sample.group_index,
+                    "reward": sample.reward,
+                    "status": sample.status.value,
+                    "tokens": sample.tokens,
+                    "response_length": sample.response_length,
+                    "loss_mask": sample.loss_mask,
+                    "rollout_log_probs": sample.rollout_log_probs,
+                    "metadata": sample.metadata,
+                }
+                lines.write(json.dumps(entry, default=str) + "\n")
+    return path
+
+
+def _print_paths(console: Console, folder: Path, run: Path, result_file: Path) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("samples", str(result_file))
+    if (run / "documents.jsonl").exists():
+        table.add_row("questions", str(run / "documents.jsonl"))
+    else:
+        table.add_row("screenshots", f"{run / 'data' / 'images'} (each once, named by its sha256)")
+    table.add_row("logs", _logs(run))
+    console.print(table, soft_wrap=True)
+    command = f"{_command_line()} serve --data-dir {shlex.quote(str(run / 'data'))}"
+    console.print(f"look at it again: {command}", soft_wrap=True, highlight=False)
+    console.print(f"and open http://127.0.0.1:{DEFAULT_PORT} in a browser", soft_wrap=True, highlight=False)
+    console.print("its job stands there as cancelled: the demo ended it when it had its rollouts", soft_wrap=True)
+
+
+def _logs(run: Path) -> str:
+    return f"{run}/*.log and {run / 'data' / 'logs'}"
+
+
+def _command_line() -> str:
+    """What to type for this command line: its name where a shell finds this very one, else its path."""
+    script = Path(sys.executable).with_name("rollout-buffer")
+    on_path = shutil.which(script.name)
+    if on_path is not None and Path(on_path).resolve() == script.resolve():
+        return script.name
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m {PACKAGE}"

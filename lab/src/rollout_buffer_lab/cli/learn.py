@@ -1,0 +1,272 @@
+"""``rollout-buffer learn``: a small policy that learns through the service, on one machine."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from slime_plugins.rollout_buffer.cli.common import ExitCode, console, errors, report_errors
+from slime_plugins.rollout_buffer.installation import install_lab
+
+if TYPE_CHECKING:
+    from rollout_buffer_lab.learning.arms import Arm
+    from rollout_buffer_lab.learning.run import LearnSettings, Outcome
+
+Task = Annotated[str, typer.Option(help="TASK_TYPE of what is learned.")]
+TaskDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--generator-dir", help="Folder with the task's file (docs/learning.md).", show_default="tasks that come along"
+    ),
+]
+InputFile = Annotated[
+    Path | None, typer.Option("--input", help="Input lines, JSONL.", show_default="those that the task's file makes")
+]
+ArmName = Annotated[
+    str,
+    typer.Option(
+        "--arm",
+        help="What is spoilt: true (nothing), late-mask, environment, shuffled-rewards, other-version, frozen, "
+        "old-denominators, swapped-siblings or repeated.",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of policy, input and sampling.")]
+Steps = Annotated[int, typer.Option(min=2, help="How many steps are trained.")]
+Groups = Annotated[int, typer.Option(min=1, help="Groups of each step.")]
+Samples = Annotated[int, typer.Option(min=2, help="Members of each group.")]
+Model = Annotated[
+    Path | None, typer.Option(help="Folder of a model to train.", show_default="a tiny new one, warmed up")
+]
+EngineUrl = Annotated[
+    str | None,
+    typer.Option("--engine", help="An SGLang that serves --model already.", show_default="the embedded engine"),
+]
+OnlyModel = Annotated[
+    Path | None, typer.Option(help="Only make the warmed-up policy, into this folder, for an engine to serve.")
+]
+Folder = Annotated[Path, typer.Option(help="Where the run keeps its data, logs, metrics and curve.")]
+Device = Annotated[str, typer.Option(help="Where policy and engine compute: cpu or cuda.")]
+Hidden = Annotated[int, typer.Option(min=16, help="Width of the new policy, a multiple of 16.")]
+Layers = Annotated[int, typer.Option(min=1, help="Depth of the new policy.")]
+LearningRate = Annotated[float, typer.Option(min=0.0, help="Of AdamW.")]
+WarmUp = Annotated[
+    int | None,
+    typer.Option(min=0, help="Updates of the new policy on scripted episodes.", show_default="the task's own, or 600"),
+]
+Mode = Annotated[
+    str | None,
+    typer.Option(help="How episodes become prompts, where the task has modes.", show_default="the task's first"),
+]
+Lag = Annotated[
+    int,
+    typer.Option(
+        "--lag",
+        "--max-lag",
+        min=0,
+        help="Steps that playing may be ahead of training, and weight versions that a trained token may be behind.",
+        show_default="0: each waits for the other",
+    ),
+]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest reply.", show_default="the task's own, or 16")]
+TolerateGap = Annotated[
+    bool, typer.Option(help="Train on although the engine's log-probs are not the trainer's, to see what comes of it.")
+]
+Wandb = Annotated[bool, typer.Option(help="Also write an offline run of W&B.")]
+Beside = Annotated[
+    list[Path] | None, typer.Option(help="metrics.jsonl of an earlier run, drawn beside this one; repeatable.")
+]
+
+
+def learn(
+    task: Task = "next_digit",
+    generator_dir: TaskDir = None,
+    input_file: InputFile = None,
+    mode: Mode = None,
+    arm: ArmName = "true",
+    seed: Seed = 0,
+    steps: Steps = 20,
+    groups: Groups = 12,
+    samples: Samples = 8,
+    model: Model = None,
+    engine: EngineUrl = None,
+    only_model: OnlyModel = None,
+    folder: Folder = Path(".learn"),
+    device: Device = "cpu",
+    hidden: Hidden = 64,
+    layers: Layers = 2,
+    learning_rate: LearningRate = 1e-3,
+    warm_up: WarmUp = None,
+    lag: Lag = 0,
+    max_new_tokens: MaxNewTokens = None,
+    tolerate_gap: TolerateGap = False,
+    wandb: Wandb = False,
+    beside: Beside = None,
+) -> None:
+    """Train a small policy by GRPO through the buffer, and say whether its reward rose.
+
+    Exit code 1 when it did not, or when the trainer refused a step.
+    """
+    _import_learning()
+    from rollout_buffer_lab.learning.grpo import GrpoSettings
+    from rollout_buffer_lab.learning.policy import PolicySize
+    from rollout_buffer_lab.learning.run import LearnSettings
+
+    chosen, grpo = _arm_called(arm), GrpoSettings(learning_rate=learning_rate)
+    with report_errors():
+        settings = LearnSettings(
+            folder=folder,
+            task=task,
+            generator_dir=generator_dir,
+            input_file=input_file,
+            mode=mode,
+            arm=chosen,
+            seed=seed,
+            steps=steps,
+            groups=groups,
+            samples=samples,
+            model=model,
+            engine_url=engine,
+            device=device,
+            size=PolicySize(hidden=hidden, layers=layers),
+            grpo=replace(grpo, max_log_prob_gap=None) if tolerate_gap else grpo,
+            warm_up_updates=warm_up,
+            lag=lag,
+            max_new_tokens=max_new_tokens,
+            wandb=wandb,
+            beside=tuple(beside or ()),
+        )
+        succeeded = _make_policy_or_learn(settings, only_model)
+    if not succeeded:
+        raise typer.Exit(ExitCode.NO)
+
+
+def _import_learning() -> None:
+    """Imports torch and transformers, told to be quiet and to fetch nothing; exits with what is missing."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        importlib.import_module("rollout_buffer_lab.learning.run")
+    except ImportError as error:
+        message = f"rollout-buffer: learn needs the extra 'embedded-engine' ({error}): {install_lab('embedded-engine')}"
+        errors.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(ExitCode.NO) from error
+
+
+def _arm_called(name: str) -> Arm:
+    from rollout_buffer_lab.learning.arms import Arm
+
+    if name not in set(Arm):
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(Arm)}", param_hint="--arm")
+    return Arm(name)
+
+
+def _make_policy_or_learn(settings: LearnSettings, only_model: Path | None) -> bool:
+    """Writes the warmed-up policy alone where ``only_model`` names a folder; otherwise returns whether it learned."""
+    from rollout_buffer_lab.learning import run
+
+    if only_model is not None:
+        run.make_policy(settings, only_model, _print_message)
+        return True
+    with _StepTable() as table:
+        outcome = run.learn(settings, _print_message, table.add)
+    _print_outcome(outcome, settings.folder / "run")
+    return outcome.rose
+
+
+def _print_outcome(outcome: Outcome, folder: Path) -> None:
+    if outcome.refused is None and outcome.stopped:
+        _print_message(f"The run ended early: {outcome.stopped}.")
+    if outcome.steps:
+        _print_message(f"curve {folder / 'curve.svg'}, metrics {folder / 'metrics.jsonl'}")
+    if outcome.refused is not None:
+        sentence = f"The run was refused {outcome.refused}."
+    elif outcome.verdict is not None:
+        sentence = outcome.verdict.sentence
+    else:
+        sentence = "The reward did not rise: too few steps were trained to tell."
+    console.print(sentence, style="green" if outcome.rose else "red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_message(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class _StepTable:
+    """A table that grows by a row for each step: live in a terminal, line by line elsewhere."""
+
+    COLUMNS = (
+        "step",
+        "reward",
+        "by turn",
+        "groups",
+        "entropy",
+        "clipped",
+        "gap",
+        "lag",
+        "weight",
+        "cut",
+        "|gradient|",
+        "waited",
+        "trained",
+    )
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, ...]] = []
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> _StepTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None and self._rows:
+            self._live.stop()
+
+    def add(self, step: Any) -> None:
+        """Shows a step: a ``Step`` of the run."""
+        report = step.report
+        self._rows.append(
+            (
+                str(step.step),
+                f"{step.reward:.3f}",
+                " ".join(f"{reward:.2f}" for reward in step.reward_by_turn) or "-",
+                f"{step.groups_trained}/{len(step.group_rewards)}",
+                f"{report.entropy:.2f}",
+                f"{report.clipped:.3f}",
+                "-" if report.log_prob_gap is None else f"{report.log_prob_gap:.1e}",
+                f"{report.lag:.2f}",
+                f"{report.importance:.3f}",
+                f"{report.importance_cut:.3f}",
+                f"{report.gradient_norm:.2f}",
+                f"{step.waited_s:.1f} s",
+                f"{step.trained_s:.1f} s",
+            )
+        )
+        if self._live is None:
+            self._print_last()
+            return
+        if not self._live.is_started:
+            self._live.start()
+        self._live.update(self._table(), refresh=True)
+
+    def _print_last(self) -> None:
+        widths = [max(len(name), 8) for name in self.COLUMNS]
+        lines = [self.COLUMNS, self._rows[-1]] if len(self._rows) == 1 else [self._rows[-1]]
+        for line in lines:
+            row_text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            console.print(row_text, highlight=False, markup=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table(title="groups: trained / played", title_justify="left")
+        for name in self.COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._rows:
+            table.add_row(*row)
+        return table

@@ -1,0 +1,75 @@
+"""From logits to sampled tokens and their log-probs, by each request's own parameters.
+
+The log-prob of a token is that of the whole distribution at the request's temperature, before ``top_k``, ``top_p`` and
+``min_p`` cut it: what SGLang reports, and what a trainer recomputes. A greedy request has temperature 1 in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rollout_buffer_lab.sglang_routes.sampling import Sampling
+
+__all__ = ["TokenChoice", "choose"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """One sampled token, with the log-probs of the tokens that its request asked for beside it."""
+
+    token_id: int
+    log_prob: float
+    asked_log_probs: tuple[float, ...] = ()
+
+
+def choose(logits: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[float]) -> list[TokenChoice]:
+    """Samples one token per line of ``logits``; ``draws`` are numbers in [0, 1) that decide which.
+
+    The same line, wishes and draws give the same token whoever shares the batch, up to the last digit of the logits.
+    """
+    scores = logits.float().cpu()  # float64 below is not known to every device
+    for line, wish in zip(scores, wishes, strict=True):
+        line[list(wish.logit_bias)] += torch.tensor(list(wish.logit_bias.values()))
+    temperatures = torch.tensor([1.0 if wish.greedy else wish.temperature for wish in wishes])
+    log_probs = torch.log_softmax(scores / temperatures[:, None], dim=-1)
+    likeliest = log_probs.argmax(dim=-1)
+    greedy = torch.tensor([wish.greedy for wish in wishes])
+    chosen = likeliest if greedy.all() else torch.where(greedy, likeliest, _drawn(log_probs, likeliest, wishes, draws))
+    taken = log_probs.gather(1, chosen[:, None])[:, 0]
+    if not torch.isfinite(taken).all():
+        raise ValueError("the model's logits are not finite")
+    asked = [tuple(line[list(wish.asked_ids)].tolist()) for line, wish in zip(log_probs, wishes, strict=True)]
+    return [TokenChoice(*choice) for choice in zip(chosen.tolist(), taken.tolist(), asked, strict=True)]
+
+
+def _drawn(
+    log_probs: torch.Tensor, likeliest: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[float]
+) -> torch.Tensor:
+    """One token per line: the first at which the summed probabilities exceed that share of their total.
+
+    Where rounding leads beyond the last possible token, the likeliest stands for it.
+    """
+    probs = log_probs.double().exp()
+    if any(wish.cuts for wish in wishes):
+        probs = _cut(probs, wishes)
+    summed = probs.cumsum(dim=-1)
+    shares = torch.tensor(draws, dtype=torch.double)[:, None] * summed[:, -1:]
+    at = torch.searchsorted(summed, shares, right=True).clamp(max=probs.shape[-1] - 1)
+    return torch.where(probs.gather(1, at) > 0, at, likeliest[:, None])[:, 0]
+
+
+def _cut(probs: torch.Tensor, wishes: Sequence[Sampling]) -> torch.Tensor:
+    """``probs`` with zeros for what top_k, then top_p, then min_p exclude; the most likely token always stays."""
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(probs.shape[-1])
+    top_k = torch.tensor([wish.top_k if wish.top_k > 0 else probs.shape[-1] for wish in wishes])
+    ordered = ordered * (rank < top_k[:, None])
+    ordered /= ordered.sum(dim=-1, keepdim=True)
+    top_p = torch.tensor([wish.top_p for wish in wishes], dtype=torch.double)[:, None]
+    min_p = torch.tensor([wish.min_p for wish in wishes], dtype=torch.double)[:, None]
+    before = ordered.cumsum(dim=-1) - ordered
+    ordered = ordered * (((before < top_p) | (top_p >= 1)) & (ordered >= min_p * ordered[:, :1]))
+    return torch.zeros_like(probs).scatter_(1, order, ordered)

@@ -1,0 +1,130 @@
+"""The images of a prompt, for models of the Qwen-VL family: what the model gets of each, and where each token stands.
+
+A prompt holds one placeholder per image, which becomes as many tokens as the model's own image processor makes of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollout_buffer_lab.sglang_routes.images import undecodable
+from rollout_buffer_lab.sglang_routes.records import EngineBreakError
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["ImagePrompt", "VisionInputs", "load_vision_inputs"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePrompt:
+    """A prompt with its images. ``keys`` are its ids with each image's tokens replaced by a number of that image's own.
+
+    ``spans`` are the images' places; ``positions`` those of all tokens in the model's three dimensions, and ``delta``
+    is what a later token's position has less than its place.
+    """
+
+    ids: list[int]
+    keys: list[int]
+    spans: list[tuple[int, int]]
+    pixels: list[torch.Tensor]
+    grids: list[torch.Tensor]
+    positions: torch.Tensor
+    delta: int
+
+    def start_of_cached(self, shared: int) -> int:
+        """How much of ``shared`` leading places can be taken from a cache: no image is seen in part."""
+        return next((start for start, end in self.spans if start < shared < end), shared)
+
+    def inputs_from(self, start: int) -> dict[str, torch.Tensor]:
+        """The model's inputs for the images behind place ``start``."""
+        shown = [at for at, (first, _) in enumerate(self.spans) if first >= start]
+        if not shown:
+            return {}
+        names = {"pixel_values": self.pixels, "image_grid_thw": self.grids}
+        return {name: torch.cat([tensors[at] for at in shown]) for name, tensors in names.items()}
+
+
+class VisionInputs:
+    """Prepares the images of requests; safe for several threads."""
+
+    def __init__(self, model: Any, image_processor: Any) -> None:
+        self.placeholder_id = int(model.config.image_token_id)
+        self._model = model.model
+        self._processor = image_processor
+
+    def see(self, ids: Sequence[int], images: Sequence[bytes]) -> ImagePrompt | None:
+        """The prompt ``ids`` with its images; None if it shows none. Surplus images are ignored, as in SGLang.
+
+        Raises:
+            BadRequestError: bytes that are no image, or a shape that the model's processor does not take.
+            EngineBreakError: fewer images than placeholders.
+        """
+        count = ids.count(self.placeholder_id)
+        if not images or not count:
+            return None
+        if count > len(images):
+            raise EngineBreakError(f"{count} image placeholders for {len(images)} images")
+        made = [self._prepared(image) for image in images[:count]]
+        sizes = [math.prod(grid[0].tolist()) // int(self._processor.merge_size) ** 2 for _, grid in made]
+        expanded, keys, spans = self._expanded(ids, images, sizes)
+        grids = [grid for _, grid in made]
+        positions, delta = self._model.get_rope_index(
+            torch.tensor([expanded]),
+            mm_token_type_ids=torch.tensor([[int(one == self.placeholder_id) for one in expanded]]),
+            image_grid_thw=torch.cat(grids),
+        )
+        pixels = [pixel_values for pixel_values, _ in made]
+        return ImagePrompt(expanded, keys, spans, pixels, grids, positions[:, 0], int(delta[0, 0]))
+
+    def _prepared(self, image: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+        from PIL import Image
+
+        try:
+            picture = Image.open(io.BytesIO(image)).convert("RGB")
+            made = self._processor(images=[picture], return_tensors="pt")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise undecodable(str(error)) from error
+        return made["pixel_values"], made["image_grid_thw"]
+
+    def _expanded(
+        self, ids: Sequence[int], images: Sequence[bytes], sizes: Sequence[int]
+    ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        expanded: list[int] = []
+        keys: list[int] = []
+        spans: list[tuple[int, int]] = []
+        shown = zip(images, sizes, strict=False)  # surplus images are not shown
+        for token_id in ids:
+            image, size = next(shown) if token_id == self.placeholder_id else (b"", 1)
+            if image:
+                spans.append((len(expanded), len(expanded) + size))
+            expanded += [token_id] * size
+            keys += [_key(image) if image else token_id] * size
+        return expanded, keys, spans
+
+
+def load_vision_inputs(model: Any, path: Path) -> VisionInputs:
+    """How a vision model sees, from its folder.
+
+    Raises:
+        ConfigError: a model of another family, or without the settings of its image processor.
+    """
+    from transformers import AutoImageProcessor
+
+    if not hasattr(model.model, "get_rope_index") or not hasattr(model.config, "image_token_id"):
+        raise ConfigError(f"{path} is a {model.config.model_type}: of models that see, the Qwen-VL family is served")
+    try:
+        return VisionInputs(model, AutoImageProcessor.from_pretrained(path, local_files_only=True))
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{path} is a vision model, but its image processor cannot be loaded: {error}") from error
+
+
+def _key(image: bytes) -> int:
+    """A number below zero, where no token id is, that stands for an image among the ids of a prefix."""
+    return -1 - int.from_bytes(hashlib.sha256(image).digest()[:7], "big")

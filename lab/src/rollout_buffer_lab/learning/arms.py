@@ -1,0 +1,111 @@
+"""Control arms: batches spoilt in one way that training code gets wrong, from which nothing should be learned."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from rollout_buffer_lab.learning.batches import Batch, batch_of, trained_logits
+from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer
+from rollout_buffer_lab.learning.losses import token_log_probs
+from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
+
+__all__ = ["Arm", "corruption_of", "trainer_of"]
+
+Trajectories = Sequence[RolloutTrajectory]
+
+
+class Arm(StrEnum):
+    """What is done to the batches of a run, or to its trainer."""
+
+    TRUE = "true"  # nothing
+    LATE_MASK = "late-mask"  # mask and log-probs one token late
+    ENVIRONMENT = "environment"  # what the environment wrote between the turns is trained as well
+    SHUFFLED_REWARDS = "shuffled-rewards"  # rewards change places, also between groups
+    OTHER_VERSION = "other-version"  # log-probs of the weights that the run began with
+    FROZEN = "frozen"  # nothing is spoilt, and no new weights reach the engine
+    OLD_DENOMINATORS = "old-denominators"  # the loss compares with the weights of the step before
+    SWAPPED_SIBLINGS = "swapped-siblings"  # the best and the worst of each group change their rewards
+    REPEATED = "repeated"  # the first trajectory of each group is trained twice
+
+
+def corruption_of(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], list[RolloutTrajectory]]:
+    """Returns what the arm does to each batch. ``policy`` is the one that the run begins with."""
+    rng = random.Random(seed)
+    if arm is Arm.LATE_MASK:
+        return lambda batch: [_with_rows(each, _late) for each in batch]
+    if arm is Arm.ENVIRONMENT:
+        return lambda batch: [_with_rows(each, _whole) for each in batch]
+    if arm is Arm.SHUFFLED_REWARDS:
+        return lambda batch: _shuffled(batch, rng)
+    if arm is Arm.OTHER_VERSION:
+        first = copy.deepcopy(policy)
+        return lambda batch: [_with_log_probs_of(first, each) for each in batch]
+    if arm is Arm.SWAPPED_SIBLINGS:
+        return _swapped
+    if arm is Arm.REPEATED:
+        return lambda batch: [*batch, *{each.group_index: each for each in reversed(batch)}.values()]
+    return list
+
+
+def trainer_of(arm: Arm, policy: Any, settings: GrpoSettings, *, seed: int) -> GrpoTrainer:
+    """Returns the trainer, whose denominators are old in their arm."""
+    kind = _OldDenominators if arm is Arm.OLD_DENOMINATORS else GrpoTrainer
+    return kind(policy, settings, seed=seed)
+
+
+class _OldDenominators(GrpoTrainer):
+    def _update(self, batch: Batch, old: torch.Tensor, advantages: torch.Tensor, *, is_first: bool) -> Any:
+        before = self._older.get(self.version - 1)
+        if before is not None:
+            old, _ = self._before(before, batch)
+        return super()._update(batch, old, advantages, is_first=is_first)
+
+
+def _with_rows(trajectory: RolloutTrajectory, change: Callable[[RolloutRow], RolloutRow]) -> RolloutTrajectory:
+    return replace(trajectory, rows=tuple(change(row) for row in trajectory.rows))
+
+
+def _late(row: RolloutRow) -> RolloutRow:
+    log_probs = row.log_probs or [0.0] * len(row.token_ids)
+    return replace(row, loss_mask=[0, *row.loss_mask[:-1]], log_probs=[0.0, *log_probs[:-1]])
+
+
+def _whole(row: RolloutRow) -> RolloutRow:
+    return replace(row, loss_mask=[int(place >= row.response_start) for place in range(len(row.token_ids))])
+
+
+def _shuffled(batch: Trajectories, rng: random.Random) -> list[RolloutTrajectory]:
+    rewards = [each.reward for each in batch]
+    rng.shuffle(rewards)
+    return [replace(each, reward=reward) for each, reward in zip(batch, rewards, strict=True)]
+
+
+def _swapped(batch: Trajectories) -> list[RolloutTrajectory]:
+    rewards = [each.reward for each in batch]
+    groups: dict[int, list[int]] = {}
+    for at, each in enumerate(batch):
+        groups.setdefault(each.group_index, []).append(at)
+    for members in groups.values():
+        worst, best = min(members, key=rewards.__getitem__), max(members, key=rewards.__getitem__)
+        rewards[worst], rewards[best] = rewards[best], rewards[worst]
+    return [replace(each, reward=reward) for each, reward in zip(batch, rewards, strict=True)]
+
+
+def _with_log_probs_of(policy: Any, trajectory: RolloutTrajectory) -> RolloutTrajectory:
+    if trajectory.is_dummy:
+        return trajectory
+    batch = batch_of([trajectory], policy.device.type)
+    with torch.no_grad():
+        sampled = iter(token_log_probs(trained_logits(policy, batch), batch.targets).tolist())
+    rows = [
+        replace(row, log_probs=[next(sampled) if trained else 0.0 for trained in row.loss_mask])
+        for row in trajectory.rows
+    ]
+    return replace(trajectory, rows=tuple(rows))

@@ -1,0 +1,312 @@
+"""The reference trainer: GRPO steps on delivered trajectories, for people without slime.
+
+log-probs by the weights that sampled each token → compared with the engine's
+→ old log-probs by the trainer's own weights → minibatches: importance weights, PPO's clip
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from rollout_buffer_lab.learning.batches import UNKNOWN_VERSION, Batch, batch_of, trained_logits
+from rollout_buffer_lab.learning.losses import (
+    entropies,
+    group_advantages,
+    importance_weights,
+    policy_loss,
+    token_log_probs,
+    token_weights,
+)
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.reports import RowReport
+from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
+
+__all__ = ["GrpoSettings", "GrpoTrainer", "LogProbGapError", "StepReport"]
+
+MIN_CHECKED = 0.5
+"""Share of a step's tokens whose log-probs are recomputed by the weights that sampled them."""
+MAX_UNCHECKED_STEPS = 3
+"""So many steps in a row may check less: then the next is refused."""
+
+
+class LogProbGapError(RolloutBufferError):
+    """The engine's log-probs are not those of the tokens that would be trained: mask, ids or weights are wrong."""
+
+    code = "log_prob_gap"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrpoSettings:
+    """``minibatches`` updates for each step; the learning rate rises over ``warmup_updates``.
+
+    ``max_log_prob_gap`` is the largest mean |trainer - engine| over the tokens of one weight version that a step may
+    begin with: 1e-6 is usual in float32. None looks away. The weights of ``kept_versions`` steps before are kept, so
+    that tokens that they sampled are compared as well.
+    """
+
+    learning_rate: float = 1e-3
+    warmup_updates: int = 20
+    minibatches: int = 4
+    clip: float = 0.2
+    clip_high: float = 0.28
+    importance_cap: float = 2.0
+    max_gradient_norm: float = 1.0
+    max_log_prob_gap: float | None = 1e-3
+    kept_versions: int = 1
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What a step saw, as means over its tokens or updates.
+
+    ``log_prob_gap`` is the largest of the versions' means, None where no version's weights are kept; ``checked`` is the
+    share of tokens that it is of. ``lag`` is how many versions those of known weights lag, ``largest_lag`` the most;
+    ``clipped`` is the share that PPO's clip took out; ``importance`` is the mean importance weight, after
+    ``importance_cut``, a share of the tokens, were cut.
+    """
+
+    loss: float
+    entropy: float
+    clipped: float
+    gradient_norm: float
+    importance: float
+    importance_cut: float
+    log_prob_gap: float | None
+    checked: float
+    lag: float
+    largest_lag: int
+    trajectories: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Update:
+    """What one update of the weights saw."""
+
+    loss: float
+    clipped: float
+    gradient_norm: float
+    importance: float
+    importance_cut: float
+
+
+class GrpoTrainer:
+    """A policy of transformers with its optimizer; ``version`` counts its steps.
+
+    ``row_reports`` is what the last step computed of each row before it trained: for the buffer, to find mismatches.
+    """
+
+    def __init__(self, policy: Any, settings: GrpoSettings, *, seed: int = 0) -> None:
+        self.policy, self.settings, self.version = policy, settings, 0
+        self.row_reports: list[RowReport] = []
+        self._older: dict[int, Any] = {}
+        self._unchecked_steps = 0
+        self._optimizer = torch.optim.AdamW(
+            policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+        )
+        self._warmup = torch.optim.lr_scheduler.LinearLR(
+            self._optimizer, 1.0 / max(settings.warmup_updates, 1), total_iters=settings.warmup_updates
+        )
+        self._shuffle = torch.Generator().manual_seed(seed)
+
+    def step(self, trajectories: Sequence[RolloutTrajectory]) -> StepReport:
+        """Trains on the trajectories once and raises ``version``. Dummies among them count for nothing.
+
+        Raises:
+            LogProbGapError: the engine's log-probs are not the trainer's; nothing was trained.
+        """
+        played = [each for each in trajectories if not each.is_dummy]
+        rewards = torch.tensor([each.reward for each in played])
+        advantages = group_advantages(rewards, torch.tensor([each.group_index for each in played]))
+        of_turns = _baselines(played)
+        batches, old, entropy, recomputed, reports = [], [], [], [], []
+        chosen = list(self._minibatches(len(played)))
+        for part in chosen:
+            batch = batch_of([played[at] for at in part], self.policy.device.type)
+            log_probs, entropy_of_tokens = self._before(self.policy, batch)
+            batches.append(batch)
+            old.append(log_probs)
+            entropy.append(entropy_of_tokens)
+            recomputed.append(self._by_their_weights(batch, log_probs))
+            reports += list(_row_reports([played[at] for at in part], advantages[part], log_probs, entropy_of_tokens))
+        versions = torch.cat([batch.versions for batch in batches])
+        gaps = (torch.cat(recomputed) - torch.cat([batch.log_probs for batch in batches])).abs()
+        gap, checked = self._checked(gaps, versions)
+        self.row_reports = reports
+        begun_with = copy.deepcopy(self.policy) if self.settings.kept_versions else None
+        updates = [
+            self._update(
+                batch,
+                before,
+                _of_tokens(batch, [played[at] for at in part], advantages[part], of_turns),
+                is_first=number == 0,
+            )
+            for number, (batch, before, part) in enumerate(zip(batches, old, chosen, strict=True))
+        ]
+        lags = (self.version - versions[versions != UNKNOWN_VERSION]).float()
+        report = StepReport(
+            loss=fmean(update.loss for update in updates),
+            entropy=float(torch.cat(entropy).mean()),
+            clipped=fmean(update.clipped for update in updates),
+            gradient_norm=fmean(update.gradient_norm for update in updates),
+            importance=fmean(update.importance for update in updates),
+            importance_cut=fmean(update.importance_cut for update in updates),
+            log_prob_gap=gap,
+            checked=checked,
+            lag=float(lags.mean()) if len(lags) else 0.0,
+            largest_lag=int(lags.max()) if len(lags) else 0,
+            trajectories=len(played),
+            tokens=len(versions),
+        )
+        self._keep(begun_with)
+        self.version += 1
+        return report
+
+    def _minibatches(self, count: int) -> Iterator[torch.Tensor]:
+        """Which trajectories each update takes; their rows stay together."""
+        yield from torch.randperm(count, generator=self._shuffle).chunk(self.settings.minibatches)
+
+    def _before(self, policy: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-probs and entropies of the tokens by the weights of ``policy``, before any update."""
+        with torch.no_grad():
+            logits = trained_logits(policy, batch)
+        temperature = self.settings.temperature
+        return token_log_probs(logits, batch.targets, temperature), entropies(logits, temperature)
+
+    def _by_their_weights(self, batch: Batch, own: torch.Tensor) -> torch.Tensor:
+        """The log-probs (K) by the weights that sampled each token; ``own``, the trainer's, where they are not kept."""
+        found = own.clone()
+        for version, policy in self._older.items():
+            sampled = batch.versions == version
+            if sampled.any():
+                found[sampled] = self._before(policy, batch)[0][sampled]
+        return found
+
+    def _checked(self, gaps: torch.Tensor, versions: torch.Tensor) -> tuple[float | None, float]:
+        """The largest mean log-prob gap of a version whose weights are kept, None without one; and the tokens' share.
+
+        Refused when it is too large, or no number, and when too few tokens could be compared for several steps.
+        """
+        known = [version for version in versions.unique().tolist() if version in (self.version, *self._older)]
+        means = [gaps[versions == version].mean() for version in known]
+        gap, most = float(torch.stack(means).max()) if means else None, self.settings.max_log_prob_gap
+        checked = float(sum((versions == version).float().mean() for version in known))
+        self._unchecked_steps = self._unchecked_steps + 1 if checked < MIN_CHECKED else 0
+        if most is None:
+            return gap, checked
+        if gap is not None and not gap <= most:
+            raise LogProbGapError(
+                f"the engine's log-probs are {gap:.3g} from the trainer's on average, where the weights are the same "
+                f"(at most {most:g} is allowed): the mask, the ids or the weights are not those that were sampled with"
+            )
+        if int(versions.max()) > self.version:
+            raise LogProbGapError(
+                f"tokens are of weight version {int(versions.max())}, and the trainer's newest is {self.version}: "
+                "the engine names other versions than those that it was given"
+            )
+        if self._unchecked_steps >= MAX_UNCHECKED_STEPS:
+            raise LogProbGapError(
+                f"{self._unchecked_steps} steps in a row, less than {MIN_CHECKED:.0%} of the tokens could be compared: "
+                f"they are of weight versions from {int(versions.min())} to {int(versions.max())}, and the weights "
+                f"are kept of {min([self.version, *self._older])} to {self.version}"
+            )
+        return gap, checked
+
+    def _keep(self, policy: Any) -> None:
+        """Keeps the weights that this step began with, and forgets those that are too old."""
+        if policy is not None:
+            self._older[self.version] = policy.requires_grad_(False)
+            self._older.pop(self.version - self.settings.kept_versions, None)
+
+    def _check_denominators(self, ratio_distance: float, corrections: torch.Tensor) -> None:
+        """A step begins at ratio 1: PPO's, and the importance weight of tokens of the trainer's own weights."""
+        most = self.settings.max_log_prob_gap
+        own_distance = float((corrections - 1).abs().mean()) if corrections.numel() else 0.0
+        for name, distance in (("PPO's ratio", ratio_distance), ("the importance weight", own_distance)):
+            if most is not None and not distance <= most:
+                raise LogProbGapError(
+                    f"{name} is {distance:.3g} from 1 on average before anything was updated (at most {most:g} is "
+                    "allowed): its denominator is of other weights than those that the step begins with"
+                )
+
+    def _update(self, batch: Batch, old: torch.Tensor, advantages: torch.Tensor, *, is_first: bool) -> _Update:
+        new = token_log_probs(trained_logits(self.policy, batch), batch.targets, self.settings.temperature)
+        corrections = importance_weights(old, batch.log_probs, self.settings.importance_cap)
+        found = policy_loss(
+            new,
+            old,
+            advantages,
+            token_weights(batch.trajectories) * corrections,
+            clip=self.settings.clip,
+            clip_high=self.settings.clip_high,
+        )
+        if is_first:
+            self._check_denominators(found.distance, corrections[batch.versions == self.version])
+        self._optimizer.zero_grad()
+        found.loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_gradient_norm)
+        self._optimizer.step()
+        self._warmup.step()
+        return _Update(
+            loss=found.loss.item(),
+            clipped=found.clipped,
+            gradient_norm=norm.item(),
+            importance=float(corrections.mean()),
+            importance_cut=float((corrections >= self.settings.importance_cap).float().mean()),
+        )
+
+
+def _baselines(played: Sequence[RolloutTrajectory]) -> dict[int, tuple[float, float]]:
+    """What returns are compared with in each group of which some trajectory has rewards of turns, and their scale."""
+    groups: dict[int, list[RolloutTrajectory]] = {}
+    for each in played:
+        groups.setdefault(each.group_index, []).append(each)
+    return {
+        number: turn_baseline([each.turn_returns or (each.reward,) for each in members])
+        for number, members in groups.items()
+        if any(each.turn_returns is not None for each in members)
+    }
+
+
+def _of_tokens(
+    batch: Batch,
+    trajectories: Sequence[RolloutTrajectory],
+    advantages: torch.Tensor,
+    baselines: Mapping[int, tuple[float, float]],
+) -> torch.Tensor:
+    """The advantage of each token (K): its trajectory's, or in a group with rewards of turns that of its return."""
+    found = advantages.to(batch.returns.device)[batch.trajectories]
+    for number, each in enumerate(trajectories):
+        if each.group_index in baselines:
+            mean, scale = baselines[each.group_index]
+            own = batch.trajectories == number
+            found[own] = ((batch.returns[own].double() - mean) * scale).float()
+    return found
+
+
+def _row_reports(
+    trajectories: Sequence[RolloutTrajectory], advantages: torch.Tensor, log_probs: torch.Tensor, entropy: torch.Tensor
+) -> Iterator[RowReport]:
+    """What was computed of each row; its tokens stand one after another, row by row."""
+    start = 0
+    for each, advantage in zip(trajectories, advantages.tolist(), strict=True):
+        for row in each.rows:
+            end = start + row.trained_tokens
+            sampled = row.log_probs or ()
+            yield RowReport(
+                uid=row.uid,
+                row=row.number,
+                log_probs=log_probs[start:end].tolist(),
+                rollout_log_probs=[value for value, trained in zip(sampled, row.loss_mask, strict=False) if trained],
+                advantage=advantage,
+                entropy=float(entropy[start:end].mean()),
+            )
+            start = end

@@ -1,0 +1,419 @@
+"""One run of ``rollout-buffer learn``: a policy is made, warmed up, trained through the service, and judged.
+
+task file → policy, warmed up → engine, buffer, job → step: batch of rows → GRPO → weights → ack → … → verdict
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, quantiles
+from typing import Any
+
+import torch
+from transformers import AddedToken, AutoTokenizer
+
+from rollout_buffer_lab.learning.arms import Arm, corruption_of, trainer_of
+from rollout_buffer_lab.learning.curve import Curve, draw, name_of_run
+from rollout_buffer_lab.learning.grpo import GrpoSettings, LogProbGapError, StepReport
+from rollout_buffer_lab.learning.policy import (
+    PolicySize,
+    imitate,
+    load_policy,
+    new_policy,
+    save_policy,
+    save_processors,
+)
+from rollout_buffer_lab.learning.service import (
+    EngineWeights,
+    LearnError,
+    LearningJob,
+    PlayedGroup,
+    processes,
+    write_lines,
+)
+from rollout_buffer_lab.learning.task_file import TaskFile, find_task
+from rollout_buffer_lab.learning.verdict import Verdict, judge
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
+from slime_plugins.rollout_buffer.trainer import ImageSettings, RolloutFeed, RolloutTrajectory, RowSettings
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.vision import load_vision
+
+__all__ = ["LearnSettings", "Outcome", "Step", "learn", "make_policy", "outcome_of"]
+
+JOB_ID = "learn"
+PASSES = 4
+"""Passes over the input that the job may make: groups with equal rewards are filtered, and more are played."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnSettings:
+    """What is learned, from what, and for how long. ``folder`` gets everything that is written.
+
+    ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already. ``mode``
+    and ``warm_up_updates`` are the task's own where they are None. ``lag`` is how many steps the playing may be ahead
+    of the training, and how many weight versions a trained token may be behind; with 0 each waits for the other.
+    """
+
+    folder: Path
+    task: str = "next_digit"
+    generator_dir: Path | None = None
+    input_file: Path | None = None
+    arm: Arm = Arm.TRUE
+    seed: int = 0
+    steps: int = 20
+    groups: int = 12
+    samples: int = 8
+    model: Path | None = None
+    engine_url: str | None = None
+    device: str = "cpu"
+    size: PolicySize = field(default_factory=PolicySize)
+    grpo: GrpoSettings = field(default_factory=GrpoSettings)
+    mode: str | None = None
+    warm_up_updates: int | None = None
+    lag: int = 0
+    max_new_tokens: int | None = None
+    wandb: bool = False
+    beside: Sequence[Path] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What is shown and written of a step. Rewards are of all groups that were played, delivered or filtered.
+
+    ``reward_by_turn`` is there where the generator says so (``turn_rewards``); ``cpu_s`` is this process's time.
+    """
+
+    step: int
+    reward: float
+    group_rewards: tuple[float, ...]
+    groups_trained: int
+    report: StepReport
+    reward_by_turn: tuple[float, ...]
+    waited_s: float
+    trained_s: float
+
+    def flat(self) -> dict[str, Any]:
+        """As one line of the metrics file."""
+        return {**{key: value for key, value in asdict(self).items() if key != "report"}, **asdict(self.report)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended. ``stopped`` says why it ended early, ``refused`` why its trainer went no further.
+
+    A run that was refused has no verdict, whatever its reward did until then.
+    """
+
+    steps: tuple[Step, ...]
+    verdict: Verdict | None
+    stopped: str | None = None
+    refused: str | None = None
+
+    @property
+    def rose(self) -> bool:
+        """Whether the reward rose, in a run that was not refused."""
+        return self.verdict is not None and self.verdict.rose
+
+
+OnMessage = Callable[[str], None]
+
+
+def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Step], None]) -> Outcome:
+    """Runs it to its end, and writes ``metrics.jsonl`` and ``curve.svg`` into the folder's ``run``.
+
+    Raises:
+        ConfigError: the task, the model or an input file cannot be used.
+        LearnError: a process did not start.
+    """
+    torch.manual_seed(settings.seed)
+    if settings.device == "cpu":
+        torch.set_num_threads(1)  # a tiny model is slower on several, and engine and buffer want theirs
+    task = find_task(settings.task, settings.generator_dir)
+    job_options = task.options(settings.mode)
+    task.check_generator()
+    beside = [_curve_of(path) for path in settings.beside]  # one may lie in the folder that is emptied next
+    run = _emptied(settings)
+    policy = _policy(settings, task, run / "model", on_message)
+    write_lines(run / "instances.jsonl", _instances(settings, task))
+    options = ["--device", settings.device, "--seed", str(settings.seed)]
+    options += ["--threads", "1", "--max-running", "96"] if settings.device == "cpu" else ["--max-running", "256"]
+    on_message("starting the buffer and the engine …")
+    with processes(
+        run, run / "model", generator_dir=task.path.parent, engine_url=settings.engine_url, engine_options=options
+    ) as (engine_url, buffer_url):
+        on_message(f"engine {engine_url}, buffer {buffer_url} (its dashboard), logs in {run}")
+        payload = {**_payload(settings, task, run, engine_url), **job_options}
+        with RolloutFeed(
+            buffer_url,
+            payload,
+            rows=_row_settings(settings.samples, run / "model", lag=settings.lag),
+            images=ImageSettings() if hasattr(policy.config, "vision_config") else None,
+            max_failures=20,
+        ) as feed:
+            client = RolloutBufferClient(buffer_url)
+            training = _Training(settings, run, policy, feed, client, beside, on_step)
+            return training.play(EngineWeights(engine_url))
+
+
+def _emptied(settings: LearnSettings) -> Path:
+    """The folder of the run, with nothing of an earlier one in it.
+
+    Raises:
+        ConfigError: what this run reads would go with it, or what a server shows.
+    """
+    run = settings.folder.resolve() / "run"
+    for flag, path in (("--model", settings.model), ("--input", settings.input_file)):
+        if path is not None and path.resolve().is_relative_to(run):
+            raise ConfigError(f"{flag} {path} lies in {run}, which a run empties first: give another --folder")
+    refuse_if_owned(run / "data")
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    return run
+
+
+def make_policy(settings: LearnSettings, folder: Path, on_message: OnMessage) -> None:
+    """Only makes the policy of step 0, into ``folder``: for an engine that is started by hand.
+
+    Raises:
+        ConfigError: the task cannot be used.
+    """
+    torch.manual_seed(settings.seed)
+    _new_policy(settings, find_task(settings.task, settings.generator_dir), folder, on_message)
+    on_message(f"the policy is in {folder}: serve it, and give --model {folder} --engine URL")
+
+
+def _policy(settings: LearnSettings, task: TaskFile, folder: Path, on_message: OnMessage) -> Any:
+    """The policy of step 0, also in ``folder``: the one that was given, or a new one, warmed up."""
+    if settings.model is None:
+        return _new_policy(settings, task, folder, on_message)
+    if not (settings.model / "config.json").is_file():
+        raise ConfigError(f"--model {settings.model} holds no config.json: give a model's folder")
+    policy, tokenizer = load_policy(settings.model)
+    save_processors(tokenizer, folder, model=settings.model)
+    save_policy(policy, folder)
+    return policy.to(settings.device)
+
+
+def _new_policy(settings: LearnSettings, task: TaskFile, folder: Path, on_message: OnMessage) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in task.phrases])
+    save_processors(tokenizer, folder, patch_size=task.patch_size)
+    policy = new_policy(tokenizer, settings.size, settings.seed, patch_size=task.patch_size)
+    policy.to(settings.device)
+    _warm_up(settings, task, policy, tokenizer, folder, on_message)
+    save_policy(policy, folder)
+    return policy
+
+
+def _warm_up(
+    settings: LearnSettings, task: TaskFile, policy: Any, tokenizer: Any, folder: Path, on_message: OnMessage
+) -> None:
+    parameters = sum(each.numel() for each in policy.parameters())
+    name = "Qwen3" if task.patch_size is None else "Qwen3-VL"
+    description = f"a {name} of {parameters / 1e6:.2f} million parameters, random"
+    rng = random.Random(f"warm-up {settings.seed}")
+    plan = task.warm_up_plan
+    warm_up = task.warm_up(tokenizer, rng, plan.episodes, task.options(settings.mode))
+    if not warm_up.items:
+        on_message(
+            f"policy: {description}; {task.path.name} has no scripted_reply and no warm_up_traces to warm it up on"
+        )
+        return
+    rows = RowBuilder(_row_settings(1, folder, wants_log_probs=False))
+    vision = load_vision(str(folder)) if warm_up.images else None
+    groups = rows.groups(warm_up.items, vision, FetchedImages(data=warm_up.images))
+    episodes = [each for group in groups for each in group.trajectories if not each.is_dummy]
+    if not episodes:
+        raise ConfigError(f"nothing of the warm-up of {task.path} can be trained")
+    on_message(f"policy: {description}; warming it up on {len(episodes)} scripted episodes …")
+    if settings.warm_up_updates is not None:
+        plan = replace(plan, updates=settings.warm_up_updates)
+    loss = imitate(policy, episodes, plan, seed=settings.seed)
+    on_message(f"warm-up: {loss:.3f} nats a token after {plan.updates} updates")
+
+
+def _instances(settings: LearnSettings, task: TaskFile) -> list[Mapping[str, Any]]:
+    if settings.input_file is not None:
+        try:
+            lines = settings.input_file.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--input {settings.input_file} cannot be read: {error}") from error
+    return list(task.instances(random.Random(f"instances {settings.seed}"), 2 * settings.steps * settings.groups))
+
+
+def _row_settings(samples: int, model: Path, *, wants_log_probs: bool = True, lag: int = 0) -> RowSettings:
+    masks = MaskSettings(tokenizer_path=str(model), loss_mask_type="qwen", source=None)
+    wanted_by = "the reference trainer" if wants_log_probs else None
+    return RowSettings(
+        samples_per_group=samples,
+        masks=masks,
+        report_drift=False,
+        log_probs_wanted_by=wanted_by,
+        max_token_lag=lag or None,
+    )
+
+
+def _payload(settings: LearnSettings, task: TaskFile, run: Path, engine_url: str) -> dict[str, Any]:
+    return {
+        "job_id": JOB_ID,
+        "task_type": settings.task,
+        "input_file": str(run / "instances.jsonl"),
+        "num_epoch": PASSES,
+        "num_repeat_per_sample": settings.samples,
+        "num_process": settings.groups * settings.samples,
+        "max_groups_ahead": (settings.lag + 1) * settings.groups,
+        "tokenizer_path": str(run / "model"),
+        "remote_engine_url": engine_url,
+        "sampling_params": {
+            "max_new_tokens": settings.max_new_tokens or task.max_new_tokens,
+            "temperature": settings.grpo.temperature,
+        },
+        "max_weight_version_lag": settings.lag or None,
+    }
+
+
+class _Training:
+    """The steps of one run, and what is written of them."""
+
+    def __init__(
+        self,
+        settings: LearnSettings,
+        run: Path,
+        policy: Any,
+        feed: RolloutFeed,
+        client: RolloutBufferClient,
+        beside: Sequence[Curve],
+        on_step: Callable[[Step], None],
+    ) -> None:
+        self._settings, self._run, self._feed, self._client = settings, run, feed, client
+        self._beside = beside
+        self._spoil = corruption_of(settings.arm, policy, settings.seed)
+        grpo = replace(settings.grpo, kept_versions=max(1, settings.lag))
+        self._trainer = trainer_of(settings.arm, policy, grpo, seed=settings.seed)
+        self._on_step = on_step
+        self._steps: list[Step] = []
+        self._wandb = _wandb_run(settings, run) if settings.wandb else None
+
+    def play(self, weights: EngineWeights) -> Outcome:
+        """Trains, step by step, and returns how it ended."""
+        weights.push(self._run / "model", 0)
+        self._feed.start(fresh=True)
+        refused = stopped = None
+        try:
+            stopped = self._train(weights)
+        except LogProbGapError as error:
+            refused = f"before step {len(self._steps)} trained anything: {error.message}"
+        self._client.cancel(self._feed.job_id)
+        if self._wandb is not None:
+            self._wandb.finish()
+        if self._steps:
+            self._draw()
+        return outcome_of(self._steps, self._settings.seed, stopped=stopped, refused=refused)
+
+    def _train(self, weights: EngineWeights) -> str | None:
+        job = LearningJob(self._feed, self._client, groups_per_step=self._settings.groups)
+        folder = self._run / "weights"
+        shutil.copytree(self._run / "model", folder)  # with the tokenizer: an engine can serve what is trained
+        for step in range(self._settings.steps):
+            began = time.monotonic()
+            batch = job.next_batch(self._trainer.version)
+            played = job.played()
+            if batch is None:
+                return "every group that was played has equal rewards: there is nothing left to learn from"
+            trajectories = [each for each in batch.trajectories if not each.is_dummy]
+            came = time.monotonic()
+            report = self._trainer.step(self._spoil(trajectories))
+            save_policy(self._trainer.policy, folder)
+            if self._settings.arm is not Arm.FROZEN:
+                weights.push(folder, self._trainer.version)
+            self._feed.ack(batch)
+            self._feed.report(self._trainer.row_reports, step=step)
+            self._note(step, played, trajectories, report, came - began, time.monotonic() - came)
+        return None
+
+    def _note(
+        self,
+        number: int,
+        played: Sequence[PlayedGroup],
+        trained: Sequence[RolloutTrajectory],
+        report: StepReport,
+        waited_s: float,
+        trained_s: float,
+    ) -> None:
+        turns = [each.extra_info["turn_rewards"] for each in trained if each.extra_info.get("turn_rewards")]
+        means = tuple(group.mean for group in played)
+        step = Step(
+            step=number,
+            reward=fmean(means) if means else 0.0,
+            group_rewards=means,
+            groups_trained=len({each.group_index for each in trained}),
+            report=report,
+            reward_by_turn=tuple(fmean(turn) for turn in zip(*turns, strict=False)),
+            waited_s=waited_s,
+            trained_s=trained_s,
+        )
+        self._steps.append(step)
+        with (self._run / "metrics.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(step.flat()) + "\n")
+        if self._wandb is not None:
+            self._wandb.log({f"learn/{key}": value for key, value in step.flat().items() if key != "group_rewards"})
+        self._on_step(step)
+
+    def _draw(self) -> None:
+        own = Curve(
+            name=self._settings.arm.value,
+            means=[step.reward for step in self._steps],
+            quartiles=[_quartiles(step.group_rewards) for step in self._steps],
+        )
+        title = f"Reward of all groups played: {self._settings.task}"
+        (self._run / "curve.svg").write_text(draw([own, *self._beside], title), encoding="utf-8")
+
+
+def outcome_of(steps: Sequence[Step], seed: int, *, stopped: str | None, refused: str | None) -> Outcome:
+    """Judges the rewards of the first and the last steps; those of a run that was refused prove nothing."""
+    if not steps:
+        stopped = stopped or "no step was trained"
+    ends = max(1, min(4, len(steps) // 3))
+    first = [reward for step in steps[:ends] for reward in step.group_rewards]
+    last = [reward for step in steps[-ends:] for reward in step.group_rewards]
+    can_be_judged = refused is None and len(steps) > 1 and first and last
+    verdict = judge(first, last, seed) if can_be_judged else None
+    return Outcome(steps=tuple(steps), verdict=verdict, stopped=stopped, refused=refused)
+
+
+def _quartiles(rewards: Sequence[float]) -> tuple[float, float]:
+    if len(rewards) < 2:
+        return (rewards[0], rewards[0]) if rewards else (0.0, 0.0)
+    low, _, high = quantiles(rewards, n=4, method="inclusive")
+    return low, high
+
+
+def _curve_of(path: Path) -> Curve:
+    """The curve of an earlier run, from its metrics file."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return Curve(name=name_of_run(path), means=[line["reward"] for line in lines])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--beside {path} is no metrics.jsonl of an earlier run: {error!r}") from error
+
+
+def _wandb_run(settings: LearnSettings, run: Path) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise LearnError(f"--wandb needs the extra 'wandb': {install_extra('wandb')}") from error
+    config = {"task": settings.task, "arm": settings.arm.value, "seed": settings.seed}
+    return wandb.init(project="rollout-buffer-learn", mode="offline", dir=str(run), config=config)

@@ -1,0 +1,46 @@
+"""Sums with a calculator: one call of the tool that the prompt offers, then what the tool said."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from typing import Final
+
+from rollout_buffer_lab.scripted_engine.conversation import Conversation
+from rollout_buffer_lab.scripted_engine.math_policy import MathQuestion, read_question, wrong_answer
+from rollout_buffer_lab.scripted_engine.rng import SessionRng
+
+__all__ = ["is_calculator_task", "use_calculator"]
+
+_RESULT: Final = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+
+
+def is_calculator_task(conversation: Conversation) -> bool:
+    """Whether the prompt offers a calculator and asks for a sum."""
+    system = conversation.turns[0].text if conversation.turns and conversation.turns[0].role == "system" else ""
+    return "calculat" in system and _sum_asked(conversation) is not None
+
+
+def use_calculator(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
+    """A call with the sum, or after it the result: the tool's, or as often as ``skill`` says another."""
+    asked = _sum_asked(conversation)
+    assert asked is not None, "asked only after is_calculator_task"
+    results = _RESULT.findall(conversation.user_turns[-1].text)
+    if not results:
+        call = {"name": "calculate", "arguments": {"expression": asked.expression}}
+        return f"I'll use the calculator.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    randomness = rng.about("calculator", asked.expression)
+    result = results[-1]
+    if randomness.random() >= skill and re.fullmatch(r"-?\d+", result):
+        result = str(wrong_answer(Fraction(result), randomness))
+    return f"The result is {result}."
+
+
+def _sum_asked(conversation: Conversation) -> MathQuestion | None:
+    """The newest sum that somebody asked for; tool results ask nothing."""
+    for turn in reversed(conversation.user_turns):
+        question = None if _RESULT.search(turn.text) else read_question(turn.text)
+        if question is not None and not question.unknown:
+            return question
+    return None

@@ -1,0 +1,212 @@
+"""Answers questions over long documents with the tools of the context-editing generator.
+
+It measures, cuts and searches the document, reads the hits one by one, notes what each says, and deletes what it has
+noted. All it knows is what a model would see: its own turns, tool results, and stubs where messages were deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Any, Final
+
+from rollout_buffer_lab.scripted_engine.conversation import Conversation
+from rollout_buffer_lab.scripted_engine.rng import SessionRng
+
+__all__ = ["is_document_task", "work_on_document"]
+
+CHUNK_WORDS: Final = 150
+OVERLAP_WORDS: Final = 30
+HITS: Final = 12
+NOTHING: Final = "nothing"
+
+_CALL = re.compile(r"<tool_call>\n(.{0,4000}?)\n</tool_call>", re.DOTALL)
+_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_NEEDLE = re.compile(r"access code of the (?P<place>[\w ]+) archive\?")
+_SUM = re.compile(r"How many crates of (?P<good>\w+) did the (?P<ship>[\w ]+) unload")
+_LIST = re.compile(r"Which ships unloaded crates of (?P<good>\w+)\?")
+
+_THOUGHTS = ("Let me see.", "One step at a time.", "I go on.", "This is what I need next.", "")
+
+
+class Failing(StrEnum):
+    """What an episode without rng does wrong; all but the slip cost the answer."""
+
+    NONE = "none"
+    SLIP = "slip"  # a call that is not JSON, repaired in the next turn
+    FORGETS = "forgets"  # never deletes, and may run out of context
+    HASTY = "hasty"  # reads one hit and answers
+    MISCOUNTS = "miscounts"  # gives an answer that is not what it noted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _DocumentTask:
+    """A question read: what to search for, and which sentences answer it."""
+
+    kind: str
+    query: str
+    fact: re.Pattern[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """What the conversation shows: calls and results in order, and the results of the last turn alone."""
+
+    calls: tuple[Mapping[str, Any], ...]
+    results: tuple[Mapping[str, Any], ...]
+    last_results: tuple[Mapping[str, Any], ...]
+
+    def last_message_with(self, key: str) -> Mapping[str, Any] | None:
+        """The newest result that has ``key``."""
+        messages = (result.get("message") for result in reversed(self.results))
+        return next((message for message in messages if isinstance(message, dict) and key in message), None)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What was noted, by chunk."""
+        noted = [call["arguments"] for call in self.calls if call.get("name") == "note"]
+        return {str(note.get("key")): str(note.get("content")) for note in noted}
+
+    @property
+    def chunk_just_read(self) -> Mapping[str, Any] | None:
+        """The last result, if it shows a chunk."""
+        read = [result for result in self.last_results if isinstance(result.get("message"), dict)]
+        return next((result for result in read if "text" in result["message"]), None)
+
+
+def is_document_task(conversation: Conversation) -> bool:
+    """Whether the conversation offers the tools of a document and asks for something that is known here."""
+    system = conversation.turns[0].text if conversation.turns else ""
+    return '"readChunk"' in system and _task_of(conversation) is not None
+
+
+def work_on_document(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
+    """The reply to the latest tool results: a thought and one call, or two at once."""
+    task = _task_of(conversation)
+    assert task is not None, "asked only after is_document_task"
+    seen = _read(conversation)
+    question = conversation.user_turns[0].text
+    failing = _failing(rng.about("document", question), skill)
+    words = rng.about("words", question, len(conversation.turns))
+    if failing is Failing.SLIP and not seen.results:
+        return '<tool_call>\n{"name": "analyzeText", "arguments": {\n</tool_call>'
+    calls = _next_calls(seen, task, failing)
+    thought = words.choice(_THOUGHTS)
+    return "\n".join([*([thought] if thought else []), *map(_written, calls)])
+
+
+def _next_calls(seen: _Seen, task: _DocumentTask, failing: Failing) -> list[dict[str, Any]]:
+    if seen.last_message_with("tokens") is None:
+        return [_call("analyzeText")]
+    if seen.last_message_with("chunks") is None:
+        return [_call("buildIndex", chunk_size=CHUNK_WORDS, overlap=OVERLAP_WORDS)]
+    found = seen.last_message_with("hits")
+    if found is None:
+        return [_call("searchEngine", query=task.query, top_k=HITS)]
+    if seen.chunk_just_read is not None:
+        return _note_and_delete(seen.chunk_just_read, task, failing)
+    unread = _unread(seen, found["hits"], task, failing)
+    if unread:
+        return [_call("readChunk", chunk_id=unread[0])]
+    if not _just_read_notes(seen):
+        return [_call("readNote")]
+    return [_call("finish", answer=_answer(seen, task, failing))]
+
+
+def _unread(seen: _Seen, hits: Sequence[Mapping[str, Any]], task: _DocumentTask, failing: Failing) -> list[int]:
+    """The chunks still to be read; none once a needle is found."""
+    notes = seen.notes
+    found = any(text != NOTHING for text in notes.values())
+    if (found and task.kind == "needle") or (notes and failing is Failing.HASTY):
+        return []
+    return [hit["chunk_id"] for hit in hits if f"chunk {hit['chunk_id']}" not in notes]
+
+
+def _just_read_notes(seen: _Seen) -> bool:
+    return any(
+        isinstance(result.get("message"), dict) and isinstance(result["message"].get("notes"), dict)
+        for result in seen.last_results
+    )
+
+
+def _note_and_delete(result: Mapping[str, Any], task: _DocumentTask, failing: Failing) -> list[dict[str, Any]]:
+    message = result["message"]
+    facts = [match.group() for match in task.fact.finditer(message["text"])]
+    note = _call("note", key=f"chunk {message['chunk_id']}", content=" ".join(facts) or NOTHING)
+    if failing is Failing.FORGETS:
+        return [note]
+    ids = [result["msg_id(invoking_assistant)"], result["msg_id"]]
+    return [note, _call("deleteContext", message_ids=ids)]
+
+
+def _answer(seen: _Seen, task: _DocumentTask, failing: Failing) -> str:
+    listed = (seen.last_message_with("notes") or {}).get("notes")
+    notes = "\n".join(listed.values()) if isinstance(listed, dict) else "\n".join(seen.notes.values())
+    facts = {match.group(): match for match in task.fact.finditer(notes)}.values()  # overlaps show some twice
+    if not facts:
+        return "unknown"
+    if task.kind == "sum":
+        return str(sum(int(fact["crates"]) for fact in facts) + (failing is Failing.MISCOUNTS))
+    if task.kind == "list":
+        ships = sorted({fact["ship"] for fact in facts})
+        return ", ".join(ships[1:] or ["none"] if failing is Failing.MISCOUNTS else ships)
+    code = next(iter(facts))["code"]
+    return code[::-1] if failing is Failing.MISCOUNTS else code
+
+
+def _task_of(conversation: Conversation) -> _DocumentTask | None:
+    asked = conversation.user_turns[0].text if conversation.user_turns else ""
+    if found := _NEEDLE.search(asked):
+        fact = rf"The access code of the {found['place']} archive is (?P<code>[\w-]+)\."
+        return _DocumentTask(kind="needle", query=f"access code {found['place']} archive", fact=re.compile(fact))
+    if found := _SUM.search(asked):
+        fact = rf"Entry \d+: the {found['ship']} unloaded (?P<crates>\d+) crates of {found['good']}\."
+        query = f"Entry {found['ship']} unloaded crates {found['good']}"
+        return _DocumentTask(kind="sum", query=query, fact=re.compile(fact))
+    if found := _LIST.search(asked):
+        fact = rf"Entry \d+: the (?P<ship>[\w ]+) unloaded \d+ crates of {found['good']}\."
+        return _DocumentTask(kind="list", query=f"Entry unloaded crates {found['good']}", fact=re.compile(fact))
+    return None
+
+
+def _read(conversation: Conversation) -> _Seen:
+    """Sorts the conversation into calls and results; text that is no JSON counts as neither."""
+    calls: list[Mapping[str, Any]] = []
+    results: list[Mapping[str, Any]] = []
+    last: list[Mapping[str, Any]] = []
+    for turn in conversation.turns:
+        if turn.role == "assistant":
+            calls += [call for call in _objects(_CALL, turn.text) if isinstance(call.get("arguments"), dict)]
+        elif turn.role in ("user", "tool"):
+            last = _objects(_RESULT, turn.text)
+            results += last
+    return _Seen(calls=tuple(calls), results=tuple(results), last_results=tuple(last))
+
+
+def _objects(pattern: re.Pattern[str], text: str) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    for match in pattern.finditer(text):
+        try:
+            value = json.loads(match.group(1))
+        except ValueError:
+            continue
+        found += [value] if isinstance(value, dict) else []
+    return found
+
+
+def _failing(randomness: Random, skill: float) -> Failing:
+    if randomness.random() >= skill:
+        return randomness.choice([Failing.FORGETS, Failing.HASTY, Failing.MISCOUNTS])
+    return Failing.SLIP if randomness.random() < 0.2 else Failing.NONE
+
+
+def _call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"

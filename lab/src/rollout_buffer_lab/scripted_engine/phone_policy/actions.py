@@ -1,0 +1,177 @@
+"""What any task needs done: apps opened, rows found, fields filled. Each gives a move; some None when all is done."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rollout_buffer_lab.scripted_engine.phone_policy.moves import (
+    Move,
+    give_up,
+    long_press,
+    open_app,
+    press,
+    swipe,
+    tap,
+    type_text,
+)
+from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
+from rollout_buffer_lab.simulated_phone.screen_reader import Field, TextRole
+
+__all__ = [
+    "app_opened",
+    "button_tapped",
+    "ends_with_words",
+    "field_filled",
+    "field_pasted",
+    "find_row",
+    "held_row",
+    "icon_tapped",
+    "last_message",
+    "lines_joined",
+    "same_words",
+    "scrolled_to",
+    "stepped_back",
+    "tapped_row",
+    "titled",
+]
+
+_FIELD_MENU: Final = "Edit text"
+_SCROLL_FROM: Final = (500, 750)
+_SCROLL_TO: Final = (500, 300)
+
+
+def app_opened(observation: PolicyObservation, name: str) -> Move | None:
+    """Brings the app to the front."""
+    in_front = observation.recalled(r"Opened the app (.+?)\.(?: |$)")
+    if in_front == name and not observation.screen.is_home:
+        return None
+    return open_app(name, f"I need the app {name}. I open it.", f"Opened the app {name}.")
+
+
+def find_row(observation: PolicyObservation, text: str) -> Row | None:
+    """The list entry that says exactly this."""
+    return next((row for row in observation.rows if row.text == text), None)
+
+
+def titled(observation: PolicyObservation, *titles: str) -> bool:
+    """Whether the page bears one of these titles; a long one ends in an ellipsis on the screen."""
+    shown = observation.screen.title
+    if shown.endswith("…"):
+        return any(title.startswith(shown[:-1].rstrip()) for title in titles)
+    return shown in titles
+
+
+def tapped_row(observation: PolicyObservation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:
+    """Taps the row; looks further down for it if it is not on the screen, and gives up at the end of the list."""
+    row = find_row(observation, text)
+    if row is None:
+        return scrolled_to(observation, text)
+    return tap(row.center, f'I see "{text}". I tap it.', conclusion or f'Tapped "{text}".', decisive=decisive)
+
+
+def held_row(observation: PolicyObservation, text: str) -> Move:
+    """Presses the row long, which picks it."""
+    row = find_row(observation, text)
+    if row is None:
+        return scrolled_to(observation, text)
+    thought = f'I see "{text}". A long press on it shows what can be done with it.'
+    return long_press(row.center, thought, f'Pressed long on "{text}".')
+
+
+def scrolled_to(observation: PolicyObservation, text: str) -> Move:
+    """Scrolls on towards a row that is not on the screen; the end of the list is where the last row stays the last."""
+    last = observation.rows[-1].text if observation.rows else "nothing"
+    conclusion = f'Scrolled down past "{last}".'
+    if observation.history and observation.history[-1].startswith(conclusion):
+        return give_up(f'I have reached the end of the list, and there is no "{text}".')
+    return swipe(_SCROLL_FROM, _SCROLL_TO, f'I do not see "{text}" yet. I scroll down.', conclusion)
+
+
+def icon_tapped(observation: PolicyObservation, name: str, purpose: str, *, decisive: bool = False) -> Move:
+    """Taps an icon; without it this is the wrong page, so one step back."""
+    icon = observation.screen.find_icon(name)
+    if icon is None:
+        return stepped_back(observation)
+    return tap(icon.center, f"I {purpose} with the {name} icon.", f"Tapped the {name} icon.", decisive=decisive)
+
+
+def button_tapped(observation: PolicyObservation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:
+    """Taps a button; without it this is the wrong page, so one step back."""
+    button = observation.screen.find_button(text)
+    if button is None:
+        return stepped_back(observation)
+    return tap(
+        button.center, f"Now I tap the button {text}.", conclusion or f"Tapped the button {text}.", decisive=decisive
+    )
+
+
+def stepped_back(observation: PolicyObservation) -> Move:
+    """Leaves a page that is of no use."""
+    where = f'the page "{observation.screen.title}"' if observation.screen.title else "this page"
+    return press("Back", f"I need nothing more on {where}. I go back.", "Went back.")
+
+
+def field_filled(observation: PolicyObservation, label: str, text: str) -> Move | None:
+    """Brings ``text`` into the field: focus, type; what stood there before is marked first, so that it is replaced."""
+    field = observation.screen.find_field(label)
+    if observation.screen.title == _FIELD_MENU:
+        return tapped_row(observation, "Clear")
+    if field is None:
+        return stepped_back(observation)
+    if same_words(field.text, text):
+        return None
+    if not field.focused:
+        return tap(field.center, f"The field {label} has to be filled in. I tap it.", f"Tapped the field {label}.")
+    if field.lines and not field.selected:
+        return _menu_opened(field, label)
+    return type_text(text, f"The field {label} has the focus. I type the text.", f"Typed into the field {label}.")
+
+
+def field_pasted(observation: PolicyObservation, label: str) -> Move | None:
+    """Pastes the clipboard into an empty field."""
+    field = observation.screen.find_field(label)
+    if observation.screen.title == _FIELD_MENU:
+        return tapped_row(observation, "Paste")
+    if field is None:
+        return stepped_back(observation)
+    return None if field.lines else _menu_opened(field, label)
+
+
+def lines_joined(lines: tuple[str, ...] | list[str]) -> str:
+    """One paragraph out of its wrapped lines."""
+    return " ".join(line.strip() for line in lines)
+
+
+def last_message(observation: PolicyObservation, *, sent: bool) -> str:
+    """The latest message on the screen that one sent oneself, or received; empty if there is none."""
+    messages: list[list[str]] = []
+    new = True
+    for line in observation.screen.texts:
+        if line.role is TextRole.PRIMARY and line.sent is sent:
+            if new:
+                messages.append([])
+            messages[-1].append(line.text)
+            new = False
+        else:
+            new = True
+    return lines_joined(messages[-1]) if messages else ""
+
+
+def same_words(first: str, second: str) -> bool:
+    """Whether both say the same but for blanks and line ends, which a wrapped line cannot tell."""
+    return _squeezed(first) == _squeezed(second)
+
+
+def ends_with_words(text: str, ending: str) -> bool:
+    """``same_words`` for the end of a text."""
+    return _squeezed(text).endswith(_squeezed(ending))
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def _menu_opened(field: Field, label: str) -> Move:
+    thought = f"A long press on the field {label} shows what can be done with its text."
+    return long_press(field.center, thought, f"Pressed long on the field {label}.")

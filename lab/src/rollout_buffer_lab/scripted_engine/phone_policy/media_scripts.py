@@ -1,0 +1,166 @@
+"""Camera, sound recorder and calendar."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
+    app_opened,
+    button_tapped,
+    field_filled,
+    icon_tapped,
+    scrolled_to,
+    stepped_back,
+    tapped_row,
+)
+from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, answer, give_up
+from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
+from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
+
+__all__ = ["AnswerAboutCalendar", "DeleteEvent", "RecordSound", "TakePhoto", "TakeVideo"]
+
+CALENDAR: Final = "Simple Calendar Pro"
+RECORDER: Final = "Audio Recorder"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakePhoto:
+    """Takes one photo."""
+
+    words: ClassVar[tuple[str, ...]] = ()
+
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did("Tapped the shutter icon."):
+            return None
+        return app_opened(observation, "Camera") or self._in_camera(observation)
+
+    def _in_camera(self, observation: PolicyObservation) -> Move:
+        if observation.screen.find_icon("shutter") is None:
+            return button_tapped(observation, "Photo")
+        return icon_tapped(observation, "shutter", "take the photo", decisive=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakeVideo:
+    """Takes one video."""
+
+    words: ClassVar[tuple[str, ...]] = ()
+
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did("Tapped the stop icon."):
+            return None
+        return app_opened(observation, "Camera") or self._in_camera(observation)
+
+    def _in_camera(self, observation: PolicyObservation) -> Move:
+        if observation.screen.find_icon("stop") is not None:
+            return icon_tapped(observation, "stop", "end the video", decisive=True)
+        if observation.screen.find_icon("record") is not None:
+            return icon_tapped(observation, "record", "start the video")
+        return button_tapped(observation, "Video")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSound:
+    """Records some sound and saves it, under a name if one was given."""
+
+    words: ClassVar[tuple[str, ...]] = ("name",)
+    name: str = ""
+
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did("Saved the record."):
+            return None
+        return app_opened(observation, RECORDER) or self._in_recorder(observation)
+
+    def _in_recorder(self, observation: PolicyObservation) -> Move:
+        if observation.screen.find_button("Save") is not None:
+            named = field_filled(observation, "Name", self.name) if self.name else None
+            return named or button_tapped(observation, "Save", "Saved the record.", decisive=True)
+        if observation.screen.find_icon("stop") is not None:
+            return icon_tapped(observation, "stop", "end the record", decisive=True)
+        return icon_tapped(observation, "record", "start the record")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerAboutCalendar:
+    """Answers a question: where ``title`` takes place; what starts on ``date`` at ``time``; what comes next (nothing
+    given); whether there is anything on ``date``.
+    """
+
+    words: ClassVar[tuple[str, ...]] = ()
+    title: str = ""
+    date: str = ""
+    time: str = ""
+    yes_or_no: bool = False
+
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        return app_opened(observation, CALENDAR) or self._in_calendar(observation)
+
+    def _in_calendar(self, observation: PolicyObservation) -> Move:
+        if observation.screen.title == "Event" and self.title:
+            return self._location(observation)
+        if observation.screen.title != "Calendar":
+            return stepped_back(observation)
+        if self.title:
+            return tapped_row(observation, self.title)
+        return self._from_agenda(observation)
+
+    def _location(self, observation: PolicyObservation) -> Move:
+        lines = [line.text for line in observation.screen.texts]
+        if "Location" not in lines[:-1]:
+            return give_up("The event has no location.")
+        location = lines[lines.index("Location") + 1]
+        return answer(location, f"The event takes place here: {location}.")
+
+    def _from_agenda(self, observation: PolicyObservation) -> Move:
+        agenda = _agenda(observation)
+        if self.yes_or_no:
+            return self._whether(observation, any(self.date in day for day, _ in agenda))
+        found = [row for day, row in agenda if self.date in day and row.detail.startswith(self.time)]
+        if not found:
+            return scrolled_to(observation, self.date)
+        return answer(found[0].text, f'The event I look for is "{found[0].text}".')
+
+    def _whether(self, observation: PolicyObservation, is_busy: bool) -> Move:
+        if is_busy:
+            return answer("yes", f"There is something on {self.date}.")
+        further = scrolled_to(observation, self.date)
+        if further.arguments["action"] == "swipe":
+            return further
+        return answer("no", f"I have seen the whole calendar, and there is nothing on {self.date}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteEvent:
+    """Deletes an event by its title."""
+
+    words: ClassVar[tuple[str, ...]] = ()
+    title: str
+
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        done = f"Deleted the event {self.title}."
+        if observation.did(done):
+            return None
+        return app_opened(observation, CALENDAR) or self._in_calendar(observation, done)
+
+    def _in_calendar(self, observation: PolicyObservation, done: str) -> Move:
+        screen = observation.screen
+        if screen.is_dialog and screen.find_button("Delete") is not None:
+            return button_tapped(observation, "Delete", done, decisive=True)
+        if screen.title == "Event" and screen.find_text(self.title) is not None:
+            return icon_tapped(observation, "delete", "delete the event")
+        return tapped_row(observation, self.title) if screen.title == "Calendar" else stepped_back(observation)
+
+
+def _agenda(observation: PolicyObservation) -> list[tuple[str, Row]]:
+    """The events on the screen with the day they stand under."""
+    rows = {row.center: row for row in observation.rows}
+    day, found = "", []
+    for line in observation.screen.texts:
+        row = rows.get(line.center)
+        if row is not None:
+            found.append((day, row))
+        elif line.role is TextRole.SECONDARY and re.search(r", \w+ \d+ \d{4}$", line.text):
+            day = line.text
+    return found

@@ -1,0 +1,167 @@
+"""What every app is made of: pages on a stack, each with its fields and its scroll position."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rollout_buffer_lab.simulated_phone.device_state.packages import InstalledApp
+from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
+from rollout_buffer_lab.simulated_phone.fields import TextField
+from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
+from rollout_buffer_lab.simulated_phone.widgets import Handler
+
+__all__ = ["App", "ConfirmDialog", "MenuDialog", "Page"]
+
+
+class App(ABC):
+    """One app while it lives: a stack of pages over the device's state. Without pages it is closed."""
+
+    def __init__(self, info: InstalledApp, state: DeviceState) -> None:
+        self.info = info
+        self.state = state
+        self.pages: list[Page] = []
+
+    @property
+    def preferences(self) -> dict[str, str]:
+        """The app's own facts on the device."""
+        return self.state.preferences_of(self.info.package)
+
+    @property
+    def page(self) -> Page:
+        """The page on top."""
+        return self.pages[-1]
+
+    @abstractmethod
+    def first_page(self) -> Page:
+        """What the app shows when it is started."""
+
+    def start(self) -> None:
+        """Comes to the front: where it was left, or on its first page."""
+        if not self.pages:
+            self.pages.append(self.first_page())
+
+    def push(self, page: Page) -> None:
+        """Shows a page above the present one."""
+        self.page.focused = None
+        self.pages.append(page)
+
+    def pop(self) -> None:
+        """Leaves the page on top."""
+        self.pages.pop().leave()
+
+    def replace(self, page: Page) -> None:
+        """Shows a page instead of the present one."""
+        self.pop()
+        self.pages.append(page)
+
+
+class Page(ABC):
+    """One page. ``focused`` is the key of the field that is typed into; the keyboard shows while there is one."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.state = app.state
+        self.scroll = 0
+        self.fields: dict[str, TextField] = {}
+        self.focused: str | None = None
+
+    @abstractmethod
+    def build(self, screen: ScreenBuilder) -> None:
+        """Lays the page out; called anew for every look, so it reads the device's state each time."""
+
+    def enter(self) -> None:
+        """What the Enter key does outside of multi-line fields."""
+        self.focused = None
+
+    def back(self) -> None:
+        """What the Back button does."""
+        self.app.pop()
+
+    def swiped(self, dx: int, dy: int) -> bool:
+        """What a swipe does before it scrolls; True when that was all."""
+        return False
+
+    def leave(self) -> None:
+        """Called when the page is closed, or the app goes to the background."""
+        self.focused = None
+
+    def show(self, make_page: Callable[..., Page], *arguments: Any) -> None:
+        """Opens ``make_page(app, *arguments)`` above this page."""
+        self.app.push(make_page(self.app, *arguments))
+
+    def field_named(self, key: str) -> TextField:
+        """The field's text; an empty one at its first mention."""
+        return self.fields.setdefault(key, TextField())
+
+    def focus(self, key: str) -> None:
+        """Gives the field the focus; a marked value is no longer marked."""
+        self.focused = key
+        for field in self.fields.values():
+            field.selected = False
+
+    def open_field_menu(self, key: str) -> None:
+        """Shows what can be done with the field's text."""
+        self.focus(key)
+        field = self.field_named(key)
+        self.app.pages.append(
+            MenuDialog(
+                self.app,
+                "Edit text",
+                [
+                    ("Select all", lambda: self._select(field)),
+                    ("Copy", lambda: self._copy(field)),
+                    ("Paste", lambda: self._paste(field)),
+                    ("Clear", field.clear),
+                ],
+            )
+        )
+
+    def _select(self, field: TextField) -> None:
+        field.selected = bool(field.text)
+
+    def _copy(self, field: TextField) -> None:
+        self.state.clipboard = field.text
+
+    def _paste(self, field: TextField) -> None:
+        field.insert(self.state.clipboard)
+
+
+class MenuDialog(Page):
+    """A list of things to choose from; choosing closes it first."""
+
+    def __init__(self, app: App, title: str, choices: Sequence[tuple[str, Handler]]) -> None:
+        super().__init__(app)
+        self._title = title
+        self._choices = tuple(choices)
+
+    def build(self, screen: ScreenBuilder) -> None:
+        """Title, then a row for each choice."""
+        screen.dialog(self._title)
+        for text, handler in self._choices:
+            screen.row(text, on_tap=partial(self._choose, handler))
+
+    def _choose(self, handler: Handler) -> None:
+        self.app.pop()
+        handler()
+
+
+class ConfirmDialog(Page):
+    """A question with Cancel and one other button."""
+
+    def __init__(self, app: App, title: str, question: str, button: str, on_confirm: Handler) -> None:
+        super().__init__(app)
+        self._title, self._question, self._button = title, question, button
+        self._on_confirm = on_confirm
+
+    def build(self, screen: ScreenBuilder) -> None:
+        """Title, question, two buttons."""
+        screen.dialog(self._title)
+        screen.paragraph(self._question[:400])
+        screen.button_row([("Cancel", self.back), (self._button, self._confirm)])
+
+    def _confirm(self) -> None:
+        self.app.pop()
+        self._on_confirm()

@@ -1,0 +1,153 @@
+"""Settings: a list of chapters; switches and sliders that write the settings tables."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rollout_buffer_lab.simulated_phone.apps.page import App, Page
+from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_APPS
+from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
+
+__all__ = ["SettingsApp"]
+
+_BRIGHTNESS_RANGE = (1, 255)
+_SNAP = 0.03  # a finger this near to an end of the track means the end
+_VOLUMES = (
+    ("Media volume", "volume_music", 15),
+    ("Ring volume", "volume_ring", 7),
+    ("Alarm volume", "volume_alarm", 7),
+)
+
+
+class SettingsApp(App):
+    """The system's settings."""
+
+    def first_page(self) -> Page:
+        """The list of chapters."""
+        return _Root(self)
+
+
+class _Root(Page):
+    def build(self, screen: ScreenBuilder) -> None:
+        screen.title_bar("Settings")
+        for title, secondary, make_page in _CHAPTERS:
+            screen.row(title, secondary=secondary, on_tap=partial(self.show, make_page))
+
+
+class _Chapter(Page):
+    """A chapter: its title with a back arrow, then its entries."""
+
+    title = ""
+
+    def build(self, screen: ScreenBuilder) -> None:
+        screen.title_bar(self.title, on_back=self.back)
+        self.entries(screen)
+
+    def entries(self, screen: ScreenBuilder) -> None:
+        """What the chapter holds."""
+
+    def _switch(
+        self, screen: ScreenBuilder, text: str, namespace: str, key: str, on: str = "1", off: str = "0"
+    ) -> None:
+        settings = self.state.settings
+        is_on = settings.get(namespace, key) == on
+        screen.switch_row(text, is_on, lambda: settings.put(namespace, key, off if is_on else on))
+
+
+class _Network(_Chapter):
+    title = "Network & internet"
+
+    def entries(self, screen: ScreenBuilder) -> None:
+        self._switch(screen, "Wi-Fi", "global", "wifi_on")
+        self._switch(screen, "Mobile data", "global", "mobile_data")
+        self._switch(screen, "Airplane mode", "global", "airplane_mode_on")
+        if self.state.settings.is_on("global", "wifi_on"):
+            screen.section("Networks")
+            screen.row("AndroidWifi", secondary="Connected")
+
+
+class _Devices(_Chapter):
+    title = "Connected devices"
+
+    def entries(self, screen: ScreenBuilder) -> None:
+        self._switch(screen, "Bluetooth", "global", "bluetooth_on")
+        self._switch(screen, "NFC", "secure", "nfc_on")
+
+
+class _Apps(_Chapter):
+    title = "Apps"
+
+    def entries(self, screen: ScreenBuilder) -> None:
+        for app in sorted(INSTALLED_APPS, key=lambda app: app.label):
+            screen.row(app.label, secondary=app.package)
+
+
+class _Display(_Chapter):
+    title = "Display"
+
+    def entries(self, screen: ScreenBuilder) -> None:
+        low, high = _BRIGHTNESS_RANGE
+        brightness = self.state.settings.number("system", "screen_brightness")
+        screen.slider_row("Brightness level", (brightness - low) / (high - low), self._set_brightness)
+        self._switch(screen, "Adaptive brightness", "system", "screen_brightness_mode")
+        self._switch(screen, "Dark theme", "secure", "ui_night_mode", on="2", off="1")
+
+    def _set_brightness(self, place: float) -> None:
+        low, high = _BRIGHTNESS_RANGE
+        self.state.settings.put("system", "screen_brightness", str(round(low + (high - low) * _snapped(place))))
+
+
+class _Sound(_Chapter):
+    title = "Sound & vibration"
+
+    def entries(self, screen: ScreenBuilder) -> None:
+        for text, key, highest in _VOLUMES:
+            value = self.state.settings.number("system", key) / highest
+            screen.slider_row(text, value, partial(self._set, key, highest))
+
+    def _set(self, key: str, highest: int, place: float) -> None:
+        self.state.settings.put("system", key, str(round(highest * _snapped(place))))
+
+
+class _About(_Chapter):
+    title = "About phone"
+
+    def entries(self, screen: ScreenBuilder) -> None:
+        screen.row("Device name", secondary="Simulated phone")
+        screen.row("Android version", secondary="13 (simulated)")
+
+
+class _Plain(_Chapter):
+    """A chapter with nothing to set."""
+
+    def __init__(self, app: App, title: str, rows: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(app)
+        self.title = title
+        self._rows = rows
+
+    def entries(self, screen: ScreenBuilder) -> None:
+        for text, secondary in self._rows:
+            screen.row(text, secondary=secondary)
+
+
+_CHAPTERS = (
+    ("Network & internet", "Wi-Fi, mobile, airplane mode", _Network),
+    ("Connected devices", "Bluetooth, pairing", _Devices),
+    ("Apps", "Installed apps", _Apps),
+    ("Notifications", "History, conversations", lambda app: _Plain(app, "Notifications", (("History", "Off"),))),
+    ("Battery", "100%", lambda app: _Plain(app, "Battery", (("Battery level", "100%"), ("Battery saver", "Off")))),
+    ("Storage", "12% used", lambda app: _Plain(app, "Storage", (("Used", "3.8 GB"), ("Free", "28.2 GB")))),
+    ("Sound & vibration", "Volume, haptics", _Sound),
+    ("Display", "Brightness level, dark theme", _Display),
+    ("Wallpaper & style", "Home screen", lambda app: _Plain(app, "Wallpaper & style", (("Wallpaper", "Night"),))),
+    ("Security", "Screen lock", lambda app: _Plain(app, "Security", (("Screen lock", "None"),))),
+    ("Location", "Off", lambda app: _Plain(app, "Location", (("Use location", "Off"),))),
+    ("System", "Languages, time", lambda app: _Plain(app, "System", (("Language", "English"), ("Time zone", "UTC")))),
+    ("About phone", "Simulated phone", _About),
+)
+
+
+def _snapped(place: float) -> float:
+    if place < _SNAP:
+        return 0.0
+    return 1.0 if place > 1 - _SNAP else place

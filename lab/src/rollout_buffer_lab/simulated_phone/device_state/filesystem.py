@@ -1,0 +1,188 @@
+"""The device's files, in memory: absolute paths, folders, modification times; databases are mounted among them.
+
+A database that is removed is only taken away from its path, as an app keeps the file that it has open; a file written
+to the same path becomes the app's database again.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollout_buffer_lab.simulated_phone.device_state.clock import DeviceClock
+
+__all__ = ["ByteStore", "FileError", "FileSystem", "valid_name"]
+
+_MAX_NAME_BYTES = 255
+_LINKS = ("/sdcard", "/data/media/0")  # other names of /storage/emulated/0
+
+
+class FileError(OSError):
+    """What a shell on the device would answer: no such file, file exists, not a directory."""
+
+
+class ByteStore(Protocol):
+    """A file whose bytes are kept elsewhere: a database."""
+
+    def read(self) -> bytes:
+        """The file as it would be pulled."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """The file as it was pushed."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class _File:
+    data: bytes
+    modified_ms: int
+
+
+def valid_name(name: str) -> bool:
+    """True when a file or folder may be called this."""
+    named = bool(name.strip()) and name not in (".", "..")
+    return named and not set(name) & {"/", "\0", "\n"} and len(name.encode("utf-8", "replace")) <= _MAX_NAME_BYTES
+
+
+class FileSystem:
+    """Files and folders of one device. Paths are absolute; ``/sdcard`` is a link to ``/storage/emulated/0``."""
+
+    def __init__(self, clock: DeviceClock) -> None:
+        self._clock = clock
+        self._files: dict[str, _File] = {}
+        self._folders: dict[str, int] = {"/": clock.now_ms}
+        self._mounts: dict[str, ByteStore] = {}
+        self._unmounted: dict[str, ByteStore] = {}
+
+    def mount(self, path: str, store: ByteStore) -> None:
+        """Puts a database at the path."""
+        path = _normal(path)
+        self.make_folders(posixpath.dirname(path))
+        self._mounts[path] = store
+
+    def make_folders(self, path: str) -> None:
+        """Makes the folder and those above it; those that exist stay.
+
+        Raises:
+            FileError: a file is in the way.
+        """
+        path = _normal(path)
+        if path in self._files or path in self._mounts:
+            raise FileError(f"{path}: File exists")
+        if path in self._folders:
+            return
+        self.make_folders(posixpath.dirname(path))
+        self._folders[path] = self._clock.now_ms
+
+    def write(self, path: str, data: bytes, modified_ms: int | None = None) -> None:
+        """Writes the whole file, making its folder if need be.
+
+        Raises:
+            FileError: there is a folder of this name.
+        """
+        path = _normal(path)
+        if path in self._unmounted:
+            self.mount(path, self._unmounted.pop(path))
+        if path in self._mounts:
+            self._mounts[path].write(data)
+            return
+        if path in self._folders:
+            raise FileError(f"{path}: Is a directory")
+        self.make_folders(posixpath.dirname(path))
+        self._files[path] = _File(data=data, modified_ms=self._clock.now_ms if modified_ms is None else modified_ms)
+
+    def read(self, path: str) -> bytes:
+        """The file's bytes.
+
+        Raises:
+            FileError: there is no such file.
+        """
+        path = _normal(path)
+        if path in self._mounts:
+            return self._mounts[path].read()
+        if path not in self._files:
+            raise FileError(f"{path}: No such file or directory")
+        return self._files[path].data
+
+    def read_text(self, path: str) -> str:
+        """The file as UTF-8; bytes that are none become replacement characters."""
+        return self.read(path).decode("utf-8", "replace")
+
+    def exists(self, path: str) -> bool:
+        """True for a file or a folder."""
+        path = _normal(path)
+        return path in self._files or path in self._folders or path in self._mounts
+
+    def is_folder(self, path: str) -> bool:
+        """True for a folder."""
+        return _normal(path) in self._folders
+
+    def modified_ms(self, path: str) -> int:
+        """When it was last written, in milliseconds since 1970; 0 when there is nothing."""
+        path = _normal(path)
+        if path in self._files:
+            return self._files[path].modified_ms
+        return self._folders.get(path, 0)
+
+    def names(self, folder: str) -> list[str]:
+        """What lies directly in the folder, sorted; empty when there is no such folder."""
+        folder = _normal(folder)
+        return sorted({posixpath.basename(path) for path in self._paths() if _parent_is(path, folder)})
+
+    def files_under(self, folder: str) -> list[str]:
+        """Paths of all files in the folder and its folders, sorted."""
+        prefix = _normal(folder).rstrip("/") + "/"
+        return sorted(path for path in (*self._files, *self._mounts) if path.startswith(prefix))
+
+    def folders_under(self, folder: str) -> list[str]:
+        """Paths of all folders in the folder and its folders, sorted."""
+        prefix = _normal(folder).rstrip("/") + "/"
+        return sorted(path for path in self._folders if path.startswith(prefix) and path != "/")
+
+    def remove(self, path: str) -> None:
+        """Removes a file, or a folder with all in it; nothing there is no error."""
+        path = _normal(path)
+        prefix = path.rstrip("/") + "/"
+        for name in [name for name in self._mounts if name == path or name.startswith(prefix)]:
+            self._unmounted[name] = self._mounts[name]
+        for table in (self._files, self._folders, self._mounts):
+            for name in [name for name in table if name == path or name.startswith(prefix)]:
+                if name != "/":
+                    del table[name]
+
+    def move(self, source: str, target: str) -> None:
+        """Gives a file or a folder with all in it another path; modification times stay.
+
+        Raises:
+            FileError: there is no such source, the target exists, or lies inside of the source.
+        """
+        source, target = _normal(source), _normal(target)
+        if not self.exists(source):
+            raise FileError(f"{source}: No such file or directory")
+        if self.exists(target) or target.startswith(source.rstrip("/") + "/"):
+            raise FileError(f"cannot move {source} to {target}")
+        self.make_folders(posixpath.dirname(target))
+        for path in [path for path in self._files if path == source or path.startswith(source + "/")]:
+            self._files[target + path[len(source) :]] = self._files.pop(path)
+        for path in [path for path in self._folders if path == source or path.startswith(source + "/")]:
+            self._folders[target + path[len(source) :]] = self._folders.pop(path)
+
+    def _paths(self) -> Iterator[str]:
+        yield from self._files
+        yield from self._folders
+        yield from self._mounts
+
+
+def _parent_is(path: str, folder: str) -> bool:
+    return path != "/" and posixpath.dirname(path) == folder
+
+
+def _normal(path: str) -> str:
+    normal = posixpath.normpath("/" + path.lstrip("/"))
+    for link in _LINKS:
+        if normal == link or normal.startswith(link + "/"):
+            return "/storage/emulated/0" + normal[len(link) :]
+    return normal

@@ -1,0 +1,210 @@
+"""``am``, ``pm``, ``monkey`` and ``dumpsys``: what runs, what is in front, what is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollout_buffer_lab.simulated_phone.apps.contacts import ContactsApp
+from rollout_buffer_lab.simulated_phone.apps.messages import MessagesApp
+from rollout_buffer_lab.simulated_phone.device_state.packages import InstalledApp
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
+from rollout_buffer_lab.simulated_phone.interfaces.handset import (
+    Handset,
+    full_component,
+)
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
+    Command,
+    Output,
+    failed,
+    printed,
+)
+
+__all__ = ["activity_commands"]
+
+_CONTACTS = "com.google.android.contacts"
+_MESSAGES = "com.simplemobiletools.smsmessenger"
+_VIEWED_BY = {
+    "content://contacts": _CONTACTS,
+    "content://com.android.contacts": _CONTACTS,
+    "content://com.android.calendar": "com.simplemobiletools.calendar.pro",
+    "content://media": "com.simplemobiletools.gallery.pro",
+    "http": "com.android.chrome",
+    "file:": "com.android.chrome",
+    "tel:": "com.google.android.dialer",
+    "sms": _MESSAGES,
+}
+_EXTRAS = ("-e", "--es", "--ez", "--ei", "--el", "--ef", "--esa")
+
+
+def activity_commands(handset: Handset) -> Mapping[str, Command]:
+    """The commands of this file, by name."""
+    table = {"am": _am, "pm": _pm, "monkey": _monkey, "dumpsys": _dumpsys}
+    return {name: _command(handset, handler) for name, handler in table.items()}
+
+
+def _command(handset: Handset, handler: Callable[[Handset, Sequence[str]], Output]) -> Command:
+    return lambda arguments, piped: handler(handset, arguments)
+
+
+@dataclass(slots=True)
+class _Intent:
+    """What stands in the arguments of ``am start`` and ``am broadcast``."""
+
+    action: str = ""
+    data: str = ""
+    component: str = ""
+    stop_first: bool = False
+    extras: dict[str, str] = field(default_factory=dict)
+
+
+def _intent(arguments: Sequence[str]) -> _Intent:
+    intent, place = _Intent(), 0
+    names = {"-a": "action", "-d": "data", "-n": "component"}
+    while place < len(arguments):
+        option, value = arguments[place], arguments[place + 1] if place + 1 < len(arguments) else ""
+        if option in names:
+            setattr(intent, names[option], value)
+            place += 2
+        elif option in _EXTRAS:
+            intent.extras[value] = arguments[place + 2] if place + 2 < len(arguments) else ""
+            place += 3
+        else:
+            intent.stop_first = intent.stop_first or option == "-S"
+            place += 2 if option in ("-t", "-c", "-f", "--user") else 1
+    return intent
+
+
+def _am(handset: Handset, arguments: Sequence[str]) -> Output:
+    verb, rest = (arguments[0] if arguments else ""), arguments[1:]
+    if verb in ("start", "start-activity"):
+        return _start(handset, _intent(rest))
+    if verb == "broadcast":
+        return _broadcast(handset, _intent(rest))
+    if verb in ("force-stop", "kill"):
+        handset.force_stop(rest[-1] if rest else "")
+        return printed()
+    if verb == "stack":
+        return _stack(handset, rest)
+    if verb == "task":
+        return printed()
+    return failed(f"Unknown command: {verb}", 255)
+
+
+def _start(handset: Handset, intent: _Intent) -> Output:
+    app = _target(handset, intent)
+    if app is None:
+        return printed(
+            f"Starting: Intent {{ act={intent.action} dat={intent.data} cmp={intent.component} }}\n"
+            "Error type 3\nError: Activity class does not exist.\n",
+            1,
+        )
+    if intent.stop_first:
+        handset.force_stop(app.package)
+    running = handset.launch(app)
+    if intent.action == "android.intent.action.INSERT" and isinstance(running, ContactsApp):
+        running.new_contact(intent.extras.get("name", ""), intent.extras.get("phone", ""))
+    if intent.action == "android.intent.action.SENDTO" and isinstance(running, MessagesApp):
+        running.compose(intent.data.partition(":")[2], intent.extras.get("sms_body", ""))
+    return printed(
+        f"Starting: Intent {{ cmp={full_component(app)} }}\n"
+        f"Status: ok\nLaunchState: COLD\nActivity: {full_component(app)}\nTotalTime: 1\nWaitTime: 1\nComplete\n"
+    )
+
+
+def _target(handset: Handset, intent: _Intent) -> InstalledApp | None:
+    if intent.component:
+        return handset.app_of(intent.component.partition("/")[0])
+    if intent.action == "android.intent.action.INSERT":
+        return handset.app_of(_CONTACTS)
+    package = next((package for prefix, package in _VIEWED_BY.items() if intent.data.startswith(prefix)), "")
+    return handset.app_of(package)
+
+
+def _broadcast(handset: Handset, intent: _Intent) -> Output:
+    handset.broadcast(intent.action, intent.extras)
+    begun = f"Broadcasting: Intent {{ act={intent.action} }}\n"
+    if intent.action == "clipper.set":
+        handset.state.clipboard = intent.extras.get("text", "")
+        return printed(begun + 'Broadcast completed: result=-1, data="Text is copied into clipboard."\n')
+    if intent.action == "clipper.get":
+        return printed(begun + f'Broadcast completed: result=-1, data="{handset.state.clipboard}"\n')
+    return printed(begun + "Broadcast completed: result=0\n")
+
+
+def _stack(handset: Handset, arguments: Sequence[str]) -> Output:
+    if arguments[:1] == ["list"]:
+        return printed("".join(_task_lines(handset)))
+    if arguments[:1] == ["remove"]:
+        task_id = arguments[1] if len(arguments) > 1 else ""
+        if task_id.isdecimal():
+            handset.remove_task(int(task_id))
+        return printed()
+    return failed(f"Error: unknown command 'stack {' '.join(arguments)}'", 255)
+
+
+def _task_lines(handset: Handset) -> list[str]:
+    bounds = f"[0,0][{SCREEN_WIDTH},{SCREEN_HEIGHT}]"
+    return [
+        f"RootTask id={task_id} bounds={bounds} displayId=0 userId=0\n"
+        f"  taskId={task_id}: {full_component(app)} bounds={bounds} userId=0 visible={str(front).lower()} "
+        f"topActivity=ComponentInfo{{{full_component(app)}}}\n\n"
+        for task_id, app, front in handset.tasks()
+    ]
+
+
+def _pm(handset: Handset, arguments: Sequence[str]) -> Output:
+    verb, rest = (arguments[0] if arguments else ""), [one for one in arguments[1:] if not one.startswith("-")]
+    package = rest[0] if rest else ""
+    if verb == "list":
+        return printed("".join(f"package:{name}\n" for name in handset.packages()))
+    if verb == "path" and package == "android":
+        return printed("package:/system/framework/framework-res.apk\n")
+    if verb == "path":
+        known = package in handset.packages()
+        return printed(f"package:/data/app/{package}/base.apk\n" if known else "", 0 if known else 1)
+    if verb == "clear":
+        return printed("Success\n") if handset.clear(package) else failed("Failed")
+    if verb in ("grant", "revoke", "enable", "disable"):
+        known = package in handset.packages()
+        return printed() if known else failed(f"java.lang.IllegalArgumentException: Unknown package: {package}", 255)
+    if verb == "uninstall":
+        handset.installed_later.discard(package)
+        return printed("Success\n")
+    return failed(f"Unknown command: {verb}", 255)
+
+
+def _monkey(handset: Handset, arguments: Sequence[str]) -> Output:
+    package = arguments[arguments.index("-p") + 1] if "-p" in arguments[:-1] else ""
+    app = handset.app_of(package)
+    if app is None:
+        return failed("** No activities found to run, monkey aborted.", 252)
+    handset.launch(app)
+    return printed("Events injected: 1\n")
+
+
+def _dumpsys(handset: Handset, arguments: Sequence[str]) -> Output:
+    service = " ".join(arguments[:2])
+    if service.startswith("input"):
+        return printed(_INPUT_REPORT)
+    if service.startswith("window"):
+        focus = full_component(handset.shell.front)
+        return printed(f"  mCurrentRotation=ROTATION_0\n  mCurrentFocus=Window{{1 u0 {focus}}}\n")
+    if service == "activity recents":
+        recents = [task for task in handset.tasks() if task[1] in handset.shell.running]
+        lines = (f"  * Recent: {full_component(app)} id={task_id}\n" for task_id, app, _ in recents)
+        return printed("ACTIVITY MANAGER RECENT TASKS (dumpsys activity recents)\n" + "".join(lines))
+    if service.startswith("activity"):
+        return printed(f"  ResumedActivity: {full_component(handset.shell.front)}\n")
+    if service.startswith("telephony.registry"):
+        return printed("  mCallState=0\n")
+    return printed()
+
+
+_INPUT_REPORT = f"""  Viewport INTERNAL: displayId=0, uniqueId=local:0, orientation=0, \
+logicalFrame=[0, 0, {SCREEN_WIDTH}, {SCREEN_HEIGHT}], physicalFrame=[0, 0, {SCREEN_WIDTH}, {SCREEN_HEIGHT}], \
+deviceSize=[{SCREEN_WIDTH}, {SCREEN_HEIGHT}], isActive=[1]
+    Touch Input Mapper (mode - DIRECT):
+      PhysicalWidth: {SCREEN_WIDTH}px
+      SurfaceOrientation: 0
+"""

@@ -1,0 +1,310 @@
+"""``ls``, ``find``, ``cat``, ``rm``, ``cp`` and their like, on the device's file system."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from rollout_buffer_lab.simulated_phone.device_state.filesystem import (
+    FileError,
+    FileSystem,
+)
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
+    Command,
+    Files,
+    Output,
+    failed,
+    printed,
+)
+
+__all__ = ["file_commands", "shell_files"]
+
+_Handler = Callable[[FileSystem, Sequence[str], bytes], Output]
+
+
+def file_commands(files: FileSystem) -> Mapping[str, Command]:
+    """The commands of this file, by name."""
+    table: Mapping[str, _Handler] = {
+        "ls": _ls,
+        "find": _find,
+        "cat": _cat,
+        "rm": _rm,
+        "mkdir": _mkdir,
+        "touch": _touch,
+        "cp": _cp,
+        "mv": _mv,
+        "stat": _stat,
+        "chmod": _rights,
+        "chown": _rights,
+        "restorecon": _rights,
+        "[": _test,
+        "test": _test,
+        "echo": _echo,
+        "grep": _grep,
+        "true": lambda files, arguments, piped: printed(),
+        "false": lambda files, arguments, piped: printed("", 1),
+        "sync": lambda files, arguments, piped: printed(),
+        "sleep": lambda files, arguments, piped: printed(),
+    }
+    return {name: _command(files, handler) for name, handler in table.items()}
+
+
+def _command(files: FileSystem, handler: _Handler) -> Command:
+    def run(arguments: Sequence[str], piped: bytes) -> Output:
+        try:
+            return handler(files, arguments, piped)
+        except FileError as error:
+            return failed(str(error))
+
+    return run
+
+
+def shell_files(files: FileSystem) -> Files:
+    """What the shell's language needs of this file system."""
+    return Files(expand=lambda pattern: _expanded(files, pattern), read=files.read, write=files.write)
+
+
+def _expanded(files: FileSystem, pattern: str) -> list[str]:
+    """Paths that the pattern fits; wildcards after a NUL are meant as they stand, and none fits a leading dot."""
+    found = ["/"]
+    for part in filter(None, pattern.split("/")):
+        plain = part.replace("\0", "")
+        if plain == part and not set(part) & {"*", "?"}:
+            found = [path for folder in found if files.exists(path := posixpath.join(folder, part))]
+            continue
+        fits = re.compile(_regex(part))
+        found = [
+            posixpath.join(folder, name)
+            for folder in found
+            for name in files.names(folder)
+            if fits.fullmatch(name) and not name.startswith(".")
+        ]
+    return found
+
+
+def _regex(part: str) -> str:
+    """A glob's part as a regular expression."""
+    pieces = re.split(r"(\0.|\*|\?)", part)
+    special = {"*": ".*", "?": "."}
+    return "".join(special.get(piece, re.escape(piece.removeprefix("\0"))) for piece in pieces)
+
+
+def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The letters of all options, and the rest."""
+    options = "".join(one[1:] for one in arguments if one.startswith("-") and len(one) > 1)
+    return options, [one for one in arguments if not one.startswith("-") and one]
+
+
+def _echo(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    quiet = arguments[:1] == ["-n"]
+    return printed(" ".join(arguments[1:] if quiet else arguments) + ("" if quiet else "\n"))
+
+
+def _missing(command: str, path: str) -> Output:
+    return failed(f"{command}: {path}: No such file or directory")
+
+
+def _ls(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    options, paths = _split(arguments)
+    text = ""
+    for path in paths or ["/"]:
+        if not files.exists(path):
+            return _missing("ls", path)
+        in_folder = files.is_folder(path) and "d" not in options
+        names = files.names(path) if in_folder else [path]
+        shown = [name for name in names if "a" in options or not name.startswith(".")]
+        if "l" not in options:
+            text += "".join(f"{name}\n" for name in shown)
+            continue
+        text += "total 0\n" if in_folder else ""
+        text += "".join(_long_line(files, posixpath.join(path, name) if in_folder else path, name) for name in shown)
+    return printed(text)
+
+
+def _long_line(files: FileSystem, path: str, name: str) -> str:
+    kind = "drwxrwx---" if files.is_folder(path) else "-rw-rw----"
+    size = 4096 if files.is_folder(path) else len(files.read(path))
+    changed = datetime.fromtimestamp(files.modified_ms(path) / 1000, UTC)
+    return f"{kind} 1 u0_a158 media_rw {size} {changed:%Y-%m-%d %H:%M:%S.%f}000 +0000 {name}\n"
+
+
+def _find(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    """Knows ``-type f|d`` (more than one with ``-o``), ``-name``, ``-mindepth``, ``-maxdepth``, ``-delete``."""
+    bases = [one for one in arguments if one.startswith("/")][:1]
+    base = bases[0] if bases else "/"
+    if not files.exists(base):
+        return _missing("find", base)
+    values = _find_values(arguments)
+    paths = _found(files, base, values)
+    if "-delete" in arguments:
+        for path in reversed(paths):
+            files.remove(path)
+        return printed()
+    return printed("".join(f"{path}\n" for path in paths))
+
+
+def _find_values(arguments: Sequence[str]) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = {}
+    for name, value in itertools.pairwise(arguments):
+        if name in ("-type", "-name", "-mindepth", "-maxdepth"):
+            values.setdefault(name, []).append(value)
+    return values
+
+
+def _found(files: FileSystem, base: str, values: Mapping[str, Sequence[str]]) -> list[str]:
+    root = base.rstrip("/")
+    kinds = values.get("-type", ["f", "d"])
+    least = int(values.get("-mindepth", ["0"])[0])
+    most = int(values.get("-maxdepth", ["99"])[0])
+    names = values.get("-name")
+    paths = []
+    for path in [base if base == "/" else root, *_below(files, root)]:
+        depth = path[len(root) :].count("/") if path not in (base, root) else 0
+        kind = "d" if files.is_folder(path) else "f"
+        named = names is None or any(fnmatch.fnmatch(posixpath.basename(path), name) for name in names)
+        if kind in kinds and least <= depth <= most and named:
+            paths.append(path)
+    return paths
+
+
+def _below(files: FileSystem, root: str) -> list[str]:
+    """All paths below, spelled from the root as it was given (it may be a link)."""
+    found = []
+    for name in files.names(root or "/"):
+        path = f"{root}/{name}"
+        found.append(path)
+        if files.is_folder(path):
+            found += _below(files, path)
+    return found
+
+
+def _cat(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    _, paths = _split(arguments)
+    if not paths:
+        return Output(text=piped)
+    for path in paths:
+        if files.is_folder(path):
+            return failed(f"cat: {path}: Is a directory")
+        if not files.exists(path):
+            return _missing("cat", path)
+    return Output(text=b"".join(files.read(path) for path in paths))
+
+
+def _rm(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    options, paths = _split(arguments)
+    for path in paths:
+        if not files.exists(path):
+            if "f" not in options:
+                return _missing("rm", path)
+        elif files.is_folder(path) and not set(options) & {"r", "R"}:
+            return failed(f"rm: {path}: is directory")
+        else:
+            files.remove(path)
+    return printed()
+
+
+def _mkdir(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    options, paths = _split(arguments)
+    for path in paths:
+        if files.exists(path) and "p" not in options:
+            return failed(f"mkdir: '{path}': File exists")
+        files.make_folders(path)
+    return printed()
+
+
+def _touch(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    for path in _split(arguments)[1]:
+        files.write(path, files.read(path) if files.exists(path) else b"")
+    return printed()
+
+
+def _cp(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    options, paths = _split(arguments)
+    if len(paths) < 2:
+        return failed("cp: needs 2 arguments")
+    *sources, target = paths
+    for source in sources:
+        whole = source.endswith("/.")
+        path = source[:-2] if whole else source
+        if not files.exists(path):
+            return _missing("cp", path)
+        if files.is_folder(path) and not set(options) & {"a", "r", "R"}:
+            return failed(f"cp: {path}: is directory")
+        if files.is_folder(path) and f"{posixpath.normpath(target)}/".startswith(f"{posixpath.normpath(path)}/"):
+            return failed(f"cp: cannot copy {path} into itself")
+        into = target if whole or not files.is_folder(target) else posixpath.join(target, posixpath.basename(path))
+        _copy(files, path, into, keep_time="a" in options or "p" in options)
+    return printed()
+
+
+def _copy(files: FileSystem, source: str, target: str, *, keep_time: bool) -> None:
+    if not files.is_folder(source):
+        files.write(target, files.read(source), files.modified_ms(source) if keep_time else None)
+        return
+    files.make_folders(target)
+    for name in files.names(source):
+        _copy(files, posixpath.join(source, name), posixpath.join(target, name), keep_time=keep_time)
+
+
+def _mv(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    _, paths = _split(arguments)
+    if len(paths) != 2:
+        return failed("mv: needs 2 arguments")
+    source, target = paths
+    if files.is_folder(target):
+        target = posixpath.join(target, posixpath.basename(source.rstrip("/")))
+    if files.exists(source) and files.exists(target) and not files.is_folder(target):
+        files.remove(target)
+    files.move(source, target)
+    return printed()
+
+
+def _stat(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    _, paths = _split(arguments)
+    path = paths[-1] if paths else ""
+    if not files.exists(path):
+        return _missing("stat", path)
+    kind = "directory" if files.is_folder(path) else "regular file"
+    changed = datetime.fromtimestamp(files.modified_ms(path) / 1000, UTC)
+    size = 4096 if files.is_folder(path) else len(files.read(path))
+    return printed(f"  File: {path}\n  Size: {size}\t {kind}\nModify: {changed:%Y-%m-%d %H:%M:%S} +0000\n")
+
+
+def _rights(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    """There are no rights here; the path must exist all the same."""
+    paths = [one for one in arguments if one.startswith("/")]
+    missing = [path for path in paths if not files.exists(path)]
+    return _missing("chmod", missing[0]) if missing else printed()
+
+
+def _test(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    flag, path = ([*arguments, "", ""])[:2]
+    holds = {
+        "-d": files.is_folder(path),
+        "-f": files.exists(path) and not files.is_folder(path),
+        "-e": files.exists(path),
+        "-s": files.exists(path) and (files.is_folder(path) or bool(files.read(path))),
+        "-z": path in ("", "]"),
+        "-n": path not in ("", "]"),
+    }
+    if flag not in holds:
+        return failed(f"test: {flag} is not known", 2)
+    return printed("", 0 if holds[flag] else 1)
+
+
+def _grep(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    """Lines of what comes through the pipe, or of files, that the pattern is found in."""
+    options, rest = _split(arguments)
+    pattern, paths = (rest or [""])[0], rest[1:]
+    text = b"".join(files.read(path) for path in paths) if paths else piped
+    try:
+        fits = re.compile(pattern, re.IGNORECASE if "i" in options else 0)
+    except re.error:
+        return failed(f"grep: bad pattern {pattern}", 2)
+    lines = text.decode("utf-8", "surrogateescape").splitlines()
+    kept = [line for line in lines if (fits.search(line) is None) == ("v" in options)]
+    return printed("".join(f"{line}\n" for line in kept), 0 if kept else 1)

@@ -1,0 +1,111 @@
+"""``input``: touches, swipes, text and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rollout_buffer_lab.simulated_phone.interfaces.handset import ACTION_S, Handset
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
+    Command,
+    Output,
+    failed,
+    printed,
+)
+from rollout_buffer_lab.simulated_phone.shell import Shell
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import SystemButton
+
+__all__ = ["input_commands", "press_key"]
+
+_LONG_TOUCH_MS = 400
+_DEFAULT_SWIPE_MS = 300
+_KEYS = {
+    "3": "HOME",
+    "4": "BACK",
+    "29": "A",
+    "62": "SPACE",
+    "66": "ENTER",
+    "67": "DEL",
+    "82": "MENU",
+    "113": "CTRL_LEFT",
+    "187": "APP_SWITCH",
+}
+_BUTTONS = {
+    "HOME": SystemButton.HOME,
+    "BACK": SystemButton.BACK,
+    "ENTER": SystemButton.ENTER,
+    "MENU": SystemButton.MENU,
+}
+
+
+def input_commands(handset: Handset) -> Mapping[str, Command]:
+    """The commands of this file, by name."""
+    return {"input": lambda arguments, piped: _input(handset, arguments)}
+
+
+def press_key(shell: Shell, name: str) -> None:
+    """Presses the key with this name (without ``KEYCODE_``) or Android's number; unknown keys do nothing."""
+    name = _KEYS.get(name, name).removeprefix("KEYCODE_")
+    if name in _BUTTONS:
+        shell.press(_BUTTONS[name])
+    elif name == "DEL":
+        shell.erase()
+    elif name == "SPACE":
+        shell.type_text(" ")
+    elif len(name) == 1 and name.isalnum():
+        shell.type_text(name.lower())
+
+
+def _input(handset: Handset, arguments: Sequence[str]) -> Output:
+    words = [one for one in arguments if one not in ("touchscreen", "keyboard", "")]
+    verbs: Mapping[str, Callable[[Shell, Sequence[str]], None]] = {
+        "tap": _tap,
+        "swipe": _swipe,
+        "draganddrop": _swipe,
+        "text": _text,
+        "keyevent": _keyevent,
+        "keycombination": _keycombination,
+    }
+    verb = verbs.get(words[0] if words else "")
+    if verb is None:
+        return failed(f"Error: Unknown command: {' '.join(words[:1])}", 255)
+    try:
+        verb(handset.shell, words[1:])
+    except (ValueError, IndexError, OverflowError):
+        return failed(f"Error: Invalid arguments for command: {words[0]}", 255)
+    handset.state.clock.advance(ACTION_S)
+    return printed()
+
+
+def _tap(shell: Shell, words: Sequence[str]) -> None:
+    x, y = _pixels(words[:2])
+    shell.tap(x, y)
+
+
+def _swipe(shell: Shell, words: Sequence[str]) -> None:
+    x, y, end_x, end_y = _pixels(words[:4])
+    duration_ms = int(words[4]) if len(words) > 4 else _DEFAULT_SWIPE_MS
+    if (x, y) == (end_x, end_y) and duration_ms >= _LONG_TOUCH_MS:
+        shell.long_press(x, y, duration_ms / 1000)
+    else:
+        shell.swipe(x, y, end_x, end_y)
+
+
+def _pixels(words: Sequence[str]) -> list[int]:
+    return [int(float(word)) for word in words]
+
+
+def _text(shell: Shell, words: Sequence[str]) -> None:
+    """``%s`` is a blank; no Enter follows."""
+    shell.type_text(words[0].replace("%s", " "))
+
+
+def _keyevent(shell: Shell, words: Sequence[str]) -> None:
+    for word in words:
+        if not word.startswith("--"):
+            press_key(shell, word)
+
+
+def _keycombination(shell: Shell, words: Sequence[str]) -> None:
+    """Only Ctrl and A means something here."""
+    if [_KEYS.get(word, word).removeprefix("KEYCODE_") for word in words] == ["CTRL_LEFT", "A"]:
+        shell.select_all()

@@ -1,0 +1,93 @@
+"""Faults laid out beforehand, in files beside the phones' sockets: for a boot, or for the moment a word is typed.
+
+``faults.json`` holds for every emulator that starts. ``next_boots.jsonl`` has one line of faults for each of the next
+starts; whoever starts takes the first line off. ``spells.json`` maps a word to faults that begin when just this word is
+typed on a phone, so that an episode can bring a fault about in its very middle, on whatever phone it happens to play.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
+
+__all__ = ["FaultPlan", "FaultTrigger"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultTrigger:
+    """What a typed word brings about: faults, for how long (0: for good), and faults of the next boots anywhere."""
+
+    faults: Faults
+    for_s: float = 0.0
+    next_boots: Sequence[Faults] = ()
+
+
+class FaultPlan:
+    """The plan in one folder; read anew each time, as it may change while emulators run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._always = folder / "faults.json"
+        self._next = folder / "next_boots.jsonl"
+        self._spells = folder / "spells.json"
+
+    def set_boot_faults(self, faults: Faults) -> None:
+        """Says what goes wrong with every emulator started from now on."""
+        self._always.write_text(faults.to_json())
+
+    def add_next_boots(self, faults: Sequence[Faults]) -> None:
+        """Says what goes wrong with so many of the next starts, one each."""
+        with self._next.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.writelines(one.to_json() + "\n" for one in faults)
+
+    def set_spells(self, spells: Mapping[str, FaultTrigger]) -> None:
+        """Says which words do what."""
+        self._spells.write_text(
+            json.dumps(
+                {
+                    word: {
+                        "faults": spell.faults.to_json(),
+                        "for_s": spell.for_s,
+                        "next_boots": [one.to_json() for one in spell.next_boots],
+                    }
+                    for word, spell in spells.items()
+                }
+            )
+        )
+
+    def of_this_boot(self) -> Faults:
+        """The faults of an emulator that starts now."""
+        line = self._take_line()
+        if line:
+            return Faults.from_json(line)
+        return Faults.from_json(self._always.read_text()) if self._always.exists() else Faults()
+
+    def spell(self, word: str) -> FaultTrigger | None:
+        """What the word brings about; None for all other words."""
+        if not self._spells.exists():
+            return None
+        entry: dict[str, Any] | None = json.loads(self._spells.read_text()).get(word)
+        if entry is None:
+            return None
+        return FaultTrigger(
+            faults=Faults.from_json(entry["faults"]),
+            for_s=float(entry["for_s"]),
+            next_boots=tuple(map(Faults.from_json, entry["next_boots"])),
+        )
+
+    def _take_line(self) -> str:
+        if not self._next.exists():
+            return ""
+        with self._next.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            first, *rest = [*file.read().splitlines(), ""]
+            file.seek(0)
+            file.truncate()
+            file.writelines(line + "\n" for line in rest if line)
+        return first

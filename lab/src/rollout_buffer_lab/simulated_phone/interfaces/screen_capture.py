@@ -1,0 +1,35 @@
+"""The screen as pixels: what the emulator's gRPC and ``screencap`` hand out."""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+
+from PIL import Image
+
+from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.painting import paint
+from rollout_buffer_lab.simulated_phone.widgets import Widget
+
+__all__ = ["png_of", "rgba_of"]
+
+
+def rgba_of(handset: Handset) -> tuple[int, int, bytes]:
+    """Width, height, and four bytes for each pixel, row by row."""
+    with handset.lock:
+        widgets = handset.shell.screen().widgets
+    return _rgba(widgets)
+
+
+def png_of(handset: Handset) -> bytes:
+    """The screen as a PNG file."""
+    width, height, pixels = rgba_of(handset)
+    buffer = io.BytesIO()
+    Image.frombytes("RGBA", (width, height), pixels).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+@lru_cache(maxsize=2)
+def _rgba(widgets: tuple[Widget, ...]) -> tuple[int, int, bytes]:
+    image = paint(widgets).convert("RGBA")
+    return image.width, image.height, image.tobytes()

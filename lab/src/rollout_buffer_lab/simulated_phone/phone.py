@@ -1,0 +1,214 @@
+"""``SimulatedPhone``: the phone as an episode uses it, a ``Device`` that needs nothing installed.
+
+It is a real small device (state, screens, touches), made for development and tests; it is not Android.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
+from rollout_buffer_lab.simulated_phone.painting import encode_screen
+from rollout_buffer_lab.simulated_phone.shell import Shell
+from rollout_buffer_lab.simulated_phone.tasks.base import Task
+from rollout_buffer_lab.simulated_phone.tasks.registry import (
+    TaskRun,
+    apps_of,
+    start_task,
+)
+from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.types import Image
+
+__all__ = ["FaultPlan", "SimulatedPhone", "SimulatedPhoneConfig"]
+
+_STEP_S = 1.0  # device time that any action takes
+_MAX_WAIT_S = 60.0
+_LONG_PRESS_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultPlan:
+    """Faults to inject, for tests. Calls of ``reset``, ``step`` and ``score`` are counted from 0 over the phone's life.
+
+    The calls in ``at_calls`` raise ``DeviceError`` and change nothing. From call ``dead_from`` on every call does, and
+    ``health`` too; None means never.
+    """
+
+    at_calls: frozenset[int] = field(default_factory=frozenset)
+    dead_from: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedPhoneConfig:
+    """How the phone behaves.
+
+    ``screenshot_max_pixels`` caps width times height of a screenshot; the default halves 1080x2400. ``step_latency_s``
+    is slept in every reset and step, to be as slow as a real device; 0 means as fast as it can. ``tasks`` are one's
+    own, by name, beside those that come along.
+    """
+
+    screenshot_max_pixels: int = 648_000
+    image_format: Literal["png", "jpeg"] = "png"
+    step_latency_s: float = 0.0
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.screenshot_max_pixels < 1:
+            raise ConfigError(f"screenshot_max_pixels must be positive, not {self.screenshot_max_pixels}")
+        if self.image_format not in ("png", "jpeg"):
+            raise ConfigError(f"image_format must be png or jpeg, not {self.image_format!r}")
+        if self.step_latency_s < 0:
+            raise ConfigError(f"step_latency_s must not be negative, is {self.step_latency_s}")
+
+
+class SimulatedPhone:
+    """One simulated phone; ``reset`` gives it a task, until then it can only tell its health."""
+
+    def __init__(self, config: SimulatedPhoneConfig | None = None) -> None:
+        self._config = config or SimulatedPhoneConfig()
+        self._run: TaskRun | None = None
+        self._shell: Shell | None = None
+        self._calls = 0
+        self._episodes = 0
+        self._closed = False
+
+    def reset(self, task_name: str, params_idx: int) -> Observation:
+        """Gives the phone a clean state with the task set up; returns the home screen.
+
+        Raises:
+            EnvironmentSetupError: no such task, or it is already solved before the first step.
+            DeviceError: an injected fault, or the phone was closed.
+        """
+        self._begin_call()
+        self._drop_task()
+        self._run = start_task(task_name, params_idx, self._config.tasks)
+        self._shell = Shell(self._run.state)
+        self._episodes += 1
+        return self._observe(self._run, self._shell, note="")
+
+    def step(self, action: Action) -> Observation:
+        """Does the action and returns the settled screen; what cannot be done is reported in ``note``.
+
+        Raises:
+            DeviceError: there is no task, an injected fault, or the phone was closed.
+        """
+        self._begin_call()
+        run, shell = self._running()
+        note = self._do(action, run, shell)
+        run.state.clock.advance(_STEP_S)
+        return self._observe(run, shell, note)
+
+    def score(self) -> float:
+        """The task's success in [0, 1], read from the device's state.
+
+        Raises:
+            DeviceError: there is no task, an injected fault, or the phone was closed.
+        """
+        self._begin_call()
+        run, _ = self._running()
+        return run.score()
+
+    def health(self) -> Mapping[str, str]:
+        """Short facts about the phone; raises ``DeviceError`` when it is not usable."""
+        self._check_usable()
+        return {"kind": "simulated_phone", "episodes": str(self._episodes), "calls": str(self._calls)}
+
+    def close(self) -> None:
+        """Frees the phone's state; a second call does nothing."""
+        self._drop_task()
+        self._closed = True
+
+    def _begin_call(self) -> None:
+        call, faults = self._calls, self._config.faults
+        self._calls += 1
+        self._check_usable()
+        if call in faults.at_calls:
+            raise DeviceError("the simulated phone was told to fail at this call", {"call": call})
+
+    def _check_usable(self) -> None:
+        dead_from = self._config.faults.dead_from
+        if self._closed:
+            raise DeviceError("the simulated phone is closed")
+        if dead_from is not None and self._calls > dead_from:
+            raise DeviceError("the simulated phone was told to be dead by now", {"dead_from": dead_from})
+
+    def _drop_task(self) -> None:
+        if self._run is not None:
+            self._run.state.close()
+        self._run = self._shell = None
+
+    def _running(self) -> tuple[TaskRun, Shell]:
+        if self._run is None or self._shell is None:
+            raise DeviceError("the simulated phone has no task: reset it first")
+        return self._run, self._shell
+
+    def _observe(self, run: TaskRun, shell: Shell, note: str) -> Observation:
+        if self._config.step_latency_s:
+            time.sleep(self._config.step_latency_s)
+        image_format = self._config.image_format
+        data = encode_screen(shell.screen().widgets, self._config.screenshot_max_pixels, image_format)
+        return Observation(
+            goal=run.goal,
+            screenshot=Image(data=data, media_type=f"image/{image_format}"),
+            screen_width=SCREEN_WIDTH,
+            screen_height=SCREEN_HEIGHT,
+            step_budget=run.task.step_budget,
+            note=note,
+            details={"app": apps_of(run.task.name)},
+        )
+
+    def _do(self, action: Action, run: TaskRun, shell: Shell) -> str:
+        match action.kind:
+            case ActionKind.CLICK | ActionKind.LONG_PRESS | ActionKind.SWIPE:
+                return self._touch(action, shell)
+            case ActionKind.TYPE:
+                return shell.type_text(_well_formed(action.text or ""))
+            case ActionKind.OPEN:
+                return shell.open_app(_well_formed(action.text or ""))
+            case ActionKind.SYSTEM_BUTTON:
+                return "No button was named." if action.button is None else shell.press(action.button)
+            case ActionKind.WAIT:
+                run.state.clock.advance(_clamped(action.duration_s, default=1.0))
+            case ActionKind.ANSWER:
+                run.answer = _well_formed(action.text or "")
+            case ActionKind.TERMINATE:
+                pass  # nothing happens on the device; the episode ends elsewhere
+        return ""
+
+    def _touch(self, action: Action, shell: Shell) -> str:
+        if action.point is None or not _on_screen(action.point):
+            return f"There is no such place on the screen: {action.point}."
+        x, y = action.point
+        if action.kind is ActionKind.CLICK:
+            return shell.tap(x, y)
+        if action.kind is ActionKind.LONG_PRESS:
+            return shell.long_press(x, y, _clamped(action.duration_s, default=_LONG_PRESS_S))
+        if action.end_point is None or not _on_screen(action.end_point):
+            return f"There is no such place on the screen: {action.end_point}."
+        return shell.swipe(x, y, *action.end_point)
+
+
+def _on_screen(point: tuple[int, int]) -> bool:
+    return 0 <= point[0] < SCREEN_WIDTH and 0 <= point[1] < SCREEN_HEIGHT
+
+
+def _clamped(seconds: float | None, default: float) -> float:
+    """Between 0 and a minute; what is no number is the default."""
+    if seconds is None or seconds != seconds:
+        return default
+    return min(_MAX_WAIT_S, max(0.0, seconds))
+
+
+def _well_formed(text: str) -> str:
+    """The text with half surrogate pairs replaced: no database and no file could hold them."""
+    return text.encode("utf-8", "replace").decode("utf-8") if _has_surrogates(text) else text
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,232 @@
+"""A screenshot as surfaces: for each dot (2x2 device pixels) which of the phone's flat colours it has, or none.
+
+Dots with no surface colour are the blended edges and strokes of letters: nothing else on the phone is smoothed.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from rollout_buffer_lab.simulated_phone.geometry import (
+    SCREEN_HEIGHT,
+    SCREEN_WIDTH,
+    Rect,
+)
+from rollout_buffer_lab.simulated_phone.palette import Surface
+
+__all__ = ["INK", "Box", "SurfaceMap", "boxes", "index_of", "read_surfaces"]
+
+INK = 0  # index of a dot that has no surface colour
+_SURFACES = tuple(Surface)
+_DOTS = (SCREEN_WIDTH // 2, SCREEN_HEIGHT // 2)
+
+Indices = NDArray[np.uint8]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Box:
+    """A rectangle in dots; ``right`` and ``bottom`` are the first dots outside."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+    @property
+    def width(self) -> int:
+        """Width in dots."""
+        return self.right - self.left
+
+    @property
+    def height(self) -> int:
+        """Height in dots."""
+        return self.bottom - self.top
+
+    @property
+    def rect(self) -> Rect:
+        """The same in device pixels."""
+        return Rect(left=self.left * 2, top=self.top * 2, right=self.right * 2, bottom=self.bottom * 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SurfaceMap:
+    """``indices`` (1200 rows, 540 columns) name the surface of each dot, ``colors`` are the dots themselves (RGB).
+
+    ``exact`` is true when the screenshot came without loss, at full size or halved.
+    """
+
+    indices: Indices
+    colors: NDArray[np.uint8]
+    exact: bool
+
+    def mask(self, *surfaces: Surface) -> Mask:
+        """Where one of these surfaces is."""
+        return np.isin(self.indices, [index_of(surface) for surface in surfaces])
+
+    def at(self, x: int, y: int) -> Surface | None:
+        """The surface of one dot."""
+        index = int(self.indices[y, x])
+        return None if index == INK else _SURFACES[index - 1]
+
+
+def index_of(surface: Surface) -> int:
+    """The number of a surface in a map."""
+    return _index_by_surface()[surface]
+
+
+def read_surfaces(image_bytes: bytes) -> SurfaceMap:
+    """Returns the screenshot's map, whatever size and format it has.
+
+    Raises:
+        ValueError: the bytes are no image.
+    """
+    try:
+        with Image.open(io.BytesIO(image_bytes)) as opened:
+            lossless = opened.format == "PNG"
+            image = opened.convert("RGBA")
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"the screenshot is no image: {error}") from error
+    if image.size == (SCREEN_WIDTH, SCREEN_HEIGHT):
+        image = image.reduce(2)
+    elif image.size != _DOTS:
+        image, lossless = image.resize(_DOTS, Image.Resampling.LANCZOS), False
+    pixels = np.asarray(image)
+    indices = _exact_indices(pixels) if lossless else _cleaned(_nearest_indices(pixels))
+    return SurfaceMap(indices=indices, colors=pixels[:, :, :3], exact=lossless)
+
+
+def boxes(mask: Mask, *, row_gap: int = 1, column_gap: int = 1) -> list[Box]:
+    """Returns the boxes that the mask falls into when it is cut along empty rows and columns, as far as that goes.
+
+    Gaps smaller than ``row_gap`` rows or ``column_gap`` columns do not cut. Reading order.
+    """
+    found: list[Box] = []
+    _cut(mask, 0, 0, row_gap, column_gap, found)
+    return found
+
+
+def _cut(mask: Mask, left: int, top: int, row_gap: int, column_gap: int, found: list[Box]) -> None:
+    """Cuts into rows, each of them into columns, and goes on while something was cut."""
+    bands = _runs(np.any(mask, axis=1), row_gap)
+    for band_top, band_bottom in bands:
+        band = mask[band_top:band_bottom]
+        columns = _runs(np.any(band, axis=0), column_gap)
+        for column_left, column_right in columns:
+            if len(columns) == 1:
+                box = Box(
+                    left=left + column_left,
+                    top=top + band_top,
+                    right=left + column_right,
+                    bottom=top + band_bottom,
+                )
+                found.append(box)
+            else:
+                part = band[:, column_left:column_right]
+                _cut(part, left + column_left, top + band_top, row_gap, column_gap, found)
+
+
+def _runs(filled: Mask, gap: int) -> list[tuple[int, int]]:
+    """Start and end of each stretch of True; stretches nearer than ``gap`` are one."""
+    edges = np.flatnonzero(np.diff(filled, prepend=False, append=False))
+    runs: list[tuple[int, int]] = []
+    for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if runs and start - runs[-1][1] < gap:
+            runs[-1] = (runs[-1][0], end)
+        else:
+            runs.append((start, end))
+    return runs
+
+
+# Colours to surfaces
+
+_HASH_SHIFT = 18  # 14 bits are left
+_NEAREST_TOLERANCE = 14  # how far a channel may be off in a lossy screenshot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ColorTable:
+    multiplier: np.uint32
+    index_by_hash: Indices
+    color_by_index: NDArray[np.uint32]
+
+
+@cache
+def _index_by_surface() -> dict[Surface, int]:
+    return {surface: index for index, surface in enumerate(_SURFACES, start=1)}
+
+
+@cache
+def _color_table() -> _ColorTable:
+    """A perfect hash over the surfaces' colours: one multiplication instead of a search for every dot."""
+    rgba = np.array([(*surface.rgb, 255) for surface in _SURFACES], dtype=np.uint8)
+    colors = rgba.view(np.uint32).ravel()
+    for candidate in range(0x9E3779B1, 0xFFFFFFFF, 2):
+        multiplier = np.uint32(candidate)
+        hashes = (colors * multiplier) >> np.uint32(_HASH_SHIFT)
+        if len(set(hashes.tolist())) == len(_SURFACES):
+            break
+    index_by_hash = np.zeros(1 << (32 - _HASH_SHIFT), dtype=np.uint8)
+    index_by_hash[hashes] = np.arange(1, len(_SURFACES) + 1)
+    # Alpha 0 never occurs in a screenshot, so 0 is the colour of no dot.
+    return _ColorTable(
+        multiplier=multiplier,
+        index_by_hash=index_by_hash,
+        color_by_index=np.concatenate([np.zeros(1, dtype=np.uint32), colors]),
+    )
+
+
+def _exact_indices(rgba: NDArray[np.uint8]) -> Indices:
+    table = _color_table()
+    colors = np.ascontiguousarray(rgba).view(np.uint32)[:, :, 0]
+    indices = table.index_by_hash[(colors * table.multiplier) >> np.uint32(_HASH_SHIFT)]
+    indices[table.color_by_index[indices] != colors] = INK
+    return np.asarray(indices, dtype=np.uint8)
+
+
+def _nearest_indices(rgba: NDArray[np.uint8]) -> Indices:
+    """The nearest surface within the tolerance."""
+    packed = np.ascontiguousarray(rgba).view(np.uint32)[:, :, 0]
+    colors, inverse = np.unique(packed, return_inverse=True)
+    channels = colors.view(np.uint8).reshape(-1, 4)[:, :3].astype(np.int16)
+    palette = np.array([surface.rgb for surface in _SURFACES], dtype=np.int16)
+    nearest = np.zeros(len(colors), dtype=np.uint8)
+    least = np.full(len(colors), _NEAREST_TOLERANCE + 1, dtype=np.int16)
+    for index, surface_color in enumerate(palette, start=1):
+        distance = np.abs(channels - surface_color).max(axis=1)
+        nearest[distance < least] = index
+        least = np.minimum(least, distance)
+    return np.asarray(nearest[inverse.reshape(packed.shape)], dtype=np.uint8)
+
+
+_STROKE_REACH = 4  # no stroke of a letter is wider than this to both sides
+
+
+def _cleaned(indices: Indices) -> Indices:
+    """Gives letters back what was taken for a surface, and surfaces what was taken for letters.
+
+    Light strokes on dark ground have the colour of the page; blends where two surfaces meet have the colour of none.
+    """
+    dark = np.isin(indices, [index_of(Surface.BUTTON), index_of(Surface.HOME)])
+    enclosed = (_near(dark, 0, 1) & _near(dark, 0, -1)) | (_near(dark, 1, 1) & _near(dark, 1, -1))
+    indices = np.where(enclosed & ~dark, INK, indices).astype(np.uint8)
+    cleaned = indices.copy()
+    for axis in (0, 1):
+        before, after = np.roll(indices, 2, axis=axis), np.roll(indices, -2, axis=axis)
+        edge = (indices == INK) & (before != INK) & (after != INK) & (before != after)
+        cleaned[edge] = before[edge]
+    return cleaned
+
+
+def _near(mask: Mask, axis: int, step: int) -> Mask:
+    """Where the mask is true a few dots away in one direction."""
+    near = np.roll(mask, step, axis=axis)
+    for distance in range(2, _STROKE_REACH + 1):
+        near = near | np.roll(mask, step * distance, axis=axis)
+    return near

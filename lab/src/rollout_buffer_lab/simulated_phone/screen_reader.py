@@ -1,0 +1,195 @@
+"""Reads a screenshot the way a person does: what is written where, what is on or off, what can be tapped.
+
+``read_screen(image_bytes) -> ReadScreen`` decides from pixels alone. It knows the phone's font, colours and icons (as a
+person who has used the phone does) and nothing else: no hidden marks, no side channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollout_buffer_lab.simulated_phone.glyphs import TextSize, line_height
+from rollout_buffer_lab.simulated_phone.keyboard import KEYBOARD_TOP
+from rollout_buffer_lab.simulated_phone.palette import Surface, TextColor
+from rollout_buffer_lab.simulated_phone.reading import shapes
+from rollout_buffer_lab.simulated_phone.reading.ocr import (
+    Line,
+    line_boxes,
+    read_line,
+)
+from rollout_buffer_lab.simulated_phone.reading.ocr_scaled import read_faded_line
+from rollout_buffer_lab.simulated_phone.reading.pixels import (
+    SurfaceMap,
+    read_surfaces,
+)
+from rollout_buffer_lab.simulated_phone.screen_records import (
+    Button,
+    Field,
+    Icon,
+    ReadScreen,
+    Slider,
+    Switch,
+    TextLine,
+    TextRole,
+)
+
+__all__ = ["Button", "Field", "Icon", "ReadScreen", "Slider", "Switch", "TextLine", "TextRole", "read_screen"]
+
+_GROUND_DOT = (4, 60)  # just under the status bar: wallpaper, scrim or page
+_KEYBOARD_DOT = (1, KEYBOARD_TOP // 2 + 4)
+_SWITCH_REACH = 80  # pixels between the middle of a switch and the middle of its label
+_SLIDER_REACH = 160
+_LABEL_REACH = 160
+_ROLE_BY_SURFACE = {
+    Surface.STATUS_BAR: TextRole.STATUS,
+    Surface.TITLE_BAR: TextRole.TITLE,
+    Surface.BUTTON: TextRole.BUTTON,
+    Surface.TAB: TextRole.BUTTON,
+    Surface.TAB_SELECTED: TextRole.BUTTON,
+    Surface.FIELD: TextRole.VALUE,
+    Surface.FIELD_SELECTION: TextRole.VALUE,
+}
+
+
+def read_screen(image_bytes: bytes) -> ReadScreen:
+    """Returns what the screenshot shows; exactly for PNG at 1080x2400 or halved.
+
+    JPEG of these sizes is read with rare mistakes and some ten times slower. Other sizes: most of it down to about
+    750,000 pixels, little below 500,000.
+
+    Raises:
+        ValueError: the bytes are no image.
+    """
+    surfaces = read_surfaces(image_bytes)
+    keyboard_visible = surfaces.at(*_KEYBOARD_DOT) is Surface.KEYBOARD
+    bottom = KEYBOARD_TOP // 2 if keyboard_visible else surfaces.indices.shape[0]
+    read = read_line if surfaces.exact else read_faded_line
+    lines = (read(surfaces, box) for box in line_boxes(surfaces, bottom))
+    texts = tuple(_text_line(line) for line in lines if line is not None and line.text)
+    signs = shapes.status_icons(surfaces)
+    ground = surfaces.at(*_GROUND_DOT)
+    return ReadScreen(
+        title=_first_text(texts, TextRole.TITLE),
+        texts=texts,
+        buttons=_buttons(surfaces, texts),
+        icons=_icons(surfaces, texts, bottom),
+        switches=_switches(surfaces, texts),
+        sliders=_sliders(surfaces, texts),
+        fields=_fields(surfaces, texts),
+        keyboard_visible=keyboard_visible,
+        is_dialog=ground is Surface.SCRIM,
+        is_home=ground is Surface.HOME,
+        clock_text=_first_text(texts, TextRole.STATUS),
+        wifi_shown="wifi" in signs,
+        bluetooth_shown="bluetooth" in signs,
+    )
+
+
+def _text_line(line: Line) -> TextLine:
+    return TextLine(
+        text=line.text,
+        bounds=line.box.rect,
+        role=_role(line),
+        selected=line.surface is Surface.ROW_SELECTED,
+        sent=line.surface is Surface.BUBBLE_OUT,
+    )
+
+
+def _role(line: Line) -> TextRole:
+    color = line.look.color if line.look else TextColor.PRIMARY
+    size = line.look.size if line.look else TextSize.BODY
+    if color is TextColor.HINT:
+        return TextRole.HINT
+    if line.surface in _ROLE_BY_SURFACE:
+        return _ROLE_BY_SURFACE[line.surface]
+    if color is TextColor.SECONDARY:
+        return TextRole.SECONDARY
+    if size is TextSize.DISPLAY:
+        return TextRole.DISPLAY
+    return TextRole.TITLE if line.surface is Surface.DIALOG and size is TextSize.TITLE else TextRole.PRIMARY
+
+
+def _first_text(texts: Sequence[TextLine], role: TextRole) -> str:
+    return next((line.text for line in texts if line.role is role), "")
+
+
+def _buttons(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Button, ...]:
+    labels = [line for line in texts if line.role is TextRole.BUTTON]
+    found = []
+    for surface in (Surface.BUTTON, Surface.TAB, Surface.TAB_SELECTED):
+        for box in shapes.button_boxes(surfaces, surface):
+            text = " ".join(line.text for line in labels if box.rect.encloses(line.bounds))
+            found.append(Button(text=text, bounds=box.rect, selected=surface is Surface.TAB_SELECTED))
+    return tuple(sorted(found, key=lambda button: (button.bounds.top, button.bounds.left)))
+
+
+def _icons(surfaces: SurfaceMap, texts: Sequence[TextLine], bottom: int) -> tuple[Icon, ...]:
+    found = []
+    for shape in shapes.icons(surfaces, bottom):
+        bounds = shape.box.rect
+        label = ""
+        if shape.on_app_tile:
+            below = (
+                line.text
+                for line in texts
+                if 0 <= line.bounds.top - bounds.bottom < _LABEL_REACH
+                and abs(line.bounds.center[0] - bounds.center[0]) < bounds.width // 2
+            )
+            label = " ".join(below)
+        found.append(Icon(name=shape.name, bounds=bounds, label=label))
+    return tuple(sorted(found, key=lambda icon: (icon.bounds.top, icon.bounds.left)))
+
+
+def _switches(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Switch, ...]:
+    found = []
+    for surface, is_on in ((Surface.SWITCH_ON, True), (Surface.SWITCH_OFF, False)):
+        for box in shapes.button_boxes(surfaces, surface):
+            left_of = [
+                line
+                for line in texts
+                if line.role is TextRole.PRIMARY
+                and line.bounds.right <= box.rect.left
+                and abs(line.bounds.center[1] - box.rect.center[1]) < _SWITCH_REACH
+            ]
+            found.append(Switch(label=left_of[0].text if left_of else "", is_on=is_on, bounds=box.rect))
+    return tuple(sorted(found, key=lambda switch: switch.bounds.top))
+
+
+def _sliders(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Slider, ...]:
+    found = []
+    for shape in shapes.sliders(surfaces):
+        bounds = shape.track.rect
+        above = [
+            line
+            for line in texts
+            if line.role is TextRole.PRIMARY and 0 <= bounds.top - line.bounds.bottom < _SLIDER_REACH
+        ]
+        found.append(Slider(label=above[-1].text if above else "", value=shape.value, bounds=bounds))
+    return tuple(found)
+
+
+def _fields(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Field, ...]:
+    found = []
+    for shape in shapes.fields(surfaces):
+        inside = [line for line in texts if shape.box.rect.encloses(line.bounds)]
+        found.append(
+            Field(
+                label=_first_text(inside, TextRole.HINT),
+                lines=_lines_with_gaps([line for line in inside if line.role is TextRole.VALUE]),
+                bounds=shape.box.rect,
+                focused=shape.focused,
+                selected=shape.selected,
+            )
+        )
+    return tuple(found)
+
+
+def _lines_with_gaps(lines: Sequence[TextLine]) -> tuple[str, ...]:
+    """The texts, with an empty one for each line that was left blank between two others."""
+    result: list[str] = []
+    for index, line in enumerate(lines):
+        if index:
+            distance = line.bounds.center[1] - lines[index - 1].bounds.center[1]
+            result.extend([""] * (round(distance / line_height(TextSize.BODY)) - 1))
+        result.append(line.text)
+    return tuple(result)

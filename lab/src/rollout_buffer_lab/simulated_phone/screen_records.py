@@ -1,0 +1,205 @@
+"""What a look at a screenshot yields: texts, buttons, icons, switches, sliders and fields, with where they are.
+
+The records of ``screen_reader.read_screen``. Every record has ``bounds`` in device pixels (1080x2400, whatever the size
+of the screenshot was) and ``center`` in the agent's 0..999 coordinates, ready for a ``mobile_use`` call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+from rollout_buffer_lab.simulated_phone.geometry import Rect
+
+__all__ = ["Button", "Field", "Icon", "ReadScreen", "Slider", "Switch", "TextLine", "TextRole"]
+
+
+class TextRole(StrEnum):
+    """What a line of text is, told from its colour and from what it stands on."""
+
+    TITLE = "title"  # in the bar on top of an app
+    PRIMARY = "primary"  # the main line of a row, a message, a note
+    SECONDARY = "secondary"  # the small line below it, section headers
+    HINT = "hint"  # label of a field
+    BUTTON = "button"  # on a button, a tab or a key
+    VALUE = "value"  # inside a field: what was typed
+    STATUS = "status"  # in the status bar: the time
+    DISPLAY = "display"  # huge digits of timer and stopwatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextLine:
+    """One line of text. ``selected``: on a row picked by long press. ``sent``: part of a message of one's own."""
+
+    text: str
+    bounds: Rect
+    role: TextRole
+    selected: bool = False
+    sent: bool = False
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """Where to tap, 0..999."""
+        return self.bounds.relative_center
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Button:
+    """A filled button or a tab with a text on it. ``selected`` is true on the tab that is shown."""
+
+    text: str
+    bounds: Rect
+    selected: bool = False
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """Where to tap, 0..999."""
+        return self.bounds.relative_center
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Icon:
+    """A picture to tap: ``name`` says what it shows (``back``, ``add``, ``delete``, ``more`` ...).
+
+    ``label`` is the text under it (apps on the home screen), else empty.
+    """
+
+    name: str
+    bounds: Rect
+    label: str = ""
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """Where to tap, 0..999."""
+        return self.bounds.relative_center
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switch:
+    """An on/off switch with the text to its left."""
+
+    label: str
+    is_on: bool
+    bounds: Rect
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """Where to tap, 0..999."""
+        return self.bounds.relative_center
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slider:
+    """A slider with the text above it. ``value`` runs from 0 to 1 along the track, whose place is ``bounds``."""
+
+    label: str
+    value: float
+    bounds: Rect
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """The middle of the track, 0..999."""
+        return self.bounds.relative_center
+
+    @property
+    def left_end(self) -> tuple[int, int]:
+        """The track's left end, 0..999."""
+        return self._end(self.bounds.left)
+
+    @property
+    def right_end(self) -> tuple[int, int]:
+        """The track's right end, 0..999."""
+        return self._end(self.bounds.right - 1)
+
+    def _end(self, x: int) -> tuple[int, int]:
+        return Rect(left=x, right=x, top=self.bounds.top, bottom=self.bounds.bottom).relative_center
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """A text field. ``label`` stands small above the value; ``lines`` are the value as drawn, wrapped lines apart.
+
+    ``selected`` is true while the whole value is marked: typing replaces it.
+    """
+
+    label: str
+    lines: tuple[str, ...]
+    bounds: Rect
+    focused: bool = False
+    selected: bool = False
+
+    @property
+    def text(self) -> str:
+        """The lines with line feeds between them. A soft wrap cannot be told from a line feed."""
+        return "\n".join(self.lines)
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """Where to tap, 0..999."""
+        return self.bounds.relative_center
+
+
+class _Named(Protocol):
+    @property
+    def center(self) -> tuple[int, int]: ...
+
+
+_N = TypeVar("_N", bound=_Named)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadScreen:
+    """Everything read off one screenshot, each tuple in reading order (top to bottom, left to right).
+
+    ``title`` is the text of the title bar, in a dialog its heading; empty at home and in the camera. ``texts`` holds
+    every line, those on buttons and in fields too, but not the letters of the keyboard. ``is_dialog`` is true when a
+    dialog or menu covers the screen: then only what is in it can be tapped. ``is_home`` is true on the home screen.
+    """
+
+    title: str = ""
+    texts: tuple[TextLine, ...] = ()
+    buttons: tuple[Button, ...] = ()
+    icons: tuple[Icon, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    sliders: tuple[Slider, ...] = ()
+    fields: tuple[Field, ...] = ()
+    keyboard_visible: bool = False
+    is_dialog: bool = False
+    is_home: bool = False
+    clock_text: str = ""
+    wifi_shown: bool = False
+    bluetooth_shown: bool = False
+
+    def find_text(self, text: str, *roles: TextRole) -> TextLine | None:
+        """The first line that says exactly this, of one of the roles if any are given."""
+        return _first(line for line in self.texts if line.text == text and (not roles or line.role in roles))
+
+    def find_button(self, text: str) -> Button | None:
+        """The first button that says exactly this."""
+        return _first(button for button in self.buttons if button.text == text)
+
+    def find_icon(self, name: str) -> Icon | None:
+        """The first icon that shows this."""
+        return _first(icon for icon in self.icons if icon.name == name)
+
+    def find_app(self, label: str) -> Icon | None:
+        """The app's icon on the home screen."""
+        return _first(icon for icon in self.icons if icon.label == label)
+
+    def find_switch(self, label: str) -> Switch | None:
+        """The switch with this text to its left."""
+        return _first(switch for switch in self.switches if switch.label == label)
+
+    def find_slider(self, label: str) -> Slider | None:
+        """The slider with this text above it."""
+        return _first(slider for slider in self.sliders if slider.label == label)
+
+    def find_field(self, label: str) -> Field | None:
+        """The field with this label."""
+        return _first(field for field in self.fields if field.label == label)
+
+
+def _first(matches: Iterable[_N]) -> _N | None:
+    return next(iter(matches), None)

@@ -1,0 +1,397 @@
+"""The reference trainer: what it trains, that it learns, and that it refuses log-probs that are not its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="the reference trainer needs torch")
+
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need torch
+
+from rollout_buffer_lab.learning import grpo  # noqa: E402
+from rollout_buffer_lab.learning.arms import Arm, corruption_of, trainer_of  # noqa: E402
+from rollout_buffer_lab.learning.batches import UNKNOWN_VERSION, batch_of, trained_logits  # noqa: E402
+from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError  # noqa: E402
+from rollout_buffer_lab.learning.losses import token_log_probs  # noqa: E402
+from rollout_buffer_lab.learning.policy import PolicySize, imitate, new_policy  # noqa: E402
+from rollout_buffer_lab.learning.task_file import WarmUpPlan  # noqa: E402
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402
+from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory  # noqa: E402
+from slime_plugins.rollout_buffer.types import WeightVersionSpan  # noqa: E402
+
+VOCABULARY = 12
+LOOSE = GrpoSettings(max_log_prob_gap=None)
+
+
+def policy(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def row(ids: list[int], mask: list[int], log_probs: list[float] | None = None, number: int = 0) -> RolloutRow:
+    return RolloutRow(
+        uid="u",
+        group_index=0,
+        number=number,
+        token_ids=ids,
+        loss_mask=mask,
+        log_probs=log_probs,
+        response_start=mask.index(1),
+        reward=0.0,
+    )
+
+
+def trajectory(*rows: RolloutRow, reward: float = 0.0, group: int = 0, version: int = 0) -> RolloutTrajectory:
+    return RolloutTrajectory(
+        uid="u",
+        instance_id="i",
+        group_index=group,
+        epoch=0,
+        slot=0,
+        reward=reward,
+        raw_reward=reward,
+        rows=rows,
+        weight_version=version,
+        dummy_reason=None if rows else "nothing was played",
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A tiny model is slower on several threads, and the machine has others to serve."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def played(model: Any, count: int, rng: random.Random, version: int = 0) -> list[RolloutTrajectory]:
+    """Groups of four: a prompt of two ids, three sampled tokens with the model's own log-probs. 7 earns a reward."""
+    found = []
+    for number in range(count):
+        prompt = [rng.randrange(VOCABULARY), 1]
+        for _ in range(4):
+            ids, log_probs = list(prompt), [0.0, 0.0]
+            for _ in range(3):
+                with torch.no_grad():
+                    distribution = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1], -1)
+                token = int(torch.multinomial(distribution.exp(), 1))
+                ids.append(token)
+                log_probs.append(float(distribution[token]))
+            one = row(ids, [0, 0, 1, 1, 1], log_probs)
+            found.append(trajectory(one, reward=ids[2:].count(7) / 3, group=number, version=version))
+    return found
+
+
+def of_turns(ids: list[int], mask: list[int], returns: list[float], version_spans: Any = ()) -> RolloutRow:
+    """A row whose turns earned rewards, or that several weights sampled."""
+    return replace(row(ids, mask, [0.0] * len(ids)), returns=returns, version_spans=version_spans)
+
+
+def weights(model: Any) -> Any:
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_sampled_tokens_are_trained_each_under_the_logits_before_it() -> None:
+    model = policy()
+    two = trajectory(row([3, 4, 5, 6], [0, 1, 0, 1], [0.0, -1.0, 0.0, -2.0]), row([8, 9], [0, 1], [0.0, -3.0]))
+
+    batch = batch_of([trajectory(), two])
+
+    assert batch.targets.tolist() == [4, 6, 9]
+    assert batch.log_probs.tolist() == [-1.0, -2.0, -3.0]
+    assert batch.trajectories.tolist() == [1, 1, 1]
+    whole = model(torch.tensor([[3, 4, 5, 6]])).logits[0]
+    short = model(torch.tensor([[8, 9]])).logits[0]
+    expected = torch.stack([whole[0], whole[2], short[0]])
+    assert torch.allclose(trained_logits(model, batch), expected, atol=1e-5)
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_learns_what_is_rewarded() -> None:
+    torch.manual_seed(3)
+    model, rng = policy(), random.Random(3)
+    trainer = GrpoTrainer(model, GrpoSettings(learning_rate=5e-3, warmup_updates=4))
+    rewards = []
+    for step in range(15):
+        episodes = played(model, 8, rng, version=step)
+        rewards.append(sum(each.reward for each in episodes) / len(episodes))
+        report = trainer.step(episodes)
+        assert report.log_prob_gap is not None
+        assert report.log_prob_gap < 1e-5
+
+    assert rewards[0] < 0.3
+    assert min(rewards[-3:]) > 0.6
+
+
+def test_dummies_change_nothing() -> None:
+    rng = random.Random(1)
+    episodes = played(policy(), 3, rng)
+    dummies = [trajectory(group=each.group_index, reward=9.0) for each in episodes[::4]]
+    trained = []
+    for batch in (episodes, [*dummies, *episodes]):
+        trainer = GrpoTrainer(policy(), LOOSE, seed=5)
+        trainer.step(batch)
+        trained.append(weights(trainer.policy))
+
+    assert torch.equal(*trained)
+
+
+def test_a_trajectory_in_two_rows_counts_as_one() -> None:
+    """The same tokens as one row and as two, where the first turn's context is no longer shown."""
+    trainer = GrpoTrainer(policy(), replace(LOOSE, minibatches=1))
+    two_rows = trajectory(row([2, 5], [0, 1], [0.0, -1.0]), row([3, 6, 7], [0, 1, 1], [0.0, -1.0, -1.0]), reward=1.0)
+    other = trajectory(row([4, 8], [0, 1], [0.0, -1.0]), reward=0.0)
+
+    report = trainer.step([two_rows, other])
+
+    assert (report.trajectories, report.tokens) == (2, 4)
+
+
+def test_each_row_is_reported_with_its_own_log_probs_and_the_advantage_of_its_trajectory() -> None:
+    two_rows = trajectory(row([2, 5], [0, 1], [0.0, -1.0]), row([3, 6, 7], [0, 1, 1], [0.0, -2.0, -3.0], 1), reward=1.0)
+    other = trajectory(row([4, 8], [0, 1], [0.0, -4.0]), reward=0.0)
+    model = policy()
+    expected = {
+        tuple(each.token_ids): token_log_probs(trained_logits(model, one), one.targets).tolist()
+        for of in (two_rows, other)
+        for each in of.rows
+        for one in [batch_of([replace(of, rows=(each,))])]
+    }
+    trainer = GrpoTrainer(model, LOOSE)
+
+    trainer.step([two_rows, other])
+
+    said = {tuple(each.rollout_log_probs or ()): each for each in trainer.row_reports}
+    assert set(said) == {(-1.0,), (-2.0, -3.0), (-4.0,)}
+    assert said[-1.0,].log_probs == pytest.approx(expected[2, 5], abs=1e-5)
+    assert said[-2.0, -3.0].log_probs == pytest.approx(expected[3, 6, 7], abs=1e-5)
+    assert said[-2.0, -3.0].row == 1
+    assert said[-1.0,].advantage == said[-2.0, -3.0].advantage == -(said[-4.0,].advantage or 0.0)
+
+
+def test_log_probs_of_other_weights_stop_the_step_before_anything_is_trained() -> None:
+    model = policy()
+    trainer, before = GrpoTrainer(model, GrpoSettings()), weights(model)
+
+    with pytest.raises(LogProbGapError, match="the mask, the ids or the weights"):
+        trainer.step(played(policy(seed=9), 2, random.Random(0)))
+
+    assert torch.equal(weights(model), before)
+    assert trainer.version == 0
+
+
+def late(trajectories: list[RolloutTrajectory]) -> list[RolloutTrajectory]:
+    return corruption_of(Arm.LATE_MASK, policy(), 0)(trajectories)
+
+
+def test_log_probs_of_older_weights_are_compared_with_those_weights() -> None:
+    rng, first = random.Random(0), policy()
+    fast = GrpoSettings(learning_rate=1e-2, warmup_updates=0, kept_versions=2)
+    trainer = GrpoTrainer(policy(), fast)
+    for version in range(2):
+        trainer.step(played(trainer.policy, 2, rng, version=version))
+    old = played(first, 2, rng, version=0)
+
+    with pytest.raises(LogProbGapError):
+        trainer.step(late(old))
+    with pytest.raises(LogProbGapError):  # they are not of the weights that they name
+        trainer.step([replace(each, weight_version=1) for each in old])
+    report = trainer.step(old)
+
+    assert report.log_prob_gap is not None
+    assert report.log_prob_gap < 1e-5
+    assert (report.checked, report.lag, report.largest_lag) == (1.0, 2.0, 2)
+    assert report.importance != pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_late_mask_of_a_few_old_tokens_is_not_lost_among_the_new_ones() -> None:
+    rng, first = random.Random(0), policy()
+    trainer = GrpoTrainer(policy(), GrpoSettings())
+    trainer.step(played(trainer.policy, 2, rng))
+    new = played(trainer.policy, 6, rng, version=1)
+
+    with pytest.raises(LogProbGapError):
+        trainer.step([*new, *late(played(first, 1, rng, version=0))])
+
+
+def test_three_steps_whose_log_probs_nobody_can_compare_are_one_too_many() -> None:
+    model, trainer = policy(), GrpoTrainer(policy(), GrpoSettings())
+    trainer.version = 30
+    old = played(model, 2, random.Random(0), version=1)
+    reports = [trainer.step(old) for _ in range(2)]
+
+    assert [(report.log_prob_gap, report.checked) for report in reports] == [(None, 0.0)] * 2
+    with pytest.raises(LogProbGapError, match=r"3 steps in a row.*of weight versions from 1 to 1"):
+        trainer.step(old)
+
+
+def test_tokens_of_a_version_that_the_trainer_has_not_made_are_refused() -> None:
+    model = policy()
+
+    with pytest.raises(LogProbGapError, match="weight version 1, and the trainer's newest is 0"):
+        GrpoTrainer(policy(), GrpoSettings()).step(played(model, 2, random.Random(0), version=1))
+
+
+def test_log_probs_that_are_no_numbers_are_refused() -> None:
+    model = policy()
+    broken = [
+        replace(each, rows=(replace(each.rows[0], log_probs=[0.0, 0.0, float("nan"), -1.0, -1.0]),))
+        for each in played(model, 1, random.Random(0))
+    ]
+
+    with pytest.raises(LogProbGapError):
+        GrpoTrainer(model, GrpoSettings()).step(broken)
+
+
+# --- control arms ----------------------------------------------------------------------------------------------------
+
+BATCH = [
+    trajectory(row([1, 2, 3, 4, 5], [0, 1, 0, 1, 1], [0.0, -1.0, 0.0, -2.0, -3.0]), reward=1.0, group=0),
+    trajectory(row([1, 2, 3], [0, 1, 1], [0.0, -4.0, -5.0]), reward=0.0, group=1),
+]
+
+
+def test_the_true_arm_changes_nothing() -> None:
+    assert corruption_of(Arm.TRUE, policy(), 0)(BATCH) == BATCH
+    assert corruption_of(Arm.FROZEN, policy(), 0)(BATCH) == BATCH
+
+
+def test_a_late_mask_trains_the_token_after_each_sampled_one() -> None:
+    (late, _) = corruption_of(Arm.LATE_MASK, policy(), 0)(BATCH)
+
+    assert late.rows[0].loss_mask == [0, 0, 1, 0, 1]
+    assert late.rows[0].log_probs == [0.0, 0.0, -1.0, 0.0, -2.0]
+
+
+def test_the_environments_tokens_are_trained_in_their_arm() -> None:
+    (whole, _) = corruption_of(Arm.ENVIRONMENT, policy(), 0)(BATCH)
+
+    assert whole.rows[0].loss_mask == [0, 1, 1, 1, 1]
+
+
+def test_shuffled_rewards_are_the_same_rewards_elsewhere() -> None:
+    many = [replace(BATCH[0], reward=float(number), group_index=number // 4) for number in range(40)]
+
+    shuffled = corruption_of(Arm.SHUFFLED_REWARDS, policy(), 0)(many)
+
+    assert sorted(each.reward for each in shuffled) == [each.reward for each in many]
+    assert [each.reward for each in shuffled] != [each.reward for each in many]
+
+
+def test_log_probs_of_another_version_are_those_of_the_first_weights() -> None:
+    model = policy()
+    spoil = corruption_of(Arm.OTHER_VERSION, model, 0)
+    first = policy()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+
+    (spoilt, _) = spoil(BATCH)
+
+    batch = batch_of([BATCH[0]])
+    expected = token_log_probs(trained_logits(first, batch), batch.targets).tolist()
+    log_probs = spoilt.rows[0].log_probs
+    assert log_probs is not None
+    assert [log_probs[place] for place in (1, 3, 4)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_old_denominators_are_refused_as_soon_as_there_are_older_weights() -> None:
+    rng, fast = random.Random(0), GrpoSettings(learning_rate=1e-2, warmup_updates=0)
+    trainer = trainer_of(Arm.OLD_DENOMINATORS, policy(), fast, seed=0)
+    trainer.step(played(trainer.policy, 2, rng))
+
+    with pytest.raises(LogProbGapError, match="PPO's ratio"):
+        trainer.step(played(trainer.policy, 2, rng, version=1))
+
+
+def test_the_best_and_the_worst_sibling_change_rewards_and_no_others() -> None:
+    group = [replace(BATCH[0], reward=reward, group_index=index) for index in (0, 1) for reward in (0.2, 0.9, 0.1)]
+
+    swapped = corruption_of(Arm.SWAPPED_SIBLINGS, policy(), 0)(group)
+
+    assert [each.reward for each in swapped] == [0.2, 0.1, 0.9] * 2
+
+
+def test_the_first_of_each_group_is_trained_twice() -> None:
+    group = [replace(BATCH[0], reward=reward, group_index=index) for index in (0, 1) for reward in (0.2, 0.9, 0.1)]
+
+    assert corruption_of(Arm.REPEATED, policy(), 0)(group)[6:] in ([group[3], group[0]], [group[0], group[3]])
+
+
+# --- warm-up ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_imitates_what_it_is_shown() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    model = new_policy(tokenizer, PolicySize(hidden=32, layers=1), 0)
+    shown = [trajectory(row([10, 11, 12, 13], [0, 0, 1, 1]))] * 8
+
+    loss = imitate(model, shown, WarmUpPlan(updates=80, learning_rate=1e-2))
+
+    assert loss < 1.0
+    assert int(model(torch.tensor([[10, 11]])).logits[0, -1].argmax()) == 12
+
+
+# --- rewards of turns, and weights of turns --------------------------------------------------------------------------
+
+
+def test_each_token_knows_the_weights_that_sampled_it() -> None:
+    spans = (WeightVersionSpan("4", 1, 2), WeightVersionSpan("5", 2, 3), WeightVersionSpan("odd", 3, 4))
+    one = trajectory(of_turns([1, 2, 3, 4], [0, 1, 1, 1], [0.0] * 4, spans), version=4)
+    whole = trajectory(row([1, 2], [0, 1]), version=3)
+
+    assert batch_of([one, whole]).versions.tolist() == [4, 5, UNKNOWN_VERSION, 3]
+
+
+def test_tokens_of_turns_that_earned_rewards_have_the_advantage_of_their_return() -> None:
+    """In their group alone; another group of the same step is compared by trajectory."""
+    first = replace(trajectory(of_turns([1, 2, 3], [0, 1, 1], [0.0, 3.0, 1.0])), turn_returns=(3.0, 1.0))
+    others = [trajectory(row([1, 4], [0, 1]), reward=reward, group=group) for reward, group in ((0, 0), (1, 1), (0, 1))]
+    played = [first, *others]
+    batch = batch_of(played)
+
+    found = grpo._of_tokens(batch, played, torch.tensor([9.0, 9.0, 0.5, -0.5]), grpo._baselines(played))
+    mean, deviation = 1.0, (((2.0**2 + 0.0) / 2 + 1.0) / 1) ** 0.5
+    expected = [(3.0 - mean) / deviation, 0.0, -mean / deviation, 0.5, -0.5]
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_rewards_of_turns_raise_the_turn_that_earned_and_lower_the_other() -> None:
+    model = policy()
+    good = replace(trajectory(of_turns([1, 7, 2, 5], [0, 1, 0, 1], [0.0, 1.0, 0.0, -1.0])), turn_returns=(1.0, -1.0))
+    plain = trajectory(row([1, 4], [0, 1], [0.0, 0.0]), reward=0.0)
+    before = _log_probs(model)
+    GrpoTrainer(model, replace(LOOSE, minibatches=1, learning_rate=1e-2, warmup_updates=0)).step([good, plain])
+    after = _log_probs(model)
+
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def _log_probs(model: Any) -> tuple[float, float]:
+    with torch.no_grad():
+        found = torch.log_softmax(model(torch.tensor([[1, 7, 2, 5]])).logits[0], -1)
+    return float(found[0, 7]), float(found[2, 5])

@@ -1,0 +1,174 @@
+"""The simulated phone's tasks: unsolved at the start, the same everywhere, solvable by looking and tapping."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollout_buffer_lab.simulated_phone.apps.launcher import arrange_home
+from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_APPS
+from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
+from rollout_buffer_lab.simulated_phone.geometry import Rect
+from rollout_buffer_lab.simulated_phone.palette import Surface
+from rollout_buffer_lab.simulated_phone.phone import (
+    SimulatedPhone,
+    SimulatedPhoneConfig,
+)
+from rollout_buffer_lab.simulated_phone.shell import Shell
+from rollout_buffer_lab.simulated_phone.tasks import registry
+from rollout_buffer_lab.simulated_phone.tasks.base import Task, rng_for
+from rollout_buffer_lab.simulated_phone.tasks.registry import (
+    TASKS,
+    VARIATIONS,
+    apps_of,
+)
+from rollout_buffer_lab.simulated_phone.widgets import WidgetKind
+from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from tests.simulated_phone_player import SOLUTIONS, Player
+
+_TRIED_VARIATIONS = (0, 7, 19)
+
+
+def test_every_task_has_a_solution_that_is_tried() -> None:
+    assert set(SOLUTIONS) == set(TASKS)
+    assert len(TASKS) >= 20
+
+
+@pytest.mark.parametrize("params_idx", _TRIED_VARIATIONS)
+@pytest.mark.parametrize("task_name", sorted(TASKS))
+def test_the_written_solution_earns_everything_within_the_step_budget(task_name: str, params_idx: int) -> None:
+    phone = SimulatedPhone()
+    player = Player(phone, phone.reset(task_name, params_idx))
+    assert phone.score() == 0.0
+
+    SOLUTIONS[task_name](player, TASKS[task_name].make_params(rng_for(task_name, params_idx)))
+
+    assert phone.score() == 1.0
+    assert player.actions <= TASKS[task_name].step_budget
+
+
+@pytest.mark.parametrize("task_name", sorted(TASKS))
+def test_no_variation_is_solved_at_the_start(task_name: str) -> None:
+    for params_idx in range(VARIATIONS):
+        run = registry.start_task(task_name, params_idx)
+        assert run.score() == 0.0
+        assert "{" not in run.goal
+        run.state.close()
+
+
+def test_the_parameters_stand_in_the_goal() -> None:
+    run = registry.start_task("SimpleSmsSend", 4)
+    assert run.params["number"] in run.goal
+    assert run.params["message"] in run.goal
+
+
+def test_most_tasks_with_parameters_differ_between_variations() -> None:
+    goals = {registry.start_task("MarkorCreateNote", params_idx).goal for params_idx in range(VARIATIONS)}
+    assert len(goals) == VARIATIONS
+
+
+def test_a_phone_plays_tasks_of_ones_own_in_as_many_variations_as_one_likes() -> None:
+    task = Task(
+        name="OpenAnything",
+        step_budget=3,
+        goal="Open the app {app_name}.",
+        make_params=lambda rng: {"app_name": rng.choice(("Clock", "Camera"))},
+        success=lambda state, params, answer: float("clock" in state.focused_component),
+    )
+    phone = SimulatedPhone(SimulatedPhoneConfig(tasks={task.name: task}))
+
+    seen = phone.reset("OpenAnything", 10**6)
+    phone.step(Action(kind=ActionKind.OPEN, text="Clock"))
+
+    assert seen.goal in ("Open the app Clock.", "Open the app Camera.")
+    assert phone.score() == 1.0
+    assert phone.reset("SystemWifiTurnOn", 0).goal
+    with pytest.raises(EnvironmentSetupError, match="no task called 'OpenAnything'"):
+        SimulatedPhone().reset("OpenAnything", 0)
+
+
+def test_an_arranged_home_screen_shows_those_apps_in_that_order_each_in_its_colour() -> None:
+    def tiles(*labels: str) -> list[tuple[str, Rect, Surface | None]]:
+        state = DeviceState()
+        if labels:
+            arrange_home(state, labels)
+        widgets = Shell(state).screen().widgets
+        return [
+            (each.text, each.bounds, each.surface) for each in widgets if each.kind is WidgetKind.ICON and each.text
+        ]
+
+    plain = tiles()
+    arranged = tiles("Clock", "Settings")
+
+    assert [text for text, _, _ in plain] == [app.label for app in INSTALLED_APPS]
+    assert [text for text, _, _ in arranged] == ["Clock", "Settings"]
+    assert [bounds for _, bounds, _ in arranged] == [bounds for _, bounds, _ in plain[:2]]
+    colour_of = {text: surface for text, _, surface in plain}
+    assert all(surface is colour_of[text] for text, _, surface in arranged)
+
+
+def test_goals_and_first_screens_are_the_same_in_another_process() -> None:
+    program = (
+        "import json\n"
+        "from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone\n"
+        "phone = SimulatedPhone()\n"
+        "looks = [phone.reset(name, 3) for name in ('SimpleSmsReply', 'FilesMoveFile', 'OpenAppTaskEval')]\n"
+        "print(json.dumps([[look.goal, look.screenshot.sha256] for look in looks]))\n"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=50,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    phone = SimulatedPhone()
+    here = [phone.reset(name, 3) for name in ("SimpleSmsReply", "FilesMoveFile", "OpenAppTaskEval")]
+    assert printed[0] == printed[1]
+    assert json.loads(printed[0]) == [[look.goal, look.screenshot.sha256] for look in here]
+
+
+@pytest.mark.parametrize(("task_name", "params_idx"), [("NoSuchTask", 0), ("SystemWifiTurnOn", 20), ("", 0)])
+def test_what_does_not_exist_cannot_be_set_up(task_name: str, params_idx: int) -> None:
+    with pytest.raises(EnvironmentSetupError):
+        SimulatedPhone().reset(task_name, params_idx)
+
+
+def test_a_task_that_starts_solved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = Task(name="Solved", step_budget=10, goal="Nothing.", success=lambda state, params, answer: 1.0)
+    monkeypatch.setitem(TASKS, "Solved", solved)
+    with pytest.raises(EnvironmentSetupError, match="already solved"):
+        SimulatedPhone().reset("Solved", 0)
+
+
+def test_half_of_a_double_task_earns_half() -> None:
+    phone = SimulatedPhone()
+    player = Player(phone, phone.reset("MarkorCreateNoteAndSms", 0))
+    params = TASKS["MarkorCreateNoteAndSms"].make_params(rng_for("MarkorCreateNoteAndSms", 0))
+    SOLUTIONS["MarkorCreateNote"](player, params)
+    assert phone.score() == 0.5
+
+
+def test_a_wrong_answer_earns_nothing() -> None:
+    phone = SimulatedPhone()
+    player = Player(phone, phone.reset("SimpleCalendarLocationOfEvent", 0))
+    player.answer("somewhere else")
+    assert phone.score() == 0.0
+
+
+def test_every_task_names_its_apps_as_androidworld_does() -> None:
+    apps = {name: apps_of(name) for name in TASKS}
+    assert apps["MarkorCreateNoteAndSms"] == "markor,simple sms messenger"
+    assert apps["TurnOffWifiAndTurnOnBluetooth"] == apps["SystemBrightnessMax"] == "settings"
+    assert apps["SimpleSmsReply"] == "simple sms messenger"

@@ -1,0 +1,43 @@
+"""Commands that other packages add (``extensions.py``), ``demo``, ``engine`` and ``learn`` of the lab among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from slime_plugins.rollout_buffer.cli.common import ExitCode, errors
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Group, installed, missing
+
+
+def register(app: typer.Typer) -> None:
+    """Adds them. One that is not installed, or does not load, says so when it is run, and stops no other."""
+    of_packages = installed(Group.COMMANDS)
+    own = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    for name in OF_THE_LAB[Group.COMMANDS]:
+        if name not in of_packages:
+            _register_failing(app, name, missing(Group.COMMANDS, name))
+    for name, extension in sorted(of_packages.items()):
+        if name in own:
+            continue  # a command of this project is nobody else's to replace
+        try:
+            app.command(name)(extension.load())
+        except ConfigError as error:
+            _register_failing(app, name, error.message)
+
+
+def _register_failing(app: typer.Typer, name: str, message: str) -> None:
+    app.command(
+        name,
+        help=f"Not available: {message}",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    )(_failing(message))
+
+
+def _failing(message: str) -> Callable[[], None]:
+    def command() -> None:
+        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(ExitCode.NO)
+
+    return command

@@ -1,0 +1,107 @@
+"""What other packages add to this one, found by their entry points.
+
+A package names each thing in its ``pyproject.toml``, one group for each kind::
+
+    [project.entry-points."rollout_buffer.task_types"]
+    dice = "my_package.dice"                      # a module with TASK_TYPE = "dice"
+
+The simulated phone, the scripted engine and the commands ``demo``, ``engine`` and ``learn`` of ``rollout-buffer-lab``
+come in the same way.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.installation import LAB_DISTRIBUTION, install_lab
+
+
+class Group(StrEnum):
+    """The groups of entry points, and what the object of each has to be."""
+
+    TASK_TYPES = "rollout_buffer.task_types"
+    """A module as of ``generator/registry.py``; its ``TASK_TYPE`` is the entry point's name."""
+    DEVICES = "rollout_buffer.devices"
+    """A function (settings, index) → ``Device``: what ``device: NAME`` of the Android World settings makes."""
+    ENGINES = "rollout_buffer.engines"
+    """A function (url, settings or None) → ``HttpEngine``, which takes and gives token ids: ``engine_api: NAME``."""
+    SCORERS = "rollout_buffer.scorers"
+    """A function from a trajectory to its reward: ``rescore --with NAME``."""
+    COMMANDS = "rollout_buffer.commands"
+    """A function whose parameters are a typer command's: ``rollout-buffer NAME``."""
+
+
+OF_THE_LAB: Mapping[Group, tuple[str, ...]] = {
+    Group.COMMANDS: ("demo", "engine", "learn"),
+    Group.DEVICES: ("simulated",),
+}
+"""What comes with ``rollout-buffer-lab``: where it is asked for and not there, the answer says what to install."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extension:
+    """One entry point of an installed package."""
+
+    group: Group
+    name: str
+    target: str
+    """``module`` or ``module:object``."""
+    package: str
+    """Its distribution and version, as ``name version``."""
+
+    def load(self) -> Any:
+        """Returns the object.
+
+        Raises:
+            ConfigError: it cannot be imported; says of which package it is, and why.
+        """
+        try:
+            return importlib.metadata.EntryPoint(self.name, self.target, self.group.value).load()
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"{self.name!r} of {self.package} ({self.target}) cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+
+    def described(self) -> dict[str, str]:
+        """Returns it as JSON, as ``/health`` and ``doctor`` list it."""
+        return {
+            "group": self.group.value.removeprefix("rollout_buffer."),
+            "name": self.name,
+            "target": self.target,
+            "package": self.package,
+        }
+
+
+def installed(group: Group) -> Mapping[str, Extension]:
+    """Returns the entry points of a group by name; of two with one name, the one of the package first by name."""
+    found = {}
+    for point in importlib.metadata.entry_points(group=group.value):
+        package = "?" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        found[package, point.name] = Extension(group=group, name=point.name, target=point.value, package=package)
+    return {name: found[package, name] for package, name in sorted(found, reverse=True)}
+
+
+def load(group: Group, name: str) -> Any:
+    """Returns the object that an installed package calls ``name``.
+
+    Raises:
+        ConfigError: no package has it, or it cannot be imported.
+    """
+    names = installed(group)
+    if name not in names:
+        raise ConfigError(missing(group, name))
+    return names[name].load()
+
+
+def missing(group: Group, name: str) -> str:
+    """Returns the sentence on a name that no installed package has: what to install, or which names there are."""
+    if name in OF_THE_LAB.get(group, ()):
+        return f"{name} is of the package {LAB_DISTRIBUTION}, which is not installed: {install_lab()}"
+    names = installed(group)
+    known = f"installed are {', '.join(sorted(names))}" if names else "no installed package has any"
+    return f"no installed package has {name!r} among its entry points {group.value}; {known}"
