@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError, JudgeError
+from slime_plugins.rollout_buffer.errors import EngineError, EnvironmentSetupError, JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.remote_rollout_generator import RemoteRolloutGenerator
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
@@ -82,27 +81,6 @@ async def test_a_slot_is_played_by_a_rollout_server_and_comes_back_with_exact_id
     assert (told["turns"], told["metrics"]["num_tool_calls"]) == (2, 1)
 
 
-async def test_tools_stay_out_of_the_prompt_when_the_job_says_so() -> None:
-    async with playing([CALL, "The result is 346"], remote_rollout_show_tools=False) as generator:
-        trajectory = await generator.play(episode())
-    assert trajectory.reward == 0.0
-    assert "multiply" not in demo_tokenizer().decode(trajectory.generations[0].prompt_ids)
-
-
-async def test_many_slots_are_played_at_once() -> None:
-    async with playing([ANSWER] * 8) as generator:
-        found = await asyncio.gather(*(generator.play(episode(f"uid-{number}")) for number in range(8)))
-    assert {one.uid for one in found} == {f"uid-{number}" for number in range(8)}
-
-
-async def test_a_turn_limit_truncates() -> None:
-    async with playing([CALL, CALL], max_turns=2) as generator:
-        trajectory = await generator.play(episode())
-    assert (trajectory.outcome, trajectory.stop_reason) == (Outcome.TRUNCATED, StopReason.MAX_TURNS)
-    assert trajectory.messages[-1]["role"] == "tool"
-    assert trajectory.reward == 0.0
-
-
 async def test_an_error_of_the_rollout_server_is_no_reward() -> None:
     async with playing([EngineError("gone")] * 9) as generator:
         with pytest.raises(EnvironmentSetupError, match="ended with an error: turn 1: the trainer answered 503"):
@@ -141,18 +119,3 @@ async def test_a_rollout_server_that_is_busy_at_first_is_asked_again() -> None:
     async with playing([ANSWER], app) as generator:
         assert (await generator.play(episode())).reward == 1.0
     assert refused
-
-
-@pytest.mark.parametrize("options", [{"remote_rollout_url": None}, {"remote_rollout_url": "ftp://x"}])
-async def test_a_job_without_a_rollout_server_does_not_start(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="remote_rollout_url is missing"):
-        async with playing([], **options):
-            pass
-
-
-async def test_a_line_without_a_label_or_prompt_is_said() -> None:
-    async with playing([ANSWER]) as generator:
-        with pytest.raises(EnvironmentSetupError, match="needs a label"):
-            await generator.play(episode(label=None))
-        with pytest.raises(EnvironmentSetupError, match="needs a prompt"):
-            await generator.play(episode(prompt=None))

@@ -7,16 +7,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import aiohttp
 import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettings, named_folders, running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
@@ -88,18 +85,6 @@ async def test_the_calculator_walk_through_ends_in_one_row_with_zeros_where_the_
     assert written.generations[0].output_log_probs is not None
 
 
-async def test_metrics_count_calls_tools_tokens_and_time() -> None:
-    trainer = trainer_side(engine(CALL, ANSWER))
-    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
-        _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, "r"))
-    session, metrics = trainer.get_session("r"), final["metrics"]
-    assert (metrics["num_llm_calls"], metrics["num_tool_calls"]) == (2, 1)
-    assert metrics["response_tokens"] == sum(session.response_mask)
-    assert metrics["prompt_tokens"] + metrics["response_tokens"] == len(session.held_ids)
-    assert metrics["max_context_tokens"] == len(session.held_ids)
-    assert metrics["total_latency_ms"] >= metrics["llm_latency_ms"] > 0
-
-
 async def test_a_turn_cut_by_its_cap_ends_with_max_tokens_and_its_trajectory_is_truncated() -> None:
     trainer, sink = trainer_side(engine(ANSWER * 20), sink=(sink := KeptItems())), sink
     async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
@@ -125,31 +110,6 @@ async def test_noncanonical_ids_are_kept_as_they_were_sampled_and_counted_by_ids
     assert session.response_ids[: len(sampled)] == sampled
     assert [turn.counted_by.value for turn in session.turns] == ["ids", "ids"]
     assert len(session.rows()) == 1
-
-
-async def test_tools_that_the_trainer_shows_are_found_out_from_its_first_prompt() -> None:
-    trainer = trainer_side(engine(CALL, ANSWER))
-    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
-        _, listed = await call("GET", f"{agent_url}/tools")
-        opening = {"rollout_id": "r", "tools": listed["tools"], "api_key": "a-secret-of-the-trainer"}
-        await call("POST", f"{trainer_url}/rollouts", opening)
-        _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, "r"))
-    assert [tool["function"]["name"] for tool in listed["tools"]][:2] == ["calculate", "add"]
-    assert (final["status"], final["metrics"]["num_tool_calls"]) == ("COMPLETED", 1)
-    assert final["final_messages"][2]["tool_calls"][0]["function"]["name"] == "multiply"
-    assert "multiply" in demo_tokenizer().decode(trainer.get_session("r").held_ids[:600])
-
-
-async def test_any_function_can_be_a_tool() -> None:
-    def box(request: Any) -> FunctionBox:
-        return FunctionBox([], {"multiply": lambda a, b: f"{a} and {b} in {request.metadata['place']}"})
-
-    trainer = trainer_side(engine(CALL, ANSWER))
-    app = agent_app(open_box=box, tool_schemas=[])
-    async with served(create_app(trainer=trainer)) as trainer_url, served(app) as agent_url:
-        _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, metadata={"place": "a room"}))
-    assert final["final_messages"][3]["content"] == "15 and 23 in a room"
-    assert final["extra_fields"] == {"metadata": {"place": "a room"}}
 
 
 # --- the agent's side against a stranger's trainer -------------------------------------------------------------------
@@ -190,28 +150,6 @@ async def test_calls_that_the_trainer_parsed_are_counted_as_it_renders_them() ->
     assert final["error_message"] is None
     assert trainer.mismatches == []
     assert final["final_messages"][3] == {"role": "tool", "tool_call_id": "call_abcd1234", "content": "345"}
-
-
-async def test_ids_that_are_not_the_text_are_counted_by_the_guides_formula() -> None:
-    final, trainer = await play([Said(CALL, changes={"token_ids": [4, 5, 6, 7, 8], "logprobs": None}), Said(ANSWER)])
-    assert final["error_message"] is None
-    prompt = len(rendered(demo_tokenizer(), QUESTION))
-    assert len(trainer.calls[1]["response_mask"]) == len(rendered(demo_tokenizer(), trainer.calls[1]["messages"])) - (
-        prompt + 5
-    )
-
-
-async def test_a_reply_without_an_end_of_turn_is_closed_by_what_enters() -> None:
-    final, trainer = await play([Said(CALL, with_end=False), Said(ANSWER, with_end=False)])
-    assert (final["status"], trainer.mismatches) == ("COMPLETED", [])
-
-
-async def test_parallel_calls_are_answered_in_order_and_counted_together() -> None:
-    two = CALL + '\n<tool_call>\n{"name": "divide", "arguments": {"a": 1, "b": 0}}\n</tool_call>'
-    final, trainer = await play([Said(two), Said(ANSWER)])
-    assert [m["content"] for m in final["final_messages"][3:5]] == ["345", "Error: division by zero"]
-    assert trainer.mismatches == []
-    assert final["metrics"]["num_tool_calls"] == 2
 
 
 @pytest.mark.parametrize("place", ["choice", "openai", "counts alone"])
@@ -264,46 +202,12 @@ async def test_a_reply_that_contradicts_our_count_ends_the_rollout_with_a_senten
     assert re.match(sentence, final["error_message"]), final["error_message"]
 
 
-async def test_a_turn_beyond_the_cap_that_was_asked_for_ends_the_rollout() -> None:
-    final, _ = await play([Said(ANSWER)], sampling_params={"max_tokens": 3, "temperature": 1.0})
-    assert final["status"] == "ERROR"
-    assert "token_ids for a cap of 3" in final["error_message"]
-
-
-async def test_a_disagreement_later_on_names_its_turn_and_both_numbers() -> None:
-    final, _ = await play([Said(CALL), Said(ANSWER, changes={"prompt_token_ids": [1] * 7})])
-    assert final["error_message"].startswith("turn 2: the trainer's prompt has 7 tokens, our own count is ")
-    assert len(final["final_messages"]) == 4  # what was agreed on is there
-
-
-async def test_the_same_number_of_other_tokens_is_a_disagreement_too() -> None:
-    prompt = rendered(demo_tokenizer(), QUESTION)
-    final, _ = await play([Said(ANSWER, changes={"prompt_token_ids": [*prompt[:-1], prompt[-1] + 1]})])
-    assert f"differ first at {len(prompt) - 1}" in final["error_message"]
-
-
-async def test_turns_end_at_max_turns_and_the_sequence_at_max_tokens_total() -> None:
-    final, trainer = await play([Said(CALL)] * 3, max_turns=2)
-    assert (final["finish_reason"], final["status"], len(trainer.calls)) == ("max_turns", "COMPLETED", 2)
-    room = len(rendered(demo_tokenizer(), QUESTION)) + 40
-    final, trainer = await play([Said(CALL)] * 3, max_tokens_total=room)
-    assert (final["finish_reason"], len(trainer.calls)) == ("max_tokens", 1)
-    assert trainer.calls[0]["max_tokens"] == 40
-
-
 async def test_a_trainer_that_is_down_is_tried_again_and_then_an_error() -> None:
     async with served(agent_app()) as agent_url:
         _, final = await call("POST", f"{agent_url}/rollout", rollout_body("http://127.0.0.1:1"))
     assert final["status"] == "ERROR"
     assert "turn 1: the trainer cannot be reached" in final["error_message"]
     assert "tried 4 times" in final["error_message"]
-
-
-@pytest.mark.parametrize("status", [503, 429])
-async def test_a_turn_that_was_not_taken_is_asked_again(status: int) -> None:
-    final, trainer = await play([Said("", status=status), Said(ANSWER)])
-    assert (final["status"], len(trainer.calls)) == ("COMPLETED", 2)
-    assert trainer.headers[1]["X-Rollout-Turn"] == "1"
 
 
 @pytest.mark.parametrize("status", [500, 502, 401, 302])
@@ -379,18 +283,6 @@ async def test_the_same_rollout_id_attaches_while_it_runs_and_afterwards() -> No
     assert state["response"] == later[1]
 
 
-async def test_a_caller_that_goes_away_comes_back_to_the_same_rollout() -> None:
-    trainer = trainer_side(FakeEngine([CALL, ANSWER], tokenizer=demo_tokenizer(), delay_s=0.2))
-    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
-        body = rollout_body(trainer_url, "r")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await call("POST", f"{agent_url}/rollout", body)
-        _, final = await call("POST", f"{agent_url}/rollout", body)
-    assert final["metrics"]["num_llm_calls"] == 2
-    assert len(trainer.get_session("r").turns) == 2
-
-
 @pytest.mark.parametrize(
     ("changes", "status", "sentence"),
     [
@@ -418,14 +310,6 @@ async def test_a_wrong_request_is_a_4xx_that_says_so_and_leaves_nothing(
         assert (await call("GET", f"{agent_url}/rollout/demo-1234"))[0] == 404
 
 
-async def test_a_key_of_the_rollout_server_is_asked_for() -> None:
-    async with served(agent_app(AgentSettings(api_key="the-key-of-the-server"))) as agent_url:
-        assert (await call("POST", f"{agent_url}/rollout", rollout_body("http://127.0.0.1:1")))[0] == 401
-        headers = {"Authorization": "Bearer the-key-of-the-server"}
-        status, _ = await call("POST", f"{agent_url}/rollout", rollout_body("ftp://x"), headers=headers)
-    assert status == 403
-
-
 # --- the trainer's side against a stranger's rollout server ----------------------------------------------------------
 
 
@@ -441,37 +325,6 @@ async def test_a_strangers_rollout_server_goes_through_and_its_masks_are_the_ses
     assert session.response_mask.count(1) == sum(len(turn.reply.output_ids) for turn in session.turns)
     assert len(session.response_ids) == len(session.response_mask) == len(session.response_log_probs)
     assert [turn.counted_by.value for turn in session.turns] == ["ids"] * 3
-
-
-async def test_a_strangers_count_by_text_is_taken_where_sampled_ids_are_not_canonical() -> None:
-    tokenizer = demo_tokenizer()
-    halves = ("I'll use the calc", "ulator tool" + CALL.removeprefix("I'll use the calculator tool") + "<|im_end|>")
-    sampled = [one for half in halves for one in tokenizer.encode(half, add_special_tokens=False)]
-    assert len(sampled) > len(tokenizer.encode("".join(halves), add_special_tokens=False))
-    strict = TrainerSettings(text_counts=False)
-    for settings, status in ((None, 200), (strict, 422)):
-        trainer = trainer_side(engine(sampled, CALL, ANSWER), settings=settings)
-        async with served(create_app(trainer=trainer)) as url:
-            server = LenientServer(tokenizer, url)
-            await server.rollout("r", QUESTION, max_tokens=1000)
-        assert server.status == status, server.reply
-        session = trainer.get_session("r")
-        assert session.response_ids[: len(sampled)] == sampled
-        if status == 200:
-            assert [turn.counted_by.value for turn in session.turns] == ["ids", "text", "ids"]
-            assert len(session.rows()) == 1
-
-
-class LenientServer(StrangeRolloutServer):
-    """Does not compare the length of the trainer's prompt with its own."""
-
-    async def call_llm(self, rollout_id: str, sampling_params: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return await super().call_llm(rollout_id, sampling_params)
-        except AssertionError:
-            current = len(rendered(self.tokenizer, self.messages))
-            self.last_prompt_length = current + len(self.reply["token_ids"])
-            return self.reply
 
 
 def without_mask(turn: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -524,17 +377,6 @@ async def test_a_planted_error_is_refused_with_a_sentence_that_names_the_turn(
     assert len(fake.requests) == turn - 1  # nothing was sampled for it
 
 
-async def test_another_tokenizer_is_refused() -> None:
-    from tests.chat_tokenizers import load
-
-    trainer = trainer_side(engine(CALL, ANSWER))
-    async with served(create_app(trainer=trainer)) as url:
-        server = LenientServer(load("small-plain"), url)
-        await server.rollout("r", QUESTION)
-    assert server.status == 422
-    assert server.reply["error"]["message"].startswith("turn 2: response_mask has ")
-
-
 async def test_a_refused_turn_changes_nothing_and_may_be_corrected() -> None:
     trainer = trainer_side(engine(CALL, ANSWER))
     async with served(create_app(trainer=trainer)) as url:
@@ -546,32 +388,6 @@ async def test_a_refused_turn_changes_nothing_and_may_be_corrected() -> None:
         reply = await server.call_llm("r", {"max_tokens": 50})
     assert reply["turn"] == 2
     assert trainer.get_session("r").response_mask.count(1) > 0
-
-
-async def test_a_cut_context_with_the_right_count_opens_a_new_row() -> None:
-    trainer = trainer_side(engine(CALL, ANSWER))
-    async with served(create_app(trainer=trainer)) as url:
-        server = StrangeRolloutServer(demo_tokenizer(), url)
-
-        def cut(turn: int, body: dict[str, Any]) -> dict[str, Any]:
-            if turn == 1:
-                return body
-            messages = [body["messages"][0], *body["messages"][-2:]]
-            held = trainer.get_session("r").held_ids
-            prompt = rendered(demo_tokenizer(), messages)
-            kept = next(at for at, (left, right) in enumerate(zip(held, prompt, strict=False)) if left != right)
-            return {**body, "messages": messages, "response_mask": [0] * (len(prompt) - kept)}
-
-        server.spoil = cut
-        with pytest.raises(AssertionError):  # the stranger still counts the whole conversation
-            await server.rollout("r", QUESTION)
-        _, shown = await call("GET", f"{url}/rollouts/r")
-    session = trainer.get_session("r")
-    assert [turn.kind.value for turn in session.turns] == ["first", "edited"]
-    rows = session.rows()
-    assert [row.generation_indices for row in rows] == [(0,), (1,)]
-    assert sum(sum(row.loss_mask) for row in rows) == session.response_mask.count(1)
-    assert shown["turn_list"][1]["kept_tokens"] < shown["turn_list"][0]["sampled_tokens"] + len(shown["prompt_ids"])
 
 
 async def test_a_repeated_call_gets_the_same_answer_and_samples_nothing() -> None:
@@ -603,15 +419,6 @@ async def test_a_turn_under_way_is_attached_to_and_another_is_refused() -> None:
     assert first == second
     assert len(slow.requests) == 1
     assert other[0] == 409
-
-
-async def test_an_engine_that_breaks_leaves_the_session_as_it_was() -> None:
-    trainer = trainer_side(engine(EngineError("it is gone"), CALL))
-    body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
-    async with served(create_app(trainer=trainer)) as url:
-        status, refused = await call("POST", f"{url}/v1/chat/completions", body)
-        assert (status, refused["error"]["message"]) == (503, "turn 1 was not sampled: it is gone")
-        assert (await call("POST", f"{url}/v1/chat/completions", body))[0] == 200
 
 
 async def test_keys_guard_turns_rewards_and_views() -> None:
@@ -648,15 +455,6 @@ async def test_ending_is_once_and_what_is_ended_takes_no_turns() -> None:
     assert [item["uid"] for _, item in sink.written] == ["u"]
     assert (other[0], late[0]) == (409, 409)
     assert "takes no more turns" in late[1]["error"]["message"]
-
-
-async def test_a_rollout_that_failed_makes_no_trajectory() -> None:
-    trainer, sink = trainer_side(engine(ANSWER), sink=(sink := KeptItems())), sink
-    async with served(create_app(trainer=trainer)) as url:
-        await call("POST", f"{url}/v1/chat/completions", {"rollout_id": "r", "messages": QUESTION})
-        final = {"rollout_id": "r", "status": "ERROR", "finish_reason": "error", "error_message": "a tool broke"}
-        _, ended = await call("POST", f"{url}/rollouts/r/end", {"reward": 1, "job_id": "j", "final_response": final})
-    assert (ended["state"], ended["reason"], sink.written) == ("failed", "a tool broke", [])
 
 
 async def test_the_view_shows_the_mask_as_json_page_and_text() -> None:
@@ -698,29 +496,6 @@ async def test_sessions_expire_and_are_bounded() -> None:
         assert (await call("GET", f"{url}/rollouts/a"))[0] == 404
 
 
-async def test_a_reply_of_an_aborted_engine_is_no_turn() -> None:
-    aborted = GenerateReply(output_ids=(1, 2), output_log_probs=(-1.0, -1.0), finish_reason="abort")
-    trainer = trainer_side(engine(aborted))
-    async with served(create_app(trainer=trainer)) as url:
-        status, said = await call("POST", f"{url}/v1/chat/completions", {"rollout_id": "r", "messages": QUESTION})
-    assert (status, trainer.get_session("r").turns) == (503, [])
-    assert "turn 1 was not sampled" in said["error"]["message"]
-
-
-async def test_the_engine_is_asked_with_ids_and_the_turns_own_parameters() -> None:
-    fake = engine(ANSWER)
-    trainer = trainer_side(fake, settings=TrainerSettings(max_new_tokens=50))
-    body = {
-        "rollout_id": "r", "messages": QUESTION, "temperature": 0.3, "top_p": 0.5, "max_tokens": 999,
-        "stop": ["\n\n"], "logprobs": True, "model": "default",
-    }  # fmt: skip
-    await trainer.complete(body)
-    request: GenerateRequest = fake.requests[0]
-    assert list(request.input_ids) == rendered(demo_tokenizer(), QUESTION)
-    params = request.sampling_params
-    assert (params.temperature, params.top_p, params.max_new_tokens, params.extra) == (0.3, 0.5, 50, {"stop": ["\n\n"]})
-
-
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
@@ -736,15 +511,6 @@ async def test_the_process_serves_both_sides_and_asks_for_its_token(tmp_path: Pa
         assert (await call("GET", f"{url}/rollouts", headers=headers)) == (200, {"rollouts": []})
 
 
-async def test_without_an_engine_there_is_the_agents_side_alone() -> None:
-    async with running(RemoteRolloutSettings(port=0)) as url:
-        assert (await call("GET", f"{url}/tools"))[0] == 200
-        assert (await call("GET", f"{url}/rollouts"))[0] == 404
-        with pytest.raises(ConfigError, match="nothing can be served on"):
-            async with running(RemoteRolloutSettings(port=int(url.rsplit(":", 1)[1]))):
-                pass
-
-
 def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --token-file"):
         RemoteRolloutSettings(host="0.0.0.0")
@@ -755,23 +521,3 @@ def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="NAME=FOLDER"):
         named_folders(["qwen"])
     assert named_folders([f"qwen={tmp_path}"]) == {"qwen": tmp_path}
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b'{"a": ' * 500 + b"1" + b"}" * 500, b"\xff"])
-async def test_rubbish_is_a_400_at_every_door(content: bytes) -> None:
-    app = create_app(agent=AgentSide(QUICK), trainer=trainer_side(engine()))
-    async with served(app) as url, aiohttp.ClientSession() as http:
-        for path in ("/rollout", "/rollouts", "/v1/chat/completions"):
-            async with http.post(url + path, data=content) as response:
-                assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_payload")
-
-
-async def test_a_rollout_id_may_hold_anything_that_can_be_printed() -> None:
-    name = "job/1/[red]x[/]/0 ü"
-    trainer = trainer_side(engine(ANSWER))
-    async with served(create_app(trainer=trainer)) as url:
-        await call("POST", f"{url}/v1/chat/completions", {"rollout_id": name, "messages": QUESTION})
-        for view in ("json", "html", "text"):
-            assert (await call("GET", f"{url}/rollouts/{quote(name)}?view={view}"))[0] == 200
-        status, ended = await call("POST", f"{url}/rollouts/{quote(name)}/end", {"reward": 1})
-    assert (status, ended["uid"]) == (200, name)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
-from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.context_editing.remote_tools import DOCUMENT_TOOLS, DocumentBox
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
@@ -24,7 +21,7 @@ from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettin
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_offer
-from tests.remote_rollout_serving import ANSWER, CALL, call, rollout_body, served
+from tests.remote_rollout_serving import ANSWER, call, rollout_body, served
 from tests.remote_rollout_strangers import Said, StrangeTrainer, rendered
 
 ADDRESS = "slime_plugins.rollout_buffer.generator.context_editing.remote_tools:DOCUMENT_TOOLS"
@@ -91,25 +88,6 @@ async def test_a_rollout_searches_the_document_of_its_request_and_its_masks_are_
     assert len(whole) == final["metrics"]["prompt_tokens"] + final["metrics"]["response_tokens"]
 
 
-async def test_calls_of_one_turn_are_carried_out_in_their_order() -> None:
-    turn = tool_call("buildIndex") + tool_call("readChunk", chunk_id=0) + tool_call("note", key="k", content="c")
-    never_seen = f"{DOCUMENT} {uuid.uuid4()}"  # its index is not at hand: cutting it takes a thread
-    final, trainer = await play_on_document(turn, "done", document_content=never_seen)
-    assert json.loads(results(final)[1])["text"].startswith("The sea was calm")
-    assert json.loads(results(final)[2]) == {"key": "k", "notes": 1}
-    assert trainer.mismatches == []
-
-
-async def test_what_a_tool_refuses_is_told_to_the_model() -> None:
-    final, _ = await play_on_document(
-        tool_call("searchEngine", query="sea"), tool_call("finish", answer="x"), tool_call("readChunk"), "done"
-    )
-    said = results(final)
-    assert said[0] == "Error: there is no index yet: call buildIndex first"
-    assert said[1] == f"Error: there is no tool 'finish'; use one of {', '.join(NAMES)}"
-    assert said[2].startswith("Error: readChunk needs the argument chunk_id")
-
-
 async def test_the_budget_is_what_the_request_allows_less_what_the_sequence_holds() -> None:
     final, trainer = await play_on_document(tool_call("checkBudget"), "done", max_tokens_total=4096)
     told = json.loads(results(final)[0])
@@ -133,12 +111,6 @@ async def test_a_document_that_does_not_fit_is_not_loaded_and_a_second_copy_coun
         await box.call("loadDocument", {})
 
 
-@pytest.mark.parametrize("place", ["extra_info", "tool_kwargs", "metadata"])
-async def test_the_document_may_stand_in_other_places(place: str) -> None:
-    box = document_box(document_content=None, **{place: {"document_content": "One two three."}})
-    assert await box.call("loadDocument", {}) == "One two three."
-
-
 @pytest.mark.parametrize("document", [None, "", " \n", 7, ["text"]])
 async def test_a_request_without_a_document_is_a_400_and_may_be_mended(document: Any) -> None:
     trainer = StrangeTrainer(demo_tokenizer(), [Said("done")])
@@ -150,11 +122,6 @@ async def test_a_request_without_a_document_is_a_400_and_may_be_mended(document:
         assert trainer.calls == []
         mended, _ = await call("POST", f"{url}/rollout", {**body, "document_content": DOCUMENT})
     assert mended == 200
-
-
-def test_extra_info_that_is_no_object_holds_no_document() -> None:
-    with pytest.raises(InvalidPayloadError):
-        DOCUMENT_TOOLS.open_box(RolloutBody.model_validate(rollout_body("http://127.0.0.1:1", extra_info="text")))
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------
@@ -199,18 +166,6 @@ def test_an_address_that_offers_no_tools_is_a_sentence(
     assert sentence in raised.value.message
 
 
-async def test_a_process_does_not_start_with_tools_that_are_not_there() -> None:
-    with pytest.raises(ConfigError, match="the module json has no tools"):
-        async with running(RemoteRolloutSettings(port=0, tools="json:tools")):
-            pass
-
-
-def test_the_command_says_what_is_wrong_with_an_address_letter_by_letter() -> None:
-    answer = CliRunner().invoke(app, ["remote-rollout", "--port", "0", "--tools", "json:x"])
-    assert answer.exit_code == 2
-    assert "--tools 'json:x': the module json has no x" in " ".join(answer.output.split())
-
-
 # --- how long rollouts last, and their results ------------------------------------------------------------------------
 
 
@@ -234,19 +189,6 @@ async def test_a_rollout_that_takes_too_long_ends_with_an_error_that_names_its_t
     assert (status, final["status"], final["finish_reason"]) == (200, "ERROR", "error")
     assert final["error_message"] == "turn 1: the rollout did not end within 0.3 s"
     assert final["metrics"]["num_llm_calls"] == 0
-
-
-async def test_the_whole_rollout_has_its_time_however_quick_each_turn_is() -> None:
-    trainer = StrangeTrainer(demo_tokenizer(), [Said(CALL)] * 400)
-    agent = AgentSide(AgentSettings(rollout_timeout_s=0.5))
-    async with served(trainer.app()) as trainer_url, served(create_app(agent=agent)) as url:
-        body = rollout_body(trainer_url, max_turns=400, max_tokens_total=1_000_000)
-        _, final = await call("POST", f"{url}/rollout", body)
-    assert final["status"] == "ERROR"
-    assert (
-        final["error_message"] == f"turn {final['metrics']['num_llm_calls'] + 1}: the rollout did not end within 0.5 s"
-    )
-    assert final["metrics"]["num_llm_calls"] >= 1
 
 
 async def finished(agent_url: str, trainer_url: str, *names: str) -> None:
@@ -273,14 +215,6 @@ async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free_again() -> 
         trainer.sessions.clear()
         await finished(url, trainer_url, "r")
     assert len(trainer.calls) == 2
-
-
-async def test_of_finished_results_only_the_newest_are_kept() -> None:
-    agent = AgentSide(AgentSettings(max_kept=2))
-    trainer = StrangeTrainer(demo_tokenizer(), [Said(ANSWER)] * 3)
-    async with served(trainer.app()) as trainer_url, served(create_app(agent=agent)) as url:
-        await finished(url, trainer_url, "a", "b", "c")
-        assert await known(url, "a", "b", "c") == [False, True, True]
 
 
 async def test_a_rollout_under_way_is_never_forgotten() -> None:

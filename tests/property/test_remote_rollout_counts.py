@@ -145,33 +145,6 @@ async def _play(tokens: ConversationTokens, question: list[dict[str, Any]], step
     check_rows(session, engine, steps)
 
 
-@pytest.mark.parametrize("name", ["small-plain", "small-default-system", "demo"])
-@SETTINGS
-@given(question=QUESTIONS, steps=STEPS)
-def test_what_entered_is_what_the_tokenizer_renders_behind_what_was_held(
-    name: str, question: list[dict[str, Any]], steps: list[Step]
-) -> None:
-    """Where the sampled ids are the tokenizer's own, nothing but its render decides: newline, headers and all."""
-    tokens = tokens_of(name)
-    asyncio.run(_render_and_play(tokens, question, steps))
-
-
-async def _render_and_play(tokens: ConversationTokens, question: list[dict[str, Any]], steps: list[Step]) -> None:
-    trainer, _ = trainer_of(tokens, steps)
-    messages, last_prompt_length = list(question), 0
-    for step in steps:
-        prompt = rendered(tokens.tokenizer, messages)
-        session_known = last_prompt_length > 0
-        held = trainer.get_session("r").held_ids if session_known else []
-        if prompt[: len(held)] != held:
-            return  # re-tokenised: the other test's case
-        mask = [0] * (len(prompt) - last_prompt_length) if session_known else None
-        completion = await trainer.complete({"rollout_id": "r", "messages": messages, "response_mask": mask})
-        assert completion["prompt_token_ids"] == prompt
-        last_prompt_length = len(prompt) + len(completion["token_ids"])
-        messages = [*messages, completion["choices"][0]["message"], *step.messages()]
-
-
 @pytest.mark.parametrize("name", ["small-plain", "small-default-system", "small-hybrid", "demo"])
 @SETTINGS
 @given(question=QUESTIONS, steps=STEPS)

@@ -113,15 +113,6 @@ def test_both_send_the_same_and_raise_the_same(
     assert isinstance(blocked.value, RolloutBufferError)
 
 
-async def test_the_blocking_client_answers_inside_of_a_loop_too(
-    heard: tuple[str, list[tuple[str, str, bytes, str | None]]],
-) -> None:
-    """Programs call it from coroutines: it blocks them, and needs no loop of its own."""
-    url, _ = heard
-    with pytest.raises(NotFoundError):
-        RolloutBufferClient(url).jobs()
-
-
 async def test_a_long_poll_has_its_wait_beyond_the_time_of_a_call() -> None:
     class Recording:
         def __init__(self) -> None:
@@ -144,14 +135,6 @@ async def test_a_long_poll_has_its_wait_beyond_the_time_of_a_call() -> None:
     assert leasing.body == {"lease_s": 5}
     await client.close()
     assert transport.sent == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"<html>", b"[]", b"{}", b'{"error": "no"}', b'{"error": {"code": 3, "message": "x"}}', b'{"error": null}'],
-)
-def test_a_reply_that_names_no_error_of_ours_is_a_foreign_one(content: bytes) -> None:
-    assert wire.decode_error(content) is None
 
 
 def test_errors_come_back_as_they_were_written() -> None:

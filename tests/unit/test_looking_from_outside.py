@@ -14,7 +14,7 @@ from werkzeug.serving import make_server
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.app import app as command_line
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
@@ -67,17 +67,6 @@ def test_trajectories_are_searched_and_fetched(url: str) -> None:
         client.trajectories(outcome="won")
 
 
-async def test_the_awaitable_client_says_the_same(url: str) -> None:
-    client = RolloutBufferClient(url)
-    delivered = client.get_rollout_data(job_id=JOB).delivery_id or ""
-    async with AsyncRolloutBufferClient(url) as awaitable:
-        assert await awaitable.deliveries(JOB) == client.deliveries(JOB)
-        assert await awaitable.delivery(delivered) == client.delivery(delivered)
-        assert await awaitable.delivery_body(delivered) == client.delivery_body(delivered)
-        assert await awaitable.trajectories(instance_id="é") == client.trajectories(instance_id="é")
-        assert await awaitable.trajectory("u/0?#%") == client.trajectory("u/0?#%")
-
-
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(command_line, list(arguments), env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
@@ -97,15 +86,3 @@ def test_the_command_line_lists_and_replays(url: str, tmp_path: Path) -> None:
     assert "u/0?#%" in run("trajectories", "--url", url, "--min-reward", "0.5")
     assert "no such trajectory" in run("trajectories", "--url", url, "--stop-reason", "max_turns")
     assert len(json.loads(run("trajectories", "--url", url, "--json", "--limit", "2"))["trajectories"]) == 2
-
-
-def test_the_command_line_says_what_is_wrong(url: str, tmp_path: Path) -> None:
-    for arguments, sentence in (
-        (["replay", "nope", "--output", str(tmp_path / "x")], "there is no delivery"),
-        (["deliveries", "nope"], "there is no job"),
-        (["trajectories", "--outcome", "won"], "outcome"),
-    ):
-        result = CliRunner().invoke(command_line, [*arguments, "--url", url])
-        assert result.exit_code == 2
-        assert sentence in " ".join(result.output.split())
-    assert not (tmp_path / "x").exists()

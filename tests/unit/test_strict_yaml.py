@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator import config_sources
-from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
 ENDLESS = "a: &a [*a]\n"
@@ -47,10 +46,3 @@ def test_yaml_that_hangs_a_reader_or_hides_a_key_is_refused(
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         read(file)
-
-
-def test_aliases_that_repeat_little_and_merged_sections_are_taken() -> None:
-    text = "base: &base {a: 1, b: 2}\nmine: {<<: *base, b: 3}\nsame: [*base, *base]\n"
-    value, _ = load_yaml(text, "mine.yaml")
-    assert value["mine"] == {"a": 1, "b": 3}
-    assert value["same"] == [{"a": 1, "b": 2}] * 2

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from examples.android_world.env_android_world import AndroidWorldEnv, BaseInteractionEnv
-from examples.android_world.env_pool import AndroidWorldEnvPool
+from examples.android_world.env_android_world import AndroidWorldEnv
 from examples.android_world.env_worker import (
-    AndroidWorldWorker,
-    MalformedAction,
     ParsedAction,
     parse_ui_action_from_response,
-    rescale_fn,
 )
 from examples.android_world.prompts import (
     ANDROID_WORLD_SYSTEM_PROMPT,
@@ -66,10 +58,6 @@ def test_what_a_guide_names_is_there(name: str) -> None:
     )
 
 
-def test_every_script_can_be_started() -> None:
-    assert [path.name for path in EXAMPLE.glob("*.sh") if not os.access(path, os.X_OK)] == []
-
-
 def test_the_templates_take_the_documented_fields() -> None:
     first = ANDROID_WORLD_TEMPLATE_NO_HIS.format(task_description="Add a contact.")
     later = ANDROID_WORLD_TEMPLATE_STEP.format(current_step=2, max_steps=10)
@@ -112,16 +100,6 @@ def test_every_documented_action_is_read(arguments: dict[str, object]) -> None:
     assert parsed.action.kind == arguments["action"]
 
 
-def test_a_reply_without_a_call_is_told_apart() -> None:
-    assert isinstance(parse_ui_action_from_response("I am lost."), MalformedAction)
-
-
-def test_the_models_space_is_mapped_onto_the_whole_screen() -> None:
-    assert rescale_fn((0, 0)) == (0, 0)
-    assert rescale_fn((999, 999)) == (1079, 2399)
-    assert rescale_fn((999, 999), 720, 1280) == (719, 1279)
-
-
 def test_an_observation_in_the_published_shape_has_the_image_first_and_its_place_in_the_whole_text() -> None:
     env = object.__new__(AndroidWorldEnv)
     seen = Observation(goal="Turn Wi-Fi on.", screenshot=Image(data=b"png"), screen_width=1080, screen_height=2400)
@@ -138,77 +116,3 @@ def test_an_observation_in_the_published_shape_has_the_image_first_and_its_place
     later = env.format_observation({**observation, "step": 2}, is_initial=False)
     assert [part["type"] for part in later["content"]] == ["image", "text"]
     assert later["content"][1]["text"] == "Step 2 of 10: <image>"
-
-
-def test_the_names_are_those_of_what_they_stand_for() -> None:
-    assert issubclass(AndroidWorldEnv, BaseInteractionEnv)
-    assert callable(AndroidWorldEnvPool(None).acquire)
-    assert AndroidWorldWorker.__module__ == "slime_plugins.rollout_buffer.devices.worker"
-
-
-def test_the_imports_program_finds_everything() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE / "tests" / "test_imports.py")], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "missing" not in done.stderr
-
-
-@pytest.fixture
-def slime(tmp_path: Path) -> Path:
-    """A slime that knows both backends."""
-    utils = tmp_path / "slime" / "slime" / "utils"
-    utils.mkdir(parents=True)
-    (utils / "arguments.py").write_text(
-        'parser.add_argument("--train-backend", type=str, choices=["megatron", "fsdp"])\n"--megatron-to-hf-mode"\n'
-    )
-    (utils / "types.py").write_text("class Sample:\n    rollout_id: int | None = None\n")
-    return tmp_path / "slime"
-
-
-COMMANDS = {
-    "quick start": ({"SLIME_SCRIPT_NUM_GPUS": "8"}, "bash examples/android_world/run_android_world.sh"),
-    "megatron": (
-        {"SLIME_SCRIPT_NUM_GPUS": "8", "SLIME_SCRIPT_TRAIN_BACKEND": "megatron"},
-        "bash examples/android_world/run_android_world.sh",
-    ),
-    "two nodes": (
-        {
-            "SLIME_SCRIPT_EXTERNAL_RAY": "1",
-            "SLIME_SCRIPT_NUM_NODES": "2",
-            "SLIME_SCRIPT_NUM_GPUS": "8",
-            "SLIME_SCRIPT_TRAIN_BACKEND": "megatron",
-            "MASTER_ADDR": "10.0.0.1",
-        },
-        "bash examples/android_world/run_android_world.sh",
-    ),
-    "python": ({"SLIME_SCRIPT_NUM_GPUS": "8"}, "python examples/android_world/run_android_world.py"),
-    "history": (
-        {"SLIME_SCRIPT_NUM_NODES": "1", "SLIME_SCRIPT_NUM_GPUS": "8"},
-        "bash examples/android_world/run_android_world_history.sh",
-    ),
-    "history, external Ray": (
-        {"SLIME_SCRIPT_EXTERNAL_RAY": "1"},
-        "bash examples/android_world/run_android_world_history.sh",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_documented_command_composes_a_training(name: str, slime: Path) -> None:
-    variables, command = COMMANDS[name]
-    given = {"SLIME_SCRIPT_MODEL_NAME": "Qwen3-VL-8B-Instruct", "SLIME_DIR": str(slime), "HOME": "/nowhere"}
-    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    shown = subprocess.run(
-        [*command.split(), "--dry-run"],
-        cwd=ROOT,
-        env={"PATH": path, **given, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-    backend = variables.get("SLIME_SCRIPT_TRAIN_BACKEND", "fsdp")
-    assert f"--train-backend {backend}" in shown
-    assert re.search(r"--global-batch-size 64 .*--advantage-estimator grpo", shown)

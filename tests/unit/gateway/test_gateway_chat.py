@@ -15,7 +15,6 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.types import WeightVersionSpan
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import PNG, PNG_HASH
 
@@ -117,12 +116,6 @@ async def test_a_stream_says_what_a_plain_answer_says(gateway: GatewayUnderTest,
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-async def test_a_stream_without_the_option_has_no_usage(gateway: GatewayUnderTest) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    stream = await gateway.client(opened).chat.completions.create(model="p", messages=[USER], stream=True)
-    assert all(chunk.usage is None and chunk.choices for chunk in [chunk async for chunk in stream])
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_tools_are_called_and_their_results_go_on_from_the_sampled_ids(
     gateway: GatewayUnderTest, script: Script, streamed: bool
@@ -159,21 +152,6 @@ async def test_tools_are_called_and_their_results_go_on_from_the_sampled_ids(
         "a": 2,
         "b": 2,
     }
-
-
-async def test_log_probs_are_those_of_the_sampled_tokens(gateway: GatewayUnderTest, script: Script) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    script.say("Four.")
-    reply = await gateway.client(opened).chat.completions.create(model="p", messages=[USER], logprobs=True)
-    content = (reply.choices[0].logprobs and reply.choices[0].logprobs.content) or []
-    assert "".join(entry.token for entry in content) == "Four.<|im_end|>"
-    ids = tokenizer.encode("Four.<|im_end|>", add_special_tokens=False)
-    assert [entry.logprob for entry in content] == [-0.05 - (token % 97) / 50 for token in ids]
-
-
-async def test_models_are_listed(gateway: GatewayUnderTest) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    assert [model.id async for model in gateway.client(opened).models.list()] == ["policy"]
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -213,65 +191,7 @@ async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: Gat
     assert script.requests == []
 
 
-async def test_a_turn_with_a_sampled_image_token_cannot_be_gone_on_from(
-    gateway: GatewayUnderTest, script: Script
-) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    script.say("Look <|image_pad|> here")
-    first = await gateway.chat(opened, [USER])
-    reply = await gateway.chat(opened, [USER, first.body["choices"][0]["message"], USER])
-    assert reply.status == 400
-    assert "vision token" in reply.body["error"]["message"]
-    assert (await gateway.chat(opened, [USER])).status == 200
-
-
 # --- branches --------------------------------------------------------------------------------------------------------
-
-
-async def test_edited_and_repeated_histories_become_rows_of_their_own(
-    gateway: GatewayUnderTest, script: Script
-) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    script.say("one", "two", "three", "four")
-    first = (await gateway.chat(opened, [USER])).body["choices"][0]["message"]
-    await gateway.chat(opened, [USER, first, {"role": "user", "content": "go on"}])
-    edited = {**first, "content": "something else"}
-    await gateway.chat(opened, [USER, edited, {"role": "user", "content": "go on"}])
-    await gateway.chat(opened, [USER, first, {"role": "user", "content": "elsewhere"}])
-    closed = await gateway.close(opened, reward=1)
-    assert closed.body["branches"] == 3
-    generations = gateway.generations(job, opened["session_id"])
-    rows = pack_training_rows(generations)
-    assert [row.generation_indices for row in rows] == [(0, 1), (2,), (3,)]
-    trained = [decoded(t for t, m in zip(r.token_ids, r.loss_mask, strict=True) if m) for r in rows]
-    assert trained == ["one<|im_end|>two<|im_end|>", "four<|im_end|>", "three<|im_end|>"]
-    assert gateway.item(job, opened["session_id"])["extra_info"]["gateway"]["emission_order"] == [1, 2, 4, 3]
-    sent = {tuple(request.input_ids) for request in script.requests}
-    assert {tuple(generation.prompt_ids) for generation in generations} == sent
-
-
-async def test_other_tools_are_another_branch(gateway: GatewayUnderTest) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    first = (await gateway.chat(opened, [USER])).body["choices"][0]["message"]
-    await gateway.chat(opened, [USER, first, USER], tools=TOOLS)
-    assert (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body["branches"] == 2
-
-
-async def test_a_cut_turn_is_closed_by_the_bridge_and_not_trained_to_end(
-    gateway: GatewayUnderTest, script: Script
-) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    script.say("a long answer that is cut")
-    first = await gateway.chat(opened, [USER], max_completion_tokens=2)
-    assert first.body["choices"][0]["finish_reason"] == "length"
-    await gateway.chat(opened, [USER, first.body["choices"][0]["message"], USER])
-    await gateway.close(opened, reward=0)
-    (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
-    cut = len(script.requests[0].input_ids) + 2
-    assert decoded(row.token_ids[cut : cut + 1]) == "<|im_end|>"
-    assert row.loss_mask[cut] == 0
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -305,20 +225,6 @@ async def test_wrong_requests_are_refused_in_openais_form(
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param or param in error["message"]
     assert script.requests == []
-
-
-async def test_unknown_fields_are_ignored(gateway: GatewayUnderTest) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    asked = {"store": True, "metadata": {"a": "b"}, "parallel_tool_calls": True, "no_such_field": 1, "user": "me"}
-    assert (await gateway.chat(opened, [USER], **asked)).status == 200
-
-
-@pytest.mark.parametrize("rubbish", [b"", b"{", b"[1]", b"\xff\xfe", b'{"messages": [null]}', b"{" * 5000, b'"x"'])
-async def test_rubbish_is_a_400(gateway: GatewayUnderTest, rubbish: bytes) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    reply = await gateway.call("POST", f"/sessions/{opened['api_key']}/v1/chat/completions", rubbish)
-    assert reply.status == 400
-    assert reply.body["error"]["type"] == "invalid_request_error"
 
 
 async def test_what_the_engine_refuses_is_the_requests_fault_and_its_absence_is_not(
@@ -365,34 +271,6 @@ async def test_text_ends_before_a_stop_sequence_and_the_ids_do_not(gateway: Gate
     assert message["content"] == "The sum is 4 "
     await gateway.chat(opened, [USER, {**message, "content": "The sum is 4"}, USER])
     assert list(script.requests[1].input_ids)[len(script.requests[0].input_ids) :][: len(ids)] == list(ids)
-
-
-async def test_versions_of_a_turn_that_saw_two_weights_are_kept(gateway: GatewayUnderTest, script: Script) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    spans = (WeightVersionSpan("3", 0, 1), WeightVersionSpan("4", 1, 2))
-    script.say(
-        GenerateReply(
-            output_ids=(500, 501), output_log_probs=(-1.0, -2.0), finish_reason="length", weight_version="4",
-            weight_version_spans=spans,
-        )
-    )  # fmt: skip
-    first = await gateway.chat(opened, [USER])
-    assert first.body["metadata"] == {"weight_version": "4"}
-    await gateway.close(opened, reward=0)
-    (generation,) = gateway.generations(job, opened["session_id"])
-    assert (generation.weight_version_spans, generation.finish_reason) == (spans, "length")
-
-
-async def test_an_echo_may_call_reasoning_by_its_newer_name(gateway: GatewayUnderTest, script: Script) -> None:
-    job = start_session_job(gateway.buffer)
-    opened = await gateway.open(job)
-    script.say("Four.")
-    echo = {"role": "assistant", "content": "An earlier one.", "reasoning": "hm", "reasoning_details": [{}]}
-    assert (await gateway.chat(opened, [USER, echo, USER])).status == 200
-    await gateway.close(opened, reward=0)
-    kept = gateway.item(job, opened["session_id"])["messages"]
-    assert kept[1] == {"role": "assistant", "content": "An earlier one.", "reasoning_content": "hm"}
 
 
 async def test_reasoning_is_set_apart_when_it_is_asked_for(gateway: GatewayUnderTest, script: Script) -> None:

@@ -16,7 +16,6 @@ from tests.gateway_support import gateway_on, start_session_job
 from tests.support import slots
 
 USER: Any = {"role": "user", "content": "What is 2 + 2?"}
-REFUSED = EngineError("the engine refused the request: the prompt is too long", {"status": 400})
 FAILURES = [
     EngineAwayError("the engine at http://e cannot be reached"),
     EngineError("the engine sent 3 output ids and log-probs of 2: they do not belong together"),
@@ -59,34 +58,6 @@ async def test_a_session_whose_last_turn_the_engine_failed_has_no_reward_until_i
         engine.error = None
         assert (await gateway.chat(opened, [USER])).status == 200
         assert (await gateway.close(opened, reward=1)).body["status"] == "stored"
-
-
-async def test_abandoned_its_slot_is_open_again_and_named_with_an_outcome_it_is_kept(tmp_path: Path) -> None:
-    engine = FailingEngine()
-    async with gateway_on(tmp_path, engine) as gateway:
-        job = start_session_job(gateway.buffer, n=2)
-        first, second = [await gateway.open(job) for _ in range(2)]
-        for opened in (first, second):
-            await gateway.chat(opened, [USER])
-        engine.error = FAILURES[0]
-        for opened in (first, second):
-            await gateway.chat(opened, [USER])
-        assert (await gateway.close(first, reward=0)).status == 409
-        abandoned = await gateway.call("POST", f"/sessions/{first['session_id']}/abandon", {})
-        assert abandoned.body["status"] == "failed"
-        kept = await gateway.close(second, reward=0.5, outcome="truncated")
-        assert kept.body["status"] == "stored"
-        assert (await gateway.open(job))["slot"] == first["slot"]
-
-
-async def test_an_engine_that_refuses_the_request_itself_is_the_episodes_own_end(tmp_path: Path) -> None:
-    engine = FailingEngine()
-    async with gateway_on(tmp_path, engine) as gateway:
-        opened = await gateway.open(start_session_job(gateway.buffer, n=1))
-        await gateway.chat(opened, [USER])
-        engine.error = REFUSED
-        assert (await gateway.chat(opened, [USER])).status >= 400
-        assert (await gateway.close(opened, reward=0)).body["status"] == "stored"
 
 
 async def test_an_agent_that_gives_up_on_a_dead_engine_earns_nothing_by_that(tmp_path: Path) -> None:

@@ -91,11 +91,3 @@ async def test_the_engine_is_named_while_agents_wait_after_they_gave_up_and_unti
         async with engine_at(port):
             await told.until("external_waits")
             assert (await gateway.chat(opened, [USER])).status == 200
-
-
-async def test_what_was_never_asked_is_not_said_to_be_away(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{unused_port()}"
-    async with gateway_on(tmp_path, lambda _: SglangEngine(url, PATIENT)) as gateway:
-        told = Told(gateway, start_session_job(gateway.buffer, remote_engine_url=url))
-        await gateway.open(told.job)
-        assert (await told.until("external_waits"))["engine"] == {}

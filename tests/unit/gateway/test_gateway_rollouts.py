@@ -47,10 +47,6 @@ async def test_an_open_rollout_holds_the_clock_of_the_groups_that_it_may_be_of(
     assert gateway.buffer.close_timed_out_groups() == len(instance), "of b, where it is said that the rollout is of a"
 
 
-async def test_without_a_rollout_id_it_is_a_request_with_a_key(gateway: GatewayUnderTest) -> None:
-    assert (await gateway.call("POST", "/v1/chat/completions", {"messages": [USER]})).status == 401
-
-
 async def test_an_unknown_rollout_and_a_job_without_an_engine_are_refused(gateway: GatewayUnderTest) -> None:
     unknown = await gateway.call("POST", "/v1/chat/completions", {"rollout_id": "r9", "messages": [USER]})
     assert unknown.status == 404

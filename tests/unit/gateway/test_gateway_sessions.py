@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from aiohttp import web
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.types import GroupState
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import poll, slots, start_external, uids, write, written
 
@@ -68,13 +65,6 @@ async def test_sessions_take_the_slots_in_order_and_no_more_than_there_are(gatew
     assert opened[0]["instance"] == {"instance_id": "a", "question": "of a"}
     fifth = await gateway.call("POST", "/sessions", {"job_id": job.job_id})
     assert (fifth.status, fifth.body["error"]["code"]) == (429, "busy")
-
-
-async def test_a_session_may_name_its_instance(gateway: GatewayUnderTest) -> None:
-    job = start_session_job(gateway.buffer, n=1, ids=("a", "b"))
-    assert (await gateway.open(job, instance_id="b"))["instance_id"] == "b"
-    missing = await gateway.call("POST", "/sessions", {"job_id": job.job_id, "instance_id": "z"})
-    assert missing.status == 404
 
 
 async def test_a_job_without_input_learns_its_instances_from_its_sessions(gateway: GatewayUnderTest) -> None:
@@ -172,35 +162,6 @@ async def test_closing_twice_is_closing_once(gateway: GatewayUnderTest) -> None:
     assert gateway.buffer.count_trajectories(job.key) == 1
 
 
-async def test_a_closed_session_says_so_and_an_unknown_one_too(gateway: GatewayUnderTest) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    await gateway.chat(opened, [USER])
-    await gateway.close(opened, reward=0.5)
-    after = await gateway.chat(opened, [USER])
-    assert (after.status, after.body["error"]["code"]) == (410, "gone")
-    assert "is closed, with the reward 0.5" in after.body["error"]["message"]
-    unknown = await gateway.call("GET", "/sessions/9.9.9.9.9")
-    assert (unknown.status, unknown.body["error"]["code"]) == (404, "not_found")
-    assert (await gateway.call("GET", "/sessions/nonsense")).status == 404
-    client = gateway.client(opened)
-    with pytest.raises(openai.APIStatusError, match="is closed"):
-        await client.chat.completions.create(model="p", messages=[USER])
-
-
-async def test_a_session_without_a_turn_cannot_be_closed_but_abandoned(gateway: GatewayUnderTest) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    assert (await gateway.close(opened, reward=1)).status == 400
-    for _ in range(2):
-        reply = await gateway.call("POST", f"/sessions/{opened['session_id']}/abandon", {"reason": "my agent broke"})
-        assert reply.body["status"] == "failed"
-    assert slots(gateway.buffer, job)["open"] == 1
-    assert gateway.buffer.describe(job)["attempts"] == {"failed": 1, "failed:session_abandoned": 1}
-    assert (await gateway.open(job))["attempt"] == 2
-    closed = await gateway.close(opened, reward=1)
-    assert (closed.status, "my agent broke" in closed.body["error"]["message"]) == (410, True)
-
-
 async def test_a_session_whose_group_was_closed_gets_410_with_the_reason_at_its_next_turn_and_at_its_close(
     gateway: GatewayUnderTest,
 ) -> None:
@@ -214,14 +175,6 @@ async def test_a_session_whose_group_was_closed_gets_410_with_the_reason_at_its_
     await gateway.gateway.reconcile()
     assert gateway.buffer.describe(job)["attempts"] == {"given_up": 2, "given_up:group_closed": 2}
     assert gateway.gateway.open_sessions == 0
-
-
-async def test_open_sessions_let_their_gateway_beat(gateway: GatewayUnderTest) -> None:
-    await gateway.gateway.reconcile()
-    assert gateway.buffer.heartbeat(GATEWAY.name) is None
-    await gateway.open(start_session_job(gateway.buffer, n=1))
-    await gateway.gateway.reconcile()
-    assert gateway.buffer.heartbeat(GATEWAY.name) is not None
 
 
 @pytest.mark.parametrize(
@@ -246,26 +199,6 @@ async def test_a_close_that_says_no_one_reward_is_refused_and_changes_nothing(
     assert (await gateway.chat(opened, [USER])).status == 200
 
 
-async def test_a_slot_that_fails_too_often_is_given_up_and_its_group_closed(gateway: GatewayUnderTest) -> None:
-    job = start_session_job(gateway.buffer, n=1, max_attempts=2)
-    for _ in range(2):
-        opened = await gateway.open(job)
-        await gateway.call("POST", f"/sessions/{opened['session_id']}/abandon", {})
-    assert slots(gateway.buffer, job)["failed"] == 1
-
-
-async def test_what_is_said_at_the_close_is_kept(gateway: GatewayUnderTest) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    await gateway.chat(opened, [USER])
-    await gateway.close(
-        opened, reward=0.2, raw_reward=1, outcome="truncated", stop_reason="max_turns", extra_info={"k": 1}
-    )
-    item = gateway.item(job, opened["session_id"])
-    assert item["extra_info"]["k"] == 1
-    assert (item["extra_info"]["outcome"], item["extra_info"]["stop_reason"]) == ("truncated", "max_turns")
-
-
 async def test_rewards_of_turns_come_with_the_close_and_are_held_to_the_turns(gateway: GatewayUnderTest) -> None:
     job = start_session_job(gateway.buffer, n=1)
     opened = await gateway.open(job)
@@ -281,22 +214,6 @@ async def test_rewards_of_turns_come_with_the_close_and_are_held_to_the_turns(ga
     assert closed.status == 200
     item = gateway.item(job, opened["session_id"])
     assert (item["turn_rewards"], item["token_rewards"]) == ([-0.25, 1.0], of_tokens)
-
-
-async def test_rewards_of_turns_follow_the_order_of_sampling_across_branches(gateway: GatewayUnderTest) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    first = await gateway.chat(opened, [USER])
-    said = first.body["choices"][0]["message"]
-    await gateway.chat(opened, [USER, said, USER])
-    await gateway.chat(opened, [{"role": "user", "content": "Another thing."}])
-    last = await gateway.chat(opened, [USER, said, {"role": "user", "content": "And now?"}])
-    of_last = [4.0] * last.body["usage"]["completion_tokens"]
-    closed = await gateway.close(opened, reward=1, turn_rewards=[1, 2, 3, 4], token_rewards=[None, None, None, of_last])
-    assert (closed.status, closed.body["branches"]) == (200, 3)
-    item = gateway.item(job, opened["session_id"])
-    assert item["turn_rewards"] == item["extra_info"]["gateway"]["emission_order"] == [1, 2, 4, 3]
-    assert item["token_rewards"] == [None, None, of_last, None]
 
 
 async def test_a_turn_under_way_ends_with_its_session_and_is_not_recorded(tmp_path: Path) -> None:
@@ -351,22 +268,6 @@ async def test_an_allowed_callback_gives_the_reward(tmp_path: Path, scoring: tup
         assert service.asked[0]["instance"]["question"] == "of a"
         assert service.asked[0]["messages"][-1] == {"role": "assistant", "content": "Four."}
         assert gateway.item(job, opened["session_id"])["extra_info"]["judge"] == "me"
-
-
-async def test_a_callback_gives_rewards_of_turns_as_well(tmp_path: Path, scoring: tuple[ScoringService, str]) -> None:
-    service, url = scoring
-    async with gateway_on(tmp_path, talkative(), scoring_hosts=("127.0.0.1",)) as gateway:
-        job = start_session_job(gateway.buffer, n=1)
-        opened = await gateway.open(job)
-        first = await gateway.chat(opened, [USER])
-        second = await gateway.chat(opened, [USER, first.body["choices"][0]["message"], USER])
-        of_tokens = [None, [-0.5] * second.body["usage"]["completion_tokens"]]
-        said = {"reward": 0.5, "turn_rewards": [-0.25, 1], "token_rewards": of_tokens}
-        service.answer = web.json_response(said)
-        assert (await gateway.close(opened, scoring_url=url)).body["reward"] == 0.5
-        assert service.asked[0]["turns"] == 2
-        item = gateway.item(job, opened["session_id"])
-        assert (item["turn_rewards"], item["token_rewards"]) == ([-0.25, 1.0], of_tokens)
 
 
 async def test_a_callback_elsewhere_is_refused_before_it_is_asked(
@@ -450,19 +351,6 @@ async def test_a_session_does_not_expire_while_a_turn_is_sampled(tmp_path: Path)
         assert (await asking).status == 200
 
 
-async def test_the_sessions_of_a_cancelled_job_end(tmp_path: Path) -> None:
-    engine = HeldEngine()
-    async with gateway_on(tmp_path, engine) as gateway:
-        job = start_session_job(gateway.buffer)
-        opened = await gateway.open(job)
-        asking = asyncio.ensure_future(gateway.chat(opened, [USER]))
-        await engine.asked.wait()
-        gateway.buffer.change_job(job.job_id, "cancel")
-        await gateway.gateway.reconcile()
-        assert (await asking).status == 410
-        assert (engine.given_up, gateway.gateway.open_sessions) == (1, 0)
-
-
 async def test_after_a_restart_old_sessions_are_over_and_closed_ones_still_closed(tmp_path: Path) -> None:
     async with gateway_on(tmp_path, talkative()) as gateway:
         job = start_session_job(gateway.buffer, n=2)
@@ -492,15 +380,6 @@ async def test_a_gateway_that_was_replaced_can_close_nothing_any_more(tmp_path: 
         async with gateway_on(tmp_path, talkative()):
             assert (await old.close(opened, reward=1)).status == 410
         assert old.buffer.count_trajectories(job.key) == 0
-
-
-async def test_an_orderly_stop_gives_sessions_up_with_a_cause(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, talkative()) as gateway:
-        job = start_session_job(gateway.buffer)
-        opened = await gateway.open(job)
-    async with gateway_on(tmp_path, talkative()) as gateway:
-        after = await gateway.chat(opened, [USER])
-        assert (after.status, "gateway_stopped" in after.body["error"]["message"]) == (410, True)
 
 
 # --- clients that go away --------------------------------------------------------------------------------------------
@@ -578,52 +457,6 @@ async def test_with_a_token_only_its_holder_opens_and_only_a_key_talks(tmp_path:
         assert (await gateway.call("POST", close, {"reward": 1})).status == 401
         assert (await gateway.call("POST", close, {"reward": 1}, bearer=first["api_key"])).status == 200
         assert (await gateway.call("GET", "/health")).status == 200
-
-
-async def test_limits_have_their_status(tmp_path: Path) -> None:
-    limits: dict[str, Any] = {"max_body_bytes": 2000, "max_turns": 1, "body_timeout_s": 1.0}
-    async with gateway_on(tmp_path, talkative(), **limits) as gateway:
-        opened = await gateway.open(start_session_job(gateway.buffer))
-        long = await gateway.chat(opened, [{"role": "user", "content": "x" * 3000}])
-        assert (long.status, long.body["error"]["type"]) == (413, "invalid_request_error")
-        assert (await gateway.chat(opened, [USER])).status == 200
-        assert (await gateway.chat(opened, [USER])).status == 410
-        host, port = gateway.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-        assert (await asyncio.wait_for(reader.read(20), 40)).startswith(b"HTTP/1.1 400")
-        writer.close()
-        assert (await gateway.call("GET", "/no/such/route")).status == 404
-        assert (await gateway.call("DELETE", "/v1/chat/completions")).status == 405
-
-
-async def test_many_sessions_talk_at_once_and_each_gets_its_own(tmp_path: Path) -> None:
-    def reply(request: GenerateRequest) -> str:
-        return f"you are {request.session_id}"
-
-    async with gateway_on(tmp_path, FakeEngine(reply, tokenizer=tokenizer, delay_s=0.001)) as gateway:
-        job = start_session_job(gateway.buffer, n=4, ids=tuple("abcdefgh"))
-        opened = [await gateway.open(job) for _ in range(32)]
-
-        async def play(one: dict[str, Any]) -> None:
-            messages: list[Any] = [USER]
-            for _ in range(3):
-                said = (await gateway.chat(one, messages)).body["choices"][0]["message"]
-                assert said["content"] == f"you are {one['session_id']}"
-                messages += [said, USER]
-            assert (await gateway.close(one, reward=one["slot"] % 2)).body["turns"] == 3
-
-        await asyncio.gather(*(play(one) for one in opened))
-        assert gateway.buffer.describe(job)["groups"][GroupState.READY.value] == 8
-
-
-async def test_http_of_old_clients_is_answered(gateway: GatewayUnderTest) -> None:
-    """Connection: close, and a path without the /v1."""
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    async with aiohttp.ClientSession(headers={"Connection": "close"}) as http:
-        path = f"{gateway.url}/sessions/{opened['api_key']}/chat/completions"
-        async with http.post(path, json={"messages": [USER]}) as response:
-            assert response.status == 200
 
 
 async def test_without_a_token_a_gateway_answers_for_names_of_this_machine_alone(tmp_path: Path) -> None:

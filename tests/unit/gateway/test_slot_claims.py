@@ -7,7 +7,6 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, StaleAttemptError
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim, SlotClaims
-from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
@@ -72,11 +71,6 @@ def test_a_claim_is_finished_once_and_a_given_up_one_never(buffer: Buffer, claim
     assert (state.state, state.reward, state.late) == ("finished", 1.0, False)
 
 
-@pytest.mark.parametrize("name", ["", "x", "1.2.3", "1.1.1.1.1", "-1.0.0.0.1", "9" * 5000 + ".0.0.0.1", "1.0.0.0.١"])
-def test_a_name_that_is_none_has_no_state(claims: SlotClaims, name: str) -> None:
-    assert claims.state_of(name) is None
-
-
 def test_a_successor_fences_off_what_was_handed_out_without_counting_it(buffer: Buffer, claims: SlotClaims) -> None:
     job = start_external(buffer, n=1, ids=("i",), max_attempts=1)
     old = claims.claim(job.job_id)
@@ -96,17 +90,6 @@ def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: B
     assert slots(buffer, job)["open"] == 1
     claims.settle_all()
     assert slots(buffer, job)["ready"] == 1
-
-
-def test_a_group_that_timed_out_takes_a_late_result_and_says_so(
-    buffer: Buffer, claims: SlotClaims, clock: SettableClock
-) -> None:
-    job = start_external(buffer, n=2, ids=("i",), group_timeout_seconds=10)
-    first, second = claims.claim(job.job_id), claims.claim(job.job_id)
-    claims.finish(first, brought(first))
-    clock.advance(11)
-    buffer.close_timed_out_groups()
-    assert claims.finish(second, brought(second)) == "late"
 
 
 def five_with_one_open(buffer: Buffer, claims: SlotClaims) -> tuple[JobRecord, SlotClaim]:
@@ -132,45 +115,6 @@ def test_an_open_session_holds_the_clock_of_its_group_while_its_gateway_lives(
     clock.advance(2)
     assert buffer.close_timed_out_groups() == 1
     assert slots(buffer, job)["ready"] == 5
-
-
-def test_a_gateway_lives_between_two_beats_also_where_the_limit_is_shorter(
-    buffer: Buffer, claims: SlotClaims, clock: SettableClock
-) -> None:
-    job = start_external(buffer, n=2, ids=("i",), group_timeout_seconds=2)
-    claims.claim(job.job_id)
-    write(buffer, job, written("u", "i"))
-    buffer.beat(GATEWAY.name, 1, {})
-    clock.advance(4)
-    assert buffer.close_timed_out_groups() == 0
-
-
-def test_the_session_of_a_gateway_that_is_gone_for_good_holds_the_clock_no_longer(
-    buffer: Buffer, claims: SlotClaims, clock: SettableClock
-) -> None:
-    job, _ = five_with_one_open(buffer, claims)
-    clock.advance(1000)
-    buffer.beat(GATEWAY.name, 1, {})
-    clock.advance(299)
-    assert buffer.close_timed_out_groups() == 0
-    clock.advance(2)
-    assert buffer.close_timed_out_groups() == 1
-    assert slots(buffer, job)["ready"] == 5
-
-
-def test_a_job_whose_groups_timed_out_says_so_and_not_how_a_session_ended(
-    buffer: Buffer, claims: SlotClaims, clock: SettableClock
-) -> None:
-    job = start_external(buffer, n=2, ids=("i",))
-    first, second = claims.claim(job.job_id), claims.claim(job.job_id)
-    claims.finish(first, brought(first))
-    claims.fail(second, "session_abandoned", "the session was abandoned")
-    clock.advance(301)
-    buffer.close_timed_out_groups()
-    assert buffer.finish_if_done(job.key)
-    cause = "none of 1 groups could be delivered: timed out (1 of 2 members came within group_timeout_seconds)"
-    assert buffer.job(job.job_id).cause == cause
-    assert cause in str(Views(buffer.store, "supervisor", clock=clock).explanation(job.job_id))
 
 
 def test_a_slot_whose_result_came_late_is_claimed_again_once_its_group_is_open_again(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -16,13 +15,10 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.observability.logs import (
     LOG_FORMAT_VARIABLE,
     JsonFormatter,
-    LogFormat,
-    log_fields,
-    log_format,
 )
 from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -63,33 +59,6 @@ def test_a_line_is_one_object_whatever_is_said(written: io.StringIO) -> None:
     assert "ValueError: broken\nhere" in second["exception"]
 
 
-def test_half_a_surrogate_pair_is_written_too() -> None:
-    """Formatted by hand: what is logged goes into pytest's report, which cannot hold it."""
-    record = logging.LogRecord("somebody", logging.INFO, __file__, 1, "%s", ("\ud800",), None)
-
-    assert json.loads(JsonFormatter().format(record))["message"] == "\ud800"
-
-
-def test_fields_hold_inside_and_in_tasks_begun_there_and_nowhere_else(written: io.StringIO) -> None:
-    async def member(uid: str) -> None:
-        with log_fields(uid=uid):
-            await asyncio.sleep(0)
-            logger.info("played")
-
-    async def group() -> None:
-        with log_fields(job="j", group=7):
-            await asyncio.gather(member("a"), member("b"))
-        logger.info("after", extra={"job": "named here"})
-
-    asyncio.run(group())
-    found = [{name: line.get(name) for name in ("job", "group", "uid")} for line in lines(written)]
-    assert found == [
-        {"job": "j", "group": 7, "uid": "a"},
-        {"job": "j", "group": 7, "uid": "b"},
-        {"job": "named here", "group": None, "uid": None},
-    ]
-
-
 async def test_a_runner_says_of_each_line_what_it_is_about(
     written: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,16 +85,6 @@ async def test_a_runner_says_of_each_line_what_it_is_about(
     assert {line["uid"] for line in gone} <= {line["uid"] for line in played}
     closed = {line["group"] for line in found if "of epoch" in line["message"]}
     assert closed == {line["group"] for line in played}
-
-
-def test_the_environment_names_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(LOG_FORMAT_VARIABLE, raising=False)
-    assert log_format() is LogFormat.TEXT
-    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "json")
-    assert log_format() is LogFormat.JSON
-    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "xml")
-    with pytest.raises(ConfigError, match="there are: text, json"):
-        log_format()
 
 
 @pytest.mark.parametrize(("environment", "is_json"), [("json", True), ("text", False), ("", False)])

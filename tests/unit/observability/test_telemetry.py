@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,13 @@ from opentelemetry.trace import StatusCode
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError
-from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.observability import opentelemetry
 from slime_plugins.rollout_buffer.observability.opentelemetry import (
     ENDPOINT_VARIABLES,
     OpenTelemetryTracer,
     tracing_from_environment,
 )
-from slime_plugins.rollout_buffer.observability.tracing import NoTracer, phase, traced_by
+from slime_plugins.rollout_buffer.observability.tracing import NoTracer, phase
 from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -97,16 +94,6 @@ async def test_an_attempt_is_a_span_with_its_phases_in_it(listener: Listener, re
     assert [span.status.status_code for span in attempts].count(StatusCode.ERROR) == 1
 
 
-async def test_without_a_tracer_an_episode_is_the_same(listener: Listener) -> None:
-    with traced_by(NoTracer()):
-        quiet = await play_on_a_device([CLICK, DONE])
-    with traced_by(listener.tracer):
-        traced = await play_on_a_device([CLICK, DONE])
-    assert quiet.trajectory.messages == traced.trajectory.messages
-    assert quiet.trajectory.timings_s.keys() == traced.trajectory.timings_s.keys()
-    assert len(listener.spans()) == 5
-
-
 def test_nothing_is_traced_unless_a_collector_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENDPOINT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -122,18 +109,3 @@ def test_a_collector_that_is_away_stops_nothing(monkeypatch: pytest.MonkeyPatch)
     with tracing_from_environment() as tracer, tracer.span("attempt", {"uid": "u"}) as span:
         span.note({"reward": 1.0})
     assert isinstance(tracer, OpenTelemetryTracer)
-
-
-def test_asked_for_without_the_package_it_says_what_to_install() -> None:
-    program = (
-        "import os, sys, logging\n"
-        "logging.basicConfig()\n"
-        "sys.modules['opentelemetry'] = None\n"
-        "os.environ['OTEL_EXPORTER_OTLP_ENDPOINT'] = 'http://127.0.0.1:9'\n"
-        "import slime_plugins.rollout_buffer.runner.job_runner\n"
-        "from slime_plugins.rollout_buffer.observability.opentelemetry import tracing_from_environment\n"
-        "with tracing_from_environment() as tracer: print(type(tracer).__name__)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "NoTracer"
-    assert install_extra("telemetry") in result.stderr

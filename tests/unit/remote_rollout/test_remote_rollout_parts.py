@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
-from slime_plugins.rollout_buffer.protocol.request_models import parse
-from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, RolloutBody
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, calculator, work_out
 from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
 from slime_plugins.rollout_buffer.remote_rollout.errors import (
@@ -20,7 +16,6 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import (
     TokenizerRefusedError,
     WrongMaskError,
 )
-from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import calls_of, message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, Entered, check_mask
@@ -126,12 +121,6 @@ def test_everything_else_is_refused(url: str) -> None:
         HOSTS.checked(url)
 
 
-@pytest.mark.parametrize("entry", ["http://host", "host/path", "10.0.0.0/99", "", "user@host", "host:port"])
-def test_a_wrong_entry_is_found_at_start(entry: str) -> None:
-    with pytest.raises(ConfigError):
-        CallbackHosts((entry,))
-
-
 # --- tokenizers ------------------------------------------------------------------------------------------------------
 
 
@@ -149,38 +138,12 @@ class Loads:
         return load("small-plain")
 
 
-async def test_a_tokenizer_is_loaded_once_for_all_who_ask_at_once() -> None:
-    catalog = TokenizerCatalog(load=(loads := Loads()))
-    found = await asyncio.gather(*(catalog.get("org/model", "main") for _ in range(5)))
-    assert len({id(one) for one in found}) == 1
-    await catalog.get("org/model", "v2")
-    assert loads.calls == [("org/model", "main", False, False), ("org/model", "v2", False, False)]
-
-
-async def test_the_tokenizers_used_last_are_kept() -> None:
-    catalog = TokenizerCatalog(TokenizerSettings(max_cached=2), load=(loads := Loads()))
-    for name in ("a", "b", "a", "c", "a", "b"):
-        await catalog.get(name)
-    assert [name for name, *_ in loads.calls] == ["a", "b", "c", "b"]
-    assert catalog.held == 2
-
-
 async def test_only_listed_names_bring_their_own_code() -> None:
     settings = TokenizerSettings(remote_code_names=frozenset({"good/code"}), download=True)
     catalog = TokenizerCatalog(settings, load=(loads := Loads()))
     await catalog.get("good/code")
     await catalog.get("other/code")
     assert [(trusted, download) for _, _, trusted, download in loads.calls] == [(True, True), (False, True)]
-
-
-async def test_a_load_that_failed_is_a_sentence_and_is_tried_again() -> None:
-    catalog = TokenizerCatalog(load=(loads := Loads(OSError("not in the cache\nmore"))))
-    with pytest.raises(
-        TokenizerRefusedError, match=r"'org/model' at revision 'v1' cannot be loaded: not in the cache$"
-    ):
-        await catalog.get("org/model", "v1")
-    loads.error = None
-    assert (await catalog.get("org/model", "v1")).prompt([{"role": "user", "content": "?"}])
 
 
 async def test_a_tokenizer_without_a_template_is_refused() -> None:
@@ -225,12 +188,6 @@ async def test_folders_under_the_roots_are_found_by_path_and_by_name_and_links_o
         await catalog.get(str(root / "link"))
 
 
-async def test_the_demo_tokenizer_is_always_there() -> None:
-    catalog = TokenizerCatalog()
-    by_name = await catalog.get("demo", "main")
-    assert by_name is await catalog.get(str(DEMO_TOKENIZER_PATH))
-
-
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
@@ -259,62 +216,7 @@ def test_a_count_by_text_of_nothing_never_excuses_a_missing_mask() -> None:
 # --- tool calls ------------------------------------------------------------------------------------------------------
 
 
-def test_calls_are_read_from_the_text_and_from_openais_form() -> None:
-    text = (
-        'So:\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>{"name": "b"}</tool_call>'
-    )
-    assert [(c.name, dict(c.arguments)) for c in calls_of({"content": text}, 2)] == [("add", {"a": 1}), ("b", {})]
-    message = message_with_calls(text, 2)
-    assert message["content"] == "So:"
-    assert [c["id"] for c in message["tool_calls"]] == ["call_2_0", "call_2_1"]
-    assert [c.name for c in calls_of(message, 2)] == ["add", "b"]
-
-
-@pytest.mark.parametrize(
-    "text", ["<tool_call>{broken</tool_call>", '<tool_call>{"name": "a"}</tool_call> and more', "<tool_call>{}"]
-)
-def test_text_that_is_no_clean_call_stays_as_it_is(text: str) -> None:
-    assert message_with_calls(text, 1) == {"role": "assistant", "content": text}
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        {}, "text", {"function": {"name": ""}}, {"function": {"name": "a", "arguments": "[1]"}},
-        {"function": {"name": "a", "arguments": "{"}}, {"function": {"name": 3}},
-    ],
-)  # fmt: skip
-def test_a_call_that_cannot_be_made_has_a_problem(call: Any) -> None:
-    (found,) = calls_of({"tool_calls": [call]}, 1)
-    assert found.problem
-
-
 # --- bodies and settings ---------------------------------------------------------------------------------------------
-
-
-def test_nulls_and_unknown_fields_of_strangers_are_taken() -> None:
-    body = {
-        "rollout_id": "r", "server_url": "http://x", "messages": [{"role": "user", "content": "?"}], "max_turns": None,
-        "metadata": None, "tool_server_url": None, "tokenizer_name": None, "sampling_params": None, "what": 1,
-    }  # fmt: skip
-    request = parse(RolloutBody, body)
-    assert (request.max_turns, request.max_tokens_total, request.metadata) == (10, 8192, {})
-
-
-@pytest.mark.parametrize(
-    "changes", [{"n": 2}, {"stream": True}, {"max_tokens": 0}, {"temperature": "hot"}, {"top_p": 0}]
-)
-def test_turns_are_one_reply_and_no_stream(changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidPayloadError, match=next(iter(changes))):
-        parse(CompletionBody, {"rollout_id": "r", "messages": [{"role": "user"}], **changes})
-
-
-def test_the_end_takes_the_rollout_servers_answer_and_own_fields_win() -> None:
-    final = {"status": "COMPLETED", "finish_reason": "max_turns", "metrics": {"num_llm_calls": 2}, "final_messages": []}
-    end = parse(EndBody, {"reward": 1, "finish_reason": "stop", "final_response": final})
-    assert (end.finish_reason, end.metrics, end.failed) == ("stop", {"num_llm_calls": 2}, False)
-    assert parse(EndBody, {"status": "ERROR"}).failed
-    assert parse(EndBody, {"finish_reason": "abort"}).failed
 
 
 @pytest.mark.parametrize(
@@ -327,27 +229,3 @@ def test_the_end_takes_the_rollout_servers_answer_and_own_fields_win() -> None:
 def test_impossible_settings_are_refused(build: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         build()
-
-
-@pytest.mark.parametrize(
-    "inside",
-    ["[" * 100_000, '{"name": "f", "arguments": {"n": NaN}}', '{"name": "f", "arguments": "{\\"n\\": Infinity}"}'],
-)
-def test_a_call_that_is_no_json_is_a_problem_and_no_error(inside: str) -> None:
-    inside = inside if inside.startswith("{") else f'{{"name": "f", "arguments": {inside}}}'
-    (call,) = calls_of({"content": f"<tool_call>{inside}</tool_call>"}, 0)
-    assert call.problem is not None
-    assert "JSON" in call.problem
-
-
-def test_a_call_that_is_only_thought_of_is_not_made() -> None:
-    thought, meant = (f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("bad", "good"))
-    text = f"<think>perhaps {thought}</think>\n{meant}"
-    assert [call.name for call in calls_of({"content": text}, 0)] == ["good"]
-    message = message_with_calls(text, 0)
-    assert message["content"] == f"<think>perhaps {thought}</think>"
-    assert [call["function"]["name"] for call in message["tool_calls"]] == ["good"]
-    assert message_with_calls(f"<think>{thought}</think> no", 0) == {
-        "role": "assistant",
-        "content": f"<think>{thought}</think> no",
-    }

@@ -6,7 +6,6 @@ import json
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import (
     GroupPageQuery,
@@ -25,16 +23,11 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
     SeriesQuery,
     TrajectoryPageQuery,
 )
-from slime_plugins.rollout_buffer.reporting import time_series
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
-from slime_plugins.rollout_buffer.reporting.time_series import MAX_BUCKETS, span_of
-from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
-from slime_plugins.rollout_buffer.state.runner_reports import store_report
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 from tests.example_counts import examples
 from tests.support import poll, start_external, write, written
 
@@ -80,15 +73,6 @@ def test_a_series_counts_what_happened(views: Views, job: JobRecord) -> None:
     assert {len(values) for values in columns.values()} == {len(columns["t"])}
 
 
-def test_minutes_and_rows_tell_the_same(views: Views, job: JobRecord) -> None:
-    by_minute = views.series(job.job_id, asked(width_s=60))["columns"]
-    by_row = views.series(job.job_id, asked(width_s=30))["columns"]
-    for name in ("episodes", "completed", "truncated", "groups_valid"):
-        assert sum(by_minute[name]) == sum(by_row[name])
-    folded = {start - start % 60 for start, count in zip(by_row["t"], by_row["episodes"], strict=True) if count}
-    assert folded == {start for start, count in zip(by_minute["t"], by_minute["episodes"], strict=True) if count}
-
-
 @examples(15)
 @given(seed=st.integers(0, 10_000))
 def test_the_sums_by_the_minute_are_those_of_the_rows(seed: int) -> None:
@@ -117,49 +101,6 @@ def test_the_sums_by_the_minute_are_those_of_the_rows(seed: int) -> None:
             rows, minutes = tuple(connection.execute(query).fetchone()), tuple(connection.execute(sums).fetchone())
         buffer.store.close()
     assert minutes == pytest.approx(rows)
-
-
-def test_the_newest_buckets_alone_continue_the_earlier_ones(views: Views, job: JobRecord) -> None:
-    whole = views.series(job.job_id, asked(width_s=60))["columns"]
-    newest = views.series(job.job_id, asked(width_s=60, since=whole["t"][-2]))["columns"]
-    for name, values in newest.items():
-        assert values == whole[name][-2:]
-
-
-def test_many_episodes_in_short_buckets_come_by_the_minute(
-    views: Views, job: JobRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_by_one = views.series(job.job_id, asked(width_s=30))
-    monkeypatch.setattr(time_series, "MAX_EPISODES_ONE_BY_ONE", 18)
-    crowded = views.series(job.job_id, asked(width_s=30))
-    assert (one_by_one["width_s"], crowded["width_s"]) == (30, 60)
-    assert sum(crowded["columns"]["episodes"]) == sum(one_by_one["columns"]["episodes"]) == 19
-    newest = views.series(job.job_id, asked(width_s=30, since=one_by_one["columns"]["t"][-3]))
-    assert newest["width_s"] == 30
-
-
-def test_a_series_says_how_long_the_trainer_waited(
-    views: Views, buffer: Buffer, job: JobRecord, clock: SettableClock
-) -> None:
-    buffer.polled(job)
-    buffer.empty_poll(buffer.job(job.job_id))
-    clock.advance(7.0)
-    assert poll(buffer, buffer.job(job.job_id)) is not None
-    columns = views.series(job.job_id, asked(width_s=60))["columns"]
-    assert [value for value in columns["wait_max"] if value is not None] == [7.0]
-
-
-@given(
-    first=st.floats(0, 1e9),
-    length=st.floats(0, 1e8),
-    width=st.none() | st.integers(1, 604_800),
-    since=st.none() | st.floats(0, 2e9),
-)
-def test_a_span_is_never_endless(first: float, length: float, width: int | None, since: float | None) -> None:
-    span = span_of(first, first + length, width_s=width, since=since)
-    assert 0 <= span.buckets <= MAX_BUCKETS
-    assert span.end > first + length
-    assert span.start % span.width_s == 0
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
@@ -227,11 +168,6 @@ def test_what_was_delivered_stands_beside_what_was_earned(views: Views, buffer: 
     assert group["delivery_id"] is not None
 
 
-def test_there_is_no_group_that_is_not_there(views: Views) -> None:
-    with pytest.raises(NotFoundError):
-        views.group(12345)
-
-
 # --- trajectories ----------------------------------------------------------------------------------------------------
 
 
@@ -254,21 +190,6 @@ def test_filters_find_what_they_say(buffer: Buffer, job: JobRecord, query: dict[
     assert len(Inspection(buffer.store).trajectories(page)["trajectories"]) == count
 
 
-def test_filters_never_touch_the_rows_with_the_payloads(buffer: Buffer, job: JobRecord) -> None:
-    """What is scanned is the index; rows are looked up one by one, for what is shown."""
-    plans: list[str] = []
-    page = {"job_id": job.job_id, "search": "x", "outcome": "aborted", "min_reward": 5}
-    with buffer.store.read() as connection:
-        connection.set_trace_callback(plans.append)
-    Inspection(buffer.store).trajectories(request_models.parse(TrajectoryPageQuery, page))
-    with buffer.store.read() as connection:
-        connection.set_trace_callback(None)
-        query = next(statement for statement in plans if "trajectories_to_look_at" in statement)
-        steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
-    assert any("USING COVERING INDEX trajectories_to_look_at (job_key=? AND key<?)" in step for step in steps), steps
-    assert not any(step.startswith("SCAN trajectories") for step in steps), steps
-
-
 # --- explanations ----------------------------------------------------------------------------------------------------
 
 
@@ -279,31 +200,6 @@ def test_an_overview_has_every_job_with_its_accounting_and_why(views: Views, buf
     assert overview["explanation"][0]["code"] == "no_supervisor"
     assert entry["explanation"][0]["code"] == "no_supervisor"
     assert entry["newest"]["episodes"] == 19
-
-
-def test_jobs_are_paged(views: Views, buffer: Buffer) -> None:
-    for name in "abc":
-        start_external(buffer, 1, job_id=name)
-    first = views.overview(request_models.parse(OverviewQuery, {"limit": 2}))
-    rest = views.overview(request_models.parse(OverviewQuery, {"limit": 2, "cursor": first["next_cursor"]}))
-    assert [entry["job_id"] for page in (first, rest) for entry in page["jobs"]] == ["c", "b", "a"]
-    assert rest["next_cursor"] is None
-
-
-def test_what_the_runner_said_of_engine_and_devices_is_explained(
-    views: Views, buffer: Buffer, job: JobRecord, clock: SettableClock
-) -> None:
-    buffer.beat(SUPERVISOR, 1, {})
-    engine = EngineReport(url="http://e", code=EngineTrouble.REFUSES, message="is gone", since_s=5.0, waiting=2)
-    buffer.beat(ENGINE.of_job(job.key), 1, {"engine": asdict(engine)})
-    devices = [{"device_id": "a", "state": "leased"}, {"device_id": "b", "state": "quarantined"}]
-    store_report(buffer.store, job.key, 1, {"pool": "p", "devices": devices}, now=clock.now)
-    found = views.explanation(job.job_id)
-    assert found["engine"] == asdict(engine)
-    assert (found["devices"]["total"], found["devices"]["busy"], found["devices"]["broken"]) == (2, 1, 1)
-    clock.advance(3600.0)
-    later = views.explanation(job.job_id)
-    assert (later["engine"], later["devices"]) == ({}, {})
 
 
 # --- over HTTP -------------------------------------------------------------------------------------------------------
@@ -318,14 +214,6 @@ def test_the_routes_answer_for_ids_with_slashes(client: FlaskClient) -> None:
     assert client.get(f"/groups/{group['group_index']}").get_json()["job_id"] == "a/b"
     assert client.get("/token_rows/x/y").get_json()["contexts"] == []
     assert client.get("/overview").get_json()["jobs"][0]["job_id"] == "a/b"
-
-
-def test_a_list_that_has_not_changed_is_not_sent_again(client: FlaskClient) -> None:
-    client.post("/start_rollout", json={"task_type": "external", "job_id": "j"})
-    first = client.get("/jobs/j/groups")
-    assert client.get("/jobs/j/groups", headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
-    client.post("/buffer/write", json=written("x"))
-    assert client.get("/jobs/j/groups", headers={"If-None-Match": first.headers["ETag"]}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -343,11 +231,6 @@ def test_a_wrong_question_is_answered_with_a_sentence(client: FlaskClient, path:
     reply = client.get(path)
     assert reply.status_code in (400, 404)
     assert reply.get_json()["error"]["message"]
-
-
-@pytest.mark.parametrize("number", ["9" * 18, "9" * 30])
-def test_a_group_number_of_any_length_is_no_defect(client: FlaskClient, number: str) -> None:
-    assert client.get(f"/groups/{number}").status_code == 404
 
 
 def test_tokens_come_with_texts_of_the_jobs_tokenizer(

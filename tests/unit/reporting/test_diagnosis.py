@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -131,28 +130,6 @@ def test_who_stands_still_is_told_what_to_do(changes: dict[str, Any]) -> None:
         assert one.advice or one.severity is Severity.OK
 
 
-@pytest.mark.parametrize("changes", [changes for changes, _, _ in SITUATIONS])
-def test_advice_can_be_followed_wherever_it_is_read(changes: dict[str, Any]) -> None:
-    """A terminal, a page of the dashboard and a trainer's log show the same."""
-    for one in explain_job(replace(AT_WORK, **changes)):
-        assert not re.search(r"\bhere\b", f"{one.message} {one.advice}")
-        assert "page" not in one.advice or "rollout-buffer " in one.advice
-
-
-def test_a_cancelled_job_is_neither_well_nor_in_trouble() -> None:
-    assert explain_job(replace(AT_WORK, state=JobState.CANCELLED))[0].severity is Severity.ENDED
-
-
-def test_a_job_that_is_over_says_nothing_else() -> None:
-    over = replace(AT_WORK, state=JobState.FINISHED, running_attempts=0, supervisor_age_s=None)
-    assert [one.code for one in explain_job(over)] == ["finished"]
-
-
-def test_trouble_does_not_hide_that_it_moves() -> None:
-    codes = [one.code for one in explain_job(replace(AT_WORK, recent_failures={"device": 9}))]
-    assert codes == ["failing_device", "moving"]
-
-
 DROPPED = {"delivered": 1, "failed": 3, "filtered": 4}
 
 
@@ -167,36 +144,12 @@ def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
     assert found["filtered_groups"].message.endswith("of 4: the generator's own is_valid_group refused it.")
 
 
-def test_some_filtered_groups_are_nothing_to_worry_about() -> None:
-    healthy = replace(AT_WORK, groups={"open": 10, "delivered": 5, "filtered": 4})
-    assert [one.severity for one in explain_job(healthy)] == [Severity.OK, Severity.OK]
-    thin = replace(AT_WORK, groups={"open": 10, "delivered": 3, "filtered": 4})
-    assert explain_job(thin)[0].code == "filtered_groups"
-
-
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.FINISHED])
 def test_a_job_of_which_nothing_comes_is_red_while_it_runs_and_when_it_is_over(state: JobState) -> None:
     nothing = Cause(CauseCode.NO_GROUP_READY, "all 3 groups were filtered")
     cause = nothing if state is JobState.FINISHED else causes.NO_CAUSE
     vain = replace(AT_WORK, state=state, cause=cause, groups={"filtered": 3})
     assert explain_job(vain)[0].severity is Severity.STOPPED
-
-
-def test_two_groups_without_result_are_no_verdict() -> None:
-    few = replace(AT_WORK, groups={"open": 10, "filtered": 2})
-    stale = replace(AT_WORK, groups={"open": 10, "filtered": 9}, stale_groups=9)
-    for snapshot in (few, stale):
-        assert Severity.STOPPED not in [one.severity for one in explain_job(snapshot)]
-
-
-def test_a_job_of_which_some_attempts_succeed_is_not_red() -> None:
-    moving = replace(AT_WORK, recent_failures={"device": 9})
-    assert Severity.STOPPED not in [one.severity for one in explain_job(moving)]
-
-
-def test_two_failures_are_no_verdict() -> None:
-    few = replace(AT_WORK, all_failed=replace(ALL_FAILED, failed=2, ended=2), trajectory_age_s=None)
-    assert [one.severity for one in explain_job(few)] == [Severity.OK]
 
 
 def test_backpressure_says_whether_anybody_ever_polled() -> None:
@@ -220,10 +173,6 @@ def test_weights_that_stand_still_are_said_beside_what_moves(who: StuckParty, wo
     assert words in found[0].message
     assert found[0].message.endswith("The lag of 4 that the job asks for is not kept.")
     assert found[0].advice
-
-
-def test_little_disk_is_said_beside_the_rest() -> None:
-    assert "disk" in [one.code for one in explain_job(replace(AT_WORK, disk_free_bytes=10**9))]
 
 
 @given(

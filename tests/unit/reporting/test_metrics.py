@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS, cause_class
-from slime_plugins.rollout_buffer.rules.causes import Shortfall, items_filtered, too_short
 from tests.support import poll, start_external, write, written
 
 Values = dict[tuple[str, ...], float]
@@ -132,28 +131,7 @@ def test_ages_are_told(client: FlaskClient) -> None:
     assert 0 < metrics["rollout_buffer_oldest_ready_group_age_seconds"]["j", "external"] < 60
 
 
-def test_bytes_on_disk_are_told(client: FlaskClient) -> None:
-    client.post("/start_rollout", data=json.dumps({"task_type": "external", "job_id": "j"}))
-    before = sum(scrape(client)["rollout_buffer_store_bytes"].values())
-    text = "".join(map(str, range(40_000)))
-    client.post("/buffer/write", data=json.dumps(written("u", messages=[{"role": "user", "content": text}])))
-    metrics = scrape(client)
-    assert sum(metrics["rollout_buffer_store_bytes"].values()) >= before + len(text)
-    assert metrics["rollout_buffer_disk_free_bytes"][()] > 0
-
-
 def test_a_hostile_job_id_stays_inside_its_label(client: FlaskClient) -> None:
     hostile = 'a"} 1 \\ rollout_buffer_slots{job_id="b'
     client.post("/start_rollout", data=json.dumps({"task_type": "external", "job_id": hostile}))
     assert {key[0] for key in scrape(client)["rollout_buffer_slots"]} == {hostile}
-
-
-def test_without_a_supervisor_its_age_is_absent(client: FlaskClient) -> None:
-    client.application.extensions["rollout_buffer"].buffer.remove_heartbeat("supervisor")
-    assert scrape(client)["rollout_buffer_supervisor_heartbeat_age_seconds"] == {}
-
-
-def test_causes_have_few_label_values() -> None:
-    assert cause_class(too_short(3, 8, Shortfall.TIMED_OUT).message) == "timed out"
-    assert cause_class(items_filtered(2, 8, (0.0, 1.0), own=False).message) == "filter_item kept N of N members"
-    assert cause_class("normalize_group_data raised KeyError: 'uid-123'") == "normalize_group_data raised KeyError"

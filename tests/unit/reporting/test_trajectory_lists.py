@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from slime.utils.mask_generator import Generation
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.query_params import SearchQuery, TrajectoryFilters, TrajectoryPageQuery
+from slime_plugins.rollout_buffer.protocol.query_params import SearchQuery, TrajectoryPageQuery
 from slime_plugins.rollout_buffer.reporting import text_search
-from slime_plugins.rollout_buffer.reporting.inspection import REWARD_BINS, Inspection
-from slime_plugins.rollout_buffer.reporting.message_texts import message_texts, preview_of
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.message_texts import preview_of
 from slime_plugins.rollout_buffer.reporting.text_search import TextSearch
 from slime_plugins.rollout_buffer.reporting.turn_tree import describe_turn_tree
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -89,36 +88,7 @@ def test_pages_of_a_sorted_list_hold_everything_once_in_order(
     assert values == sorted(values, reverse=order == "descending")
 
 
-def test_a_list_sorted_by_reward_is_paged(inspection: Inspection, job: JobRecord) -> None:
-    found = listed(inspection, job_id=job.job_id, sort="reward", limit=2)
-    assert [one["uid"] for one in found] == ["t3", "t2", "t0", "t4", "t1"]
-
-
 # --- totals ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_summary_counts_what_the_filters_let_through(inspection: Inspection, job: JobRecord) -> None:
-    query = {"job_id": job.job_id, "min_reward": 0.0}
-    found = inspection.summary(request_models.parse(TrajectoryFilters, query))
-    assert (found["trajectories"], found["reward_mean"], found["success"]) == (4, 0.75, 0.75)
-    assert (found["reward_min"], found["reward_max"]) == (0.0, 2.0)
-
-
-@examples(40)
-@given(rewards=st.lists(st.floats(-5, 5), max_size=12))
-def test_every_reward_is_in_one_bin_of_the_histogram(rewards: list[float]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        buffer = Buffer(Store(Path(folder)), clock=SettableClock(1_000.0))
-        job = start_external(buffer, 1, reward_range=[-5, 5])
-        for at, reward in enumerate(rewards):
-            write(buffer, job, written(f"t{at}", f"i{at}", reward))
-        found = Inspection(buffer.store).summary(request_models.parse(TrajectoryFilters, {}))
-        buffer.store.close()
-    assert sum(found["bins"]) == len(rewards)
-    assert len(found["bins"]) == (0 if not rewards else 1 if len(set(rewards)) == 1 else REWARD_BINS)
-    if len(set(rewards)) > 1:
-        assert found["bins"][0] > 0
-        assert found["bins"][-1] > 0
 
 
 # --- previews --------------------------------------------------------------------------------------------------------
@@ -128,15 +98,6 @@ def test_a_list_has_a_line_of_question_and_answer_when_asked(inspection: Inspect
     (newest, *_) = listed(inspection, job_id=job.job_id, previews=True)
     assert (newest["goal"], newest["answer"]) == ("What is 4?", "It is number 4.")
     assert "goal" not in listed(inspection, job_id=job.job_id)[0]
-
-
-def test_previews_end_where_the_payloads_are_too_many_bytes(
-    inspection: Inspection, job: JobRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = listed(inspection, job_id=job.job_id)
-    monkeypatch.setattr("slime_plugins.rollout_buffer.reporting.inspection.PREVIEW_BYTES", whole[0]["body_bytes"])
-    found = listed(inspection, job_id=job.job_id, previews=True)
-    assert [one["goal"] is not None for one in found] == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -154,22 +115,6 @@ def test_an_answer_is_what_was_said_after_thinking(said: str, answer: str) -> No
     found = preview_of(payload).answer
     assert found is not None
     assert found.endswith(answer)
-
-
-@examples(200)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["messages", "role", "content", "tool_calls", "function", "text"]), inner)
-        ),
-        max_leaves=20,
-    ).map(lambda value: {"messages": value, "extra_info": value})
-)
-def test_a_payload_of_any_form_has_texts_and_a_preview(payload: dict[str, Any]) -> None:
-    assert all(isinstance(one.text, str) for one in message_texts(payload))
-    preview_of(payload)
 
 
 # --- searching -------------------------------------------------------------------------------------------------------
@@ -195,18 +140,6 @@ def test_a_text_is_found_in_messages_thoughts_and_calls_with_its_turn(buffer: Bu
     assert found_by(search, text="nowhere")["hits"] == []
 
 
-def test_a_search_is_paged_and_filtered(inspection: Inspection, job: JobRecord) -> None:
-    search = TextSearch(inspection)
-    first = found_by(search, text="number", limit=2)
-    rest = found_by(search, text="number", limit=20, cursor=first["next_cursor"])
-    assert [hit["uid"] for page in (first, rest) for hit in page["hits"]] == ["t4", "t3", "t2", "t1", "t0"]
-    assert (first["out_of_time"], rest["next_cursor"]) == (False, None)
-    assert [hit["uid"] for hit in found_by(search, text="number", success=False, job_id=job.job_id)["hits"]] == [
-        "t4",
-        "t1",
-    ]
-
-
 def test_a_search_ends_when_its_time_is_up_and_goes_on_from_there(inspection: Inspection, job: JobRecord) -> None:
     ticks = itertools.count(0.0, text_search.BUDGET_S / 2)
     search = TextSearch(inspection, clock=lambda: next(ticks))
@@ -223,47 +156,7 @@ def test_a_search_ends_when_its_time_is_up_and_goes_on_from_there(inspection: In
     assert seen == ["t4", "t3", "t2", "t1", "t0"]
 
 
-def test_a_third_search_is_asked_to_come_again(
-    inspection: Inspection, job: JobRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search = TextSearch(inspection)
-    refused: list[str] = []
-
-    def search_within(_: int) -> bytes:
-        try:
-            found_by(search, text="x")
-        except UnavailableError as error:
-            refused.append(error.message)
-        return b"{}"
-
-    monkeypatch.setattr(inspection, "payload", search_within)
-    assert found_by(search, text="x")["searched"] == len(REWARDS)
-    assert "ask again" in refused[0]
-    assert found_by(search, text="x")["next_cursor"] is None
-
-
 # --- around one trajectory -------------------------------------------------------------------------------------------
-
-
-def test_neighbours_are_those_of_the_same_job(client: FlaskClient) -> None:
-    for job_id in ("a/b", "other"):
-        client.post("/start_rollout", json={"task_type": "external", "job_id": job_id, "num_repeat_per_sample": 1})
-    for uid, job_id in (("x/1", "a/b"), ("y", "other"), ("x/2", "a/b"), ("x/3", "a/b")):
-        client.post("/buffer/write", json={**written(uid, uid), "job_id": job_id})
-    found = client.get("/neighbours/x/2?job_id=a/b").get_json()
-    assert (found["older"], found["newer"]) == ("x/1", "x/3")
-    assert client.get("/neighbours/y").get_json() == {"uid": "y", "job_id": "other", "older": None, "newer": None}
-    assert client.get("/neighbours/nobody").status_code == 404
-
-
-def test_token_ids_stay_away_when_only_texts_are_wanted(client: FlaskClient) -> None:
-    client.post("/start_rollout", json={"task_type": "external", "job_id": "j", "num_repeat_per_sample": 1})
-    generation = {"prompt_ids": [1], "output_ids": [2, 3]}
-    client.post("/buffer/write", json=written("a", generations=[generation]))
-    assert client.get("/trajectories/a").get_json()["generations"]
-    light = client.get("/trajectories/a?generations=false").get_json()
-    assert "generations" not in light
-    assert light["messages"]
 
 
 def sampled(prompt: list[int], output: list[int]) -> Generation:

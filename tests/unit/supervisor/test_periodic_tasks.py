@@ -73,13 +73,6 @@ def test_what_the_disk_does_puts_a_duty_off_is_said_once_and_is_well_again_after
     assert caplog.messages[1:] == ["write rows: done again"]
 
 
-def test_a_defect_is_not_hidden() -> None:
-    disk = Disk()
-    disk.error = KeyError("defect")
-    with pytest.raises(KeyError):
-        PeriodicTasks({disk.write_rows: 0.0}).run_due()
-
-
 def test_a_defect_in_the_thread_is_raised_to_whoever_checks() -> None:
     disk = Disk()
     disk.error = KeyError("defect")

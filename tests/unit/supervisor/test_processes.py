@@ -60,12 +60,6 @@ def test_what_outlives_its_leader_is_found_and_ended(tmp_path: Path) -> None:
     assert parent.mark.members() == []
 
 
-def test_a_stopped_process_is_ended_too(child: ChildProcess) -> None:
-    os.kill(child.pid, signal.SIGSTOP)
-    child.mark.kill()
-    assert child.mark.members() == []
-
-
 def test_records_come_back_as_they_were_and_are_gone_after_an_orderly_end(tmp_path: Path, child: ChildProcess) -> None:
     records = ChildRecords(tmp_path / "children.json")
     assert records.orphans() == []
@@ -74,12 +68,6 @@ def test_records_come_back_as_they_were_and_are_gone_after_an_orderly_end(tmp_pa
     records.clear()
     assert records.orphans() == []
     records.clear()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"pid": 1}]', '{"a": 1}'])
-def test_records_that_cannot_be_read_end_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "children.json").write_text(text)
-    assert ChildRecords(tmp_path / "children.json").orphans() == []
 
 
 def test_a_child_hears_of_its_parents_death(tmp_path: Path) -> None:
@@ -122,23 +110,3 @@ def test_children_start_and_end_where_nothing_can_be_written(tmp_path: Path) -> 
     assert child.log_tail() == ""
     child.kill()
     records.clear()
-
-
-def test_the_kernel_says_who_is_stopped(child: ChildProcess) -> None:
-    assert not child.is_stopped()
-    os.kill(child.pid, signal.SIGSTOP)
-    while not child.is_stopped():
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGCONT)
-    while child.is_stopped():
-        time.sleep(0.01)
-
-
-def test_log_tail_are_few_however_long_the_log_is(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log:
-        log.truncate(1 << 40)
-        log.seek(0, os.SEEK_END)
-        log.write(b"\none\ntwo\n")
-    child = ChildProcess("sleeper", [sys.executable, "-c", ""], log_file=tmp_path / "log")
-    assert child.log_tail(2) == "one\ntwo"
-    child.kill()

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
-
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.restart_policies import RestartPolicy
@@ -121,18 +119,6 @@ def test_a_child_that_crashes_is_started_again_after_waits_that_double_and_given
     assert len(nursery.started) == 4
 
 
-@pytest.mark.parametrize("reason", ["lived long", "progressed"])
-def test_a_child_that_lived_long_or_got_on_with_its_work_is_not_crashing_again_and_again(reason: str) -> None:
-    nursery, clock = Nursery(), Clock()
-    child = child_of(nursery, clock, progressed=lambda: reason == "progressed")
-    for _ in range(20):
-        child.tend()
-        clock.now += 101 if reason == "lived long" else 0
-        crash(child, nursery)
-        assert (child.state, child.crashes) == (ChildState.WAITING, 1)
-        clock.now += 1
-
-
 def test_a_machine_that_cannot_start_it_now_is_no_crash_and_never_ends_the_trying() -> None:
     nursery, clock = Nursery(), Clock()
     child = child_of(nursery, clock)
@@ -234,13 +220,6 @@ def test_a_stop_is_no_crash_and_kills_only_what_does_not_end_in_time() -> None:
     nursery.started[1].code = 0
     child.tend()
     assert state_of(child) is ChildState.ENDED
-    assert child.over
-
-
-def test_a_child_that_never_started_is_stopped_at_once() -> None:
-    child = child_of(Nursery(), Clock(), may_start=lambda: False)
-    child.tend()
-    child.stop("its job is over", within_s=5, for_good=True)
     assert child.over
 
 

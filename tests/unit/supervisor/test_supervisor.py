@@ -10,7 +10,6 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.restart_policies import MAX_CRASHES
@@ -102,43 +101,8 @@ def test_runners_that_are_killed_while_they_get_on_never_fail_their_job(
     assert supervisor._to_fail == {}
 
 
-def test_runners_that_cannot_write_on_a_full_disk_never_fail_their_job(
-    supervisor: Supervisor, buffer: Buffer, started: Started
-) -> None:
-    def write_rows() -> None:
-        raise StorageFullError("the disk is full")
-
-    supervisor._writing.tasks.run(write_rows)
-    job = start_played(buffer, task_type="math")
-    for _ in range(3 * MAX_CRASHES):
-        reconcile(supervisor)
-        started.processes[-1].code = 1
-        reconcile(supervisor)
-    assert supervisor._to_fail == {}
-    assert supervisor._runners[job.key].child.crashes == 1
-
-
 def ray_says(supervisor: Supervisor, address: str) -> None:
     supervisor._ray_heartbeat.beat(address=address)
-
-
-def test_a_ray_killed_while_it_starts_is_started_again_and_fails_no_job(
-    supervisor: Supervisor, buffer: Buffer, started: Started
-) -> None:
-    job = start_played(buffer, task_type="phones")
-    for _ in range(3):
-        reconcile(supervisor)
-        started.of("local_ray")[-1].code = -9
-        reconcile(supervisor)
-    reconcile(supervisor)
-    assert len(started.of("local_ray")) == 4
-    assert started.of("runner.main") == []
-    ray_says(supervisor, "127.0.0.1:1")
-    reconcile(supervisor)
-    reconcile(supervisor)
-    assert len(started.of("runner.main")) == 1
-    assert "127.0.0.1:1" in started.commands[-1]
-    assert state_of(buffer, job) == "running"
 
 
 def test_a_ray_that_never_starts_fails_the_jobs_that_wait_for_it_and_a_later_job_tries_anew(
@@ -234,12 +198,3 @@ def test_a_runner_whose_job_is_over_may_end_by_itself_and_is_killed_when_it_does
     reconcile(supervisor)
     assert "KILL" in started.processes[0].signals
     assert supervisor._runners == {}
-
-
-def test_a_taken_port_is_waited_for_only_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["Address already in use", "Address already in use", None])
-    monkeypatch.setattr(module, "_why_taken", lambda host, port: next(answers))
-    module._wait_for_port("127.0.0.1", 1, 5.0)
-    monkeypatch.setattr(module, "_why_taken", lambda host, port: "Address already in use")
-    with pytest.raises(ConfigError, match="give another --port"):
-        module._wait_for_port("127.0.0.1", 1, 0.0)

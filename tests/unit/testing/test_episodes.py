@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
-from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.testing.episodes import episode_request, play_episode
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, Trajectory
@@ -64,15 +63,3 @@ async def test_what_the_runner_refuses_fails_the_test(changes: dict[str, Any]) -
             generator, episode_request(LINE), FakeEngine(["four"], tokenizer=tokenizer), tokenizer=tokenizer
         )
     assert generator.open == 0
-
-
-def test_a_line_without_a_name_gets_one_and_options_reach_the_generator() -> None:
-    request = episode_request({"question": "?"}, options={"depth": 2}, slot=3, max_new_tokens=9)
-    assert (request.instance.instance_id, request.uid, request.options["depth"]) == ("test", "test.3", 2)
-    assert request.sampling_params.max_new_tokens == 9
-
-
-def test_a_clock_stands_still_until_it_is_moved() -> None:
-    clock = SettableClock(10.0)
-    clock.advance(2.5)
-    assert (clock(), clock()) == (12.5, 12.5)
