@@ -3,7 +3,7 @@
 Names of ``__all__`` are imported when they are asked for: ``import slime_plugins.rollout_buffer`` alone loads nothing.
 
 ==================  ===============================================================================================
-talk to a buffer    ``RolloutBufferClient``, ``AsyncRolloutBufferClient``; what they return is in ``wire``
+talk to a buffer    ``RolloutBufferClient``, ``AsyncRolloutBufferClient``; what they return is in ``wire/``
 train on it         ``RolloutFeed`` and the records of ``trainer/``; slime's binding: ``slime.rollout.agent_rollout``
 play on it          ``Generator``, ``SingleTurnGenerator``, ``GeneratorContext`` of ``generator/``, ``ChatTokens``, and
                     an ``Engine`` of ``engine/``; ``testing/`` has what their tests want

@@ -1,7 +1,7 @@
 """The words of the project as frozen records and enums. Everything else is built from these.
 
 A record is changed by copy: ``dataclasses.replace(record, field=value)``. Dicts appear only where JSON comes in or goes
-out (``wire.py``) and for OpenAI messages, which stay what the protocol made them.
+out (``wire/``) and for OpenAI messages, which stay what the protocol made them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes over HTTP, as models, and who may ask. Items have their own speller: ``wire.py``.
+"""What goes over HTTP, as models, and who may ask. Items have their own speller: ``wire/``.
 
 * ``request_models`` – bodies of requests; ``query_params`` – queries; ``reply_models`` – replies, made into OpenAPI
 * ``trainer_reports`` – what a trainer reports of its rows

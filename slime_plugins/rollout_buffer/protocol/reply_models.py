@@ -1,15 +1,12 @@
 """What the replies of the HTTP API are, typed once: the OpenAPI schemas are made of these.
 
-They are ``TypedDict``s, since replies are built as dicts: nothing is validated while one is answered. Tests hold real
-replies to them. The sentence below a field is its description at ``/openapi.json``.
+Replies are built as dicts: nothing is validated while one is answered. Tests hold real replies to these types. The
+sentence below a field is its description at ``/openapi.json``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
-
-from pydantic import ConfigDict, Field
-from typing_extensions import TypedDict
+from typing import Any, Literal
 
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.types import (
@@ -20,109 +17,13 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     WriteStatus,
 )
-
-_DESCRIBED = ConfigDict(use_attribute_docstrings=True)
-
-
-class ChatMessage(TypedDict):
-    """One OpenAI message; more keys are as its program made them."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
-    role: str
-    """Who speaks: system, user, assistant or tool."""
+from slime_plugins.rollout_buffer.wire.checks import WireRecord
+from slime_plugins.rollout_buffer.wire.generations import GenerationEntry
+from slime_plugins.rollout_buffer.wire.items import ChatMessage, Item
 
 
-class ErrorBody(TypedDict):
-    """What went wrong."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
-    code: str
-    """Stable, for programs."""
-    message: str
-    """A sentence that says what to do."""
-    detail: dict[str, Any]
-    """More of it, for programs."""
-
-
-class Error(TypedDict):
-    """Every reply that is not as wished."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
-    error: ErrorBody
-    """What went wrong, for programs and people."""
-
-
-class StartReply(TypedDict):
-    """What became of `start_rollout`."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
-    message: str
-    """`Rollout started` or `Rollout attached`."""
-    job_id: str
-    """Use it in every later call."""
-    state: JobState
-    """Where it stands."""
-    attached: bool
-    """The job was there already."""
-    groups: int
-    """Instances times epochs."""
-    group_size: int
-    """Slots of each group."""
-    notes: list[str]
-    """What its settings do to the data."""
-
-
-class Item(TypedDict):
-    """One member of a delivered group."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
-    uid: str
-    """Names the trajectory; a dummy has one of its own."""
-    instance_id: str
-    """The line of the input that it belongs to."""
-    messages: list[ChatMessage]
-    """OpenAI messages."""
-    reward: float
-    """What the trainer is to use."""
-    raw_reward: float | None
-    """What the episode earned, when that differs."""
-    extra_info: dict[str, Any]
-    """What the generator says of it."""
-    turn_rewards: NotRequired[list[float]]
-    """What each trained turn earned, in order; left out where nobody said."""
-    token_rewards: NotRequired[list[list[float] | None]]
-    """What the sampled tokens of each trained turn earned beside; null for a turn without."""
-    generations: NotRequired[list[Generation]]
-    """Token ids and log-probabilities as sampled; empty when not known."""
-    images: NotRequired[list[str]]
-    """sha256 of each screenshot, in order of first appearance."""
-    timings_s: NotRequired[dict[str, Any]]
-    """Seconds by phase of the episode."""
-    group_index: int
-    """One per group."""
-    epoch: int
-    """Which pass over the input, from 0."""
-    slot: int
-    """Place in the group, from 0."""
-    outcome: Outcome
-    """How the attempt ended."""
-    stop_reason: StopReason
-    """Why the episode stopped."""
-    weight_version: int | None
-    """The oldest weights that sampled it; null when it is unknown."""
-    remove_sample: bool
-    """A dummy that stands for a missing member: never train it."""
-
-
-class Acknowledged(TypedDict):
+class Acknowledged(WireRecord):
     """What acknowledged deliveries were, by their ids."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     acked: list[str]
     """Received, now or earlier."""
@@ -132,10 +33,8 @@ class Acknowledged(TypedDict):
     """Never heard of."""
 
 
-class ShortGroup(TypedDict):
+class ShortGroup(WireRecord):
     """A delivered group with fewer members than it should have."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     group_index: int
     """One per group."""
@@ -149,57 +48,53 @@ class ShortGroup(TypedDict):
     """False: too few are left, and the group has failed."""
 
 
-class MetaInfo(TypedDict):
+class MetaInfo(WireRecord):
     """What a delivery says of itself and of the job."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     total_samples: int
     """Trajectories written since the last delivery, before any filter."""
     num_groups: int
     """Groups they belong to."""
-    avg_group_size: NotRequired[float]
+    avg_group_size: float | None = None
     """Trajectories of a group, on average."""
-    avg_reward: NotRequired[float]
+    avg_reward: float | None = None
     """Mean of their rewards; 0 when there are none."""
-    reward_std: NotRequired[float]
+    reward_std: float | None = None
     """Standard deviation (n - 1) of their rewards."""
-    reward_min: NotRequired[float]
+    reward_min: float | None = None
     """The lowest of them."""
-    reward_max: NotRequired[float]
+    reward_max: float | None = None
     """The highest of them."""
     finished_groups: list[str]
     """instance_id of each group delivered, filtered or failed since the last one."""
     delivery_id: str | None
     """What to acknowledge; null when nothing was delivered."""
-    job_id: NotRequired[str]
+    job_id: str | None = None
     """The job's id."""
-    job_state: NotRequired[str]
+    job_state: str | None = None
     """Only when nothing was delivered."""
-    job_cause: NotRequired[str]
+    job_cause: str | None = None
     """Why the job is in that state, when there is a reason; only when nothing was delivered."""
     outcomes: dict[str, int]
     """Trajectories since the last delivery by outcome."""
     exhausted: bool
     """Nothing will ever be ready again, and nothing is leased to anybody else."""
-    acknowledged: NotRequired[Acknowledged]
+    acknowledged: Acknowledged | None = None
     """What became of the deliveries that the poll acknowledged."""
-    reward_version: NotRequired[int]
+    reward_version: int | None = None
     """Which rewards its trajectories have: 0 is what was played; left out when nothing was delivered."""
-    weight_version: NotRequired[int | None]
+    weight_version: int | None = None
     """The newest that is known in this run of the trainer."""
-    stale_groups: NotRequired[list[int]]
+    stale_groups: list[int] | None = None
     """`group_index` of groups that are too old, where `staleness_policy` is `flag`."""
-    note: NotRequired[str]
+    note: str | None = None
     """What was done otherwise than asked: a `batch_size` below one group."""
-    short_groups: NotRequired[list[ShortGroup]]
+    short_groups: list[ShortGroup] | None = None
     """Groups with fewer members than they should have, for a client that takes no dummies."""
 
 
-class DeliveredGroups(TypedDict):
+class DeliveredGroups(WireRecord):
     """The groups of a delivery."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     data: list[Item]
     """Whole groups, one after the other."""
@@ -207,10 +102,8 @@ class DeliveredGroups(TypedDict):
     """What the delivery says of itself."""
 
 
-class RolloutData(TypedDict):
+class RolloutData(WireRecord):
     """What a poll gets."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     success: bool
     """False when nothing was ready; ask again."""
@@ -220,60 +113,8 @@ class RolloutData(TypedDict):
     """The groups, and what is said of them."""
 
 
-class SpanOfWeights(TypedDict):
-    """A stretch of sampled tokens, and the weights that sampled it."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
-    weight_version: NotRequired[Any]
-    """The engine's weights that sampled them."""
-    start: int
-    """The first token of it."""
-    end: int
-    """The first token behind it."""
-
-
-class Generation(TypedDict):
-    """What the engine sampled in one turn."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
-    keep: NotRequired[Annotated[int, Field(ge=0)]]
-    """The first so many ids of the generation before (prompt and output) come first."""
-    prompt_ids: list[Annotated[int, Field(ge=0)]]
-    """Prompt token ids after the kept ones."""
-    output_ids: list[Annotated[int, Field(ge=0)]]
-    """Sampled token ids."""
-    output_log_probs: NotRequired[list[float] | None]
-    """One per output id."""
-    finish_reason: NotRequired[str]
-    """stop, length or abort."""
-    weight_version: NotRequired[Any]
-    """The engine's weights that sampled it."""
-    trained: NotRequired[bool]
-    """False keeps its tokens out of the loss."""
-    weight_version_spans: NotRequired[list[SpanOfWeights]]
-    """Weights by stretch of output."""
-    keep_images: NotRequired[Annotated[int, Field(ge=0)]]
-    """The first so many images of the generation before come first."""
-    images: NotRequired[list[str]]
-    """sha256 of the image behind each placeholder of the prompt, after the kept ones."""
-    prompt_tokens: NotRequired[int | None]
-    """The engine's count of the prompt with its images expanded."""
-    cached_tokens: NotRequired[int | None]
-    """How many of them the engine had in its cache."""
-    records: NotRequired[dict[str, str]]
-    """What the engine told of single tokens (`routed_experts`, `top_p_tokens`): its sha256, which `/images` knows."""
-    prompt_receipt: NotRequired[dict[str, Any] | None]
-    """What the engine said of the prompt that it ran ([fidelity](fidelity.md)): `check` (equal, differing, unknown),
-    `image_tokens` of each image, the sha256 of the `images` that it was sent (after the first `keep_images` of the
-    generation before), `untrained_because`, and, where it ran other ids than it was sent, what was `sent`."""
-
-
-class WrittenResult(TypedDict):
+class WrittenResult(WireRecord):
     """What became of one written item."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     uid: str
     """Names the trajectory."""
@@ -281,10 +122,8 @@ class WrittenResult(TypedDict):
     """stored; duplicate: it was there, nothing changed; late: kept, but its group had closed."""
 
 
-class WriteReply(TypedDict):
+class WriteReply(WireRecord):
     """What became of the items of one write."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     success: bool
     """True unless something was refused."""
@@ -296,10 +135,8 @@ class WriteReply(TypedDict):
     """One per item, in order."""
 
 
-class BiasRow(TypedDict):
+class BiasRow(WireRecord):
     """How many members of one kind are over, and what became of them; those that nothing else counts were lost."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     by: str
     """`duration`, `length` (sampled tokens), `turns`, `reward`, `success` or `task`."""
@@ -317,10 +154,8 @@ class BiasRow(TypedDict):
     """Those whose slot used up its attempts."""
 
 
-class Job(TypedDict):
+class Job(WireRecord):
     """A job, its progress and its accounting."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -332,7 +167,7 @@ class Job(TypedDict):
     """Why it is in that state, when there is a reason."""
     cause_code: CauseCode
     """The same for programs: one of a few stable codes, or empty."""
-    engine_url: NotRequired[str | None]
+    engine_url: str | None = None
     """The engine that its episodes ask."""
     group_size: int
     """Slots of each group."""
@@ -340,13 +175,13 @@ class Job(TypedDict):
     """Lines of the input."""
     epochs: int
     """How often the input is gone through."""
-    created_at: NotRequired[float]
+    created_at: float | None = None
     """Seconds since 1970, as all times."""
-    updated_at: NotRequired[float]
+    updated_at: float | None = None
     """When it changed last."""
-    finished_at: NotRequired[float | None]
+    finished_at: float | None = None
     """When it ended; null while it has not."""
-    last_poll_at: NotRequired[float | None]
+    last_poll_at: float | None = None
     """When a trainer last asked for its data."""
     groups: dict[str, int]
     """Groups by state."""
@@ -374,18 +209,16 @@ class Job(TypedDict):
     """Trained against submitted, of the newest groups that are over; empty while they have fewer than 16 members."""
     causes: dict[str, Any]
     """Why groups were filtered or failed: state, cause, count."""
-    settings: NotRequired[dict[str, Any]]
+    settings: dict[str, Any] | None = None
     """Only from `GET /jobs/{job_id}`: what the job keeps of its start payload, with `***` for passwords and keys."""
-    devices: NotRequired[dict[str, Any] | None]
+    devices: dict[str, Any] | None = None
     """Only from there: the last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
     each of `devices` its state, last error, counters and times.
     """
 
 
-class ImageReply(TypedDict):
+class ImageReply(WireRecord):
     """A screenshot that is stored."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     sha256: str
     """Of the bytes, in hex."""
@@ -393,31 +226,27 @@ class ImageReply(TypedDict):
     """False when it was there already."""
 
 
-class Jobs(TypedDict):
+class Jobs(WireRecord):
     """All jobs."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     jobs: list[Job]
     """Newest first."""
 
 
-class DeliveryEntry(TypedDict):
+class DeliveryEntry(WireRecord):
     """One past delivery."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     delivery_id: str
     """The delivery it is in."""
     state: DeliveryState
     """popped: handed out for good."""
-    consumer_id: NotRequired[str | None]
+    consumer_id: str | None = None
     """Who polled, where it said so."""
-    poll_id: NotRequired[str | None]
+    poll_id: str | None = None
     """Which poll it was, where it said so."""
     created_at: float
     """Seconds since 1970, as all times."""
-    lease_expires_at: NotRequired[float | None]
+    lease_expires_at: float | None = None
     """When its groups come back unless it is acknowledged."""
     groups: int
     """How many groups."""
@@ -425,10 +254,8 @@ class DeliveryEntry(TypedDict):
     """How many samples, dummies included."""
 
 
-class DeliveryPage(TypedDict):
+class DeliveryPage(WireRecord):
     """A page of deliveries."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -438,10 +265,8 @@ class DeliveryPage(TypedDict):
     """Send it as `cursor` for the next page; null on the last one."""
 
 
-class TrajectoryEntry(TypedDict):
+class TrajectoryEntry(WireRecord):
     """A trajectory without its payload."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -449,11 +274,11 @@ class TrajectoryEntry(TypedDict):
     """Names the trajectory."""
     instance_id: str
     """The line of the input that it belongs to."""
-    epoch: NotRequired[int | None]
+    epoch: int | None = None
     """Which pass over the input, from 0."""
-    slot: NotRequired[int | None]
+    slot: int | None = None
     """Place in the group, from 0."""
-    attempt: NotRequired[int | None]
+    attempt: int | None = None
     """Which try to fill its slot, from 1."""
     outcome: Outcome
     """How the attempt ended."""
@@ -461,51 +286,47 @@ class TrajectoryEntry(TypedDict):
     """Why the episode stopped."""
     reward: float
     """As it was written, before the group functions."""
-    raw_reward: NotRequired[float | None]
+    raw_reward: float | None = None
     """What the episode earned, when that differs."""
     late: bool
     """It came after its group had closed."""
-    group_state: NotRequired[str | None]
+    group_state: str | None = None
     """State of its group; null when it has none."""
-    group_index: NotRequired[int | None]
+    group_index: int | None = None
     """As in a delivered item."""
-    delivery_id: NotRequired[str | None]
+    delivery_id: str | None = None
     """The delivery its group is in."""
     body_bytes: int
     """Size of the payload without screenshots."""
     created_at: float
     """Seconds since 1970, as all times."""
-    success: NotRequired[float | None]
+    success: float | None = None
     """In [0, 1]: what the environment said, before any shaping; null when unknown."""
-    turns: NotRequired[int | None]
+    turns: int | None = None
     """How many turns were played; null when unknown."""
-    sampled_tokens: NotRequired[int | None]
+    sampled_tokens: int | None = None
     """How many tokens were sampled; null when unknown."""
-    generate_s: NotRequired[float | None]
+    generate_s: float | None = None
     """Seconds it waited for the engine."""
-    played_s: NotRequired[float | None]
+    played_s: float | None = None
     """Seconds of all its phases."""
-    oldest_version: NotRequired[int | None]
+    oldest_version: int | None = None
     """Of the weights that sampled it."""
-    versions_behind: NotRequired[int | None]
+    versions_behind: int | None = None
     """How far that was behind the job's newest when it was written."""
 
 
 class ListedTrajectory(TrajectoryEntry):
     """A trajectory as a list has it."""
 
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
-    goal: NotRequired[str | None]
+    goal: str | None = None
     """With `previews`: what was asked, on one line."""
-    answer: NotRequired[str | None]
+    answer: str | None = None
     """With `previews`: what was answered, on one line."""
 
 
-class TrajectoryPage(TypedDict):
+class TrajectoryPage(WireRecord):
     """A page of trajectories."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     trajectories: list[ListedTrajectory]
     """In the order that was asked for."""
@@ -513,10 +334,8 @@ class TrajectoryPage(TypedDict):
     """Send it as `cursor` for the next page; null on the last one."""
 
 
-class TrajectorySummary(TypedDict):
+class TrajectorySummary(WireRecord):
     """What all trajectories that filters let through have in common."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     trajectories: int
     """How many there are."""
@@ -543,8 +362,6 @@ class TrajectorySummary(TypedDict):
 class SearchHit(TrajectoryEntry):
     """A trajectory with the text that was searched."""
 
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
     turn: int
     """The first turn that has it, from 1."""
     role: str
@@ -559,10 +376,8 @@ class SearchHit(TrajectoryEntry):
     """How many texts of the trajectory have it."""
 
 
-class SearchPage(TypedDict):
+class SearchPage(WireRecord):
     """A page of what a search found."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     hits: list[SearchHit]
     """Newest first."""
@@ -579,28 +394,24 @@ class SearchPage(TypedDict):
 class StoredTrajectory(TrajectoryEntry):
     """A trajectory with its payload."""
 
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
     messages: list[ChatMessage]
     """OpenAI messages."""
     extra_info: dict[str, Any]
     """What the generator says of it."""
-    turn_rewards: NotRequired[list[float]]
+    turn_rewards: list[float] | None = None
     """What each trained turn earned, in order; left out where nobody said."""
-    token_rewards: NotRequired[list[list[float] | None]]
+    token_rewards: list[list[float] | None] | None = None
     """What the sampled tokens of each trained turn earned beside; null for a turn without."""
-    generations: NotRequired[list[Generation]]
+    generations: list[GenerationEntry] | None = None
     """Token ids and log-probabilities as sampled."""
-    images: NotRequired[list[str]]
+    images: list[str] | None = None
     """sha256 of each screenshot."""
-    timings_s: NotRequired[dict[str, Any]]
+    timings_s: dict[str, Any] | None = None
     """Seconds by phase of the episode."""
 
 
-class Explanation(TypedDict):
+class Explanation(WireRecord):
     """Why something moves or stands still."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     code: str
     """Stable, for programs."""
@@ -608,16 +419,14 @@ class Explanation(TypedDict):
     """stopped: until somebody acts; wait: it ends by itself; ended: somebody cancelled it."""
     message: str
     """What is."""
-    says: NotRequired[str]
+    says: str | None = None
     """As `message`: its name before; read `message`, this one goes with the next release."""
     advice: str
     """What to do; empty when there is nothing to do."""
 
 
-class OverviewJob(TypedDict):
+class OverviewJob(WireRecord):
     """A job as the dashboard lists it."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -647,10 +456,8 @@ class OverviewJob(TypedDict):
     """Why it moves or stands still, the most pressing first."""
 
 
-class Extension(TypedDict):
+class Extension(WireRecord):
     """One entry point of an installed package."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     group: str
     """`task_types`, `devices`, `engines`, `scorers` or `commands`."""
@@ -662,10 +469,8 @@ class Extension(TypedDict):
     """Its distribution and version."""
 
 
-class Overview(TypedDict):
+class Overview(WireRecord):
     """How the buffer is, and a page of jobs."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     now: float
     """The buffer's time."""
@@ -675,7 +480,7 @@ class Overview(TypedDict):
     """What can be started."""
     extensions: list[Extension]
     """What installed packages add."""
-    disk_free_bytes: NotRequired[int]
+    disk_free_bytes: int | None = None
     """Room on the disk of the data directory."""
     explanation: list[Explanation]
     """Why it moves or stands still, the most pressing first."""
@@ -687,10 +492,8 @@ class Overview(TypedDict):
     """The server asks for a token."""
 
 
-class JobExplanation(TypedDict):
+class JobExplanation(WireRecord):
     """Why a job moves or stands still, with the numbers behind the words."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -698,87 +501,83 @@ class JobExplanation(TypedDict):
     """The buffer's time."""
     explanation: list[Explanation]
     """Why it moves or stands still, the most pressing first."""
-    weight_version: NotRequired[int | None]
+    weight_version: int | None = None
     """The newest that any trajectory was sampled with."""
     trainer_run: int
     """Weight versions are ordered within one; every start of the trainer opens the next."""
-    running_attempts: NotRequired[int]
+    running_attempts: int | None = None
     """Episodes that are being played."""
-    trajectory_age_s: NotRequired[float | None]
+    trajectory_age_s: float | None = None
     """Seconds since one ended."""
-    poll_age_s: NotRequired[float | None]
+    poll_age_s: float | None = None
     """Seconds since a trainer asked."""
-    trainer_waits_s: NotRequired[float | None]
+    trainer_waits_s: float | None = None
     """Seconds that a trainer has polled in vain; null when none waits."""
-    recent_failures: NotRequired[dict[str, int]]
+    recent_failures: dict[str, int] | None = None
     """Failed attempts of the last ten minutes by error code."""
-    last_failure: NotRequired[str]
+    last_failure: str | None = None
     """What the last of them said."""
-    devices: NotRequired[dict[str, Any]]
+    devices: dict[str, Any] | None = None
     """What the runner says of its devices; empty when it does not."""
-    engine: NotRequired[dict[str, Any]]
+    engine: dict[str, Any] | None = None
     """What the runner says of its engine; empty when it does not."""
-    concurrency: NotRequired[dict[str, Any]]
+    concurrency: dict[str, Any] | None = None
     """How many episodes may play at once (`limit`) and whether that is steered (`auto`); then why (`reason`)."""
-    newest: NotRequired[dict[str, Any]]
+    newest: dict[str, Any] | None = None
     """The newest 200 trajectories: episodes, mean reward, success."""
 
 
-class SeriesColumns(TypedDict):
+class SeriesColumns(WireRecord):
     """What happened to a job, one entry per bucket of time."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     t: list[float]
     """Where each bucket starts."""
-    episodes: NotRequired[list[int]]
+    episodes: list[int] | None = None
     """Trajectories that came."""
-    completed: NotRequired[list[int]]
+    completed: list[int] | None = None
     """Of them, completed."""
-    truncated: NotRequired[list[int]]
+    truncated: list[int] | None = None
     """Of them, truncated."""
-    aborted: NotRequired[list[int]]
+    aborted: list[int] | None = None
     """Of them, aborted."""
-    failed: NotRequired[list[int]]
+    failed: list[int] | None = None
     """Attempts that failed."""
-    groups_valid: NotRequired[list[int]]
+    groups_valid: list[int] | None = None
     """Groups that became ready."""
-    groups_filtered: NotRequired[list[int]]
+    groups_filtered: list[int] | None = None
     """Groups that were filtered."""
-    groups_failed: NotRequired[list[int]]
+    groups_failed: list[int] | None = None
     """Groups that failed."""
-    deliveries: NotRequired[list[int]]
+    deliveries: list[int] | None = None
     """Deliveries that went out."""
-    reward_mean: NotRequired[list[float | None]]
+    reward_mean: list[float | None] | None = None
     """Mean reward."""
-    reward_min: NotRequired[list[float | None]]
+    reward_min: list[float | None] | None = None
     """The lowest of them."""
-    reward_max: NotRequired[list[float | None]]
+    reward_max: list[float | None] | None = None
     """The highest of them."""
-    success: NotRequired[list[float | None]]
+    success: list[float | None] | None = None
     """Share of trajectories that solved their task."""
-    behind_mean: NotRequired[list[float | None]]
+    behind_mean: list[float | None] | None = None
     """Weight versions behind, on average."""
-    behind_max: NotRequired[list[float | None]]
+    behind_max: list[float | None] | None = None
     """Weight versions behind, at most."""
-    turns: NotRequired[list[float | None]]
+    turns: list[float | None] | None = None
     """How many turns were played; null when unknown."""
-    sampled_tokens: NotRequired[list[float | None]]
+    sampled_tokens: list[float | None] | None = None
     """How many tokens were sampled; null when unknown."""
-    generating: NotRequired[list[float | None]]
+    generating: list[float | None] | None = None
     """Episodes that waited for the engine, on average."""
-    playing: NotRequired[list[float | None]]
+    playing: list[float | None] | None = None
     """Episodes that were played, on average."""
-    wait_mean: NotRequired[list[float | None]]
+    wait_mean: list[float | None] | None = None
     """Seconds that a poll waited, on average."""
-    wait_max: NotRequired[list[float | None]]
+    wait_max: list[float | None] | None = None
     """Seconds that a poll waited, at most."""
 
 
-class Series(TypedDict):
+class Series(WireRecord):
     """What happened to a job over time."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -790,10 +589,8 @@ class Series(TypedDict):
     """One list per measure, as long as `t`."""
 
 
-class GroupMember(TypedDict):
+class GroupMember(WireRecord):
     """A trajectory of a group."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     uid: str
     """Names the trajectory."""
@@ -813,32 +610,30 @@ class GroupMember(TypedDict):
     """It came after its group had closed."""
     created_at: float
     """When it came."""
-    success: NotRequired[float | None]
+    success: float | None = None
     """In [0, 1]: what the environment said, before any shaping; null when unknown."""
-    turns: NotRequired[int | None]
+    turns: int | None = None
     """How many turns were played; null when unknown."""
-    sampled_tokens: NotRequired[int | None]
+    sampled_tokens: int | None = None
     """How many tokens were sampled; null when unknown."""
-    generate_s: NotRequired[float | None]
+    generate_s: float | None = None
     """Seconds it waited for the engine."""
-    played_s: NotRequired[float | None]
+    played_s: float | None = None
     """Seconds of all its phases."""
-    oldest_version: NotRequired[int | None]
+    oldest_version: int | None = None
     """Of the weights that sampled it."""
-    versions_behind: NotRequired[int | None]
+    versions_behind: int | None = None
     """How far that was behind the job's newest when it was written."""
 
 
-class GroupEntry(TypedDict):
+class GroupEntry(WireRecord):
     """A group and the rewards of its members."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     group_index: int
     """As in a delivered item."""
     epoch: int
     """Which pass over the input, from 0."""
-    position: NotRequired[int]
+    position: int | None = None
     """Line of its instance in the input, from 0."""
     instance_id: str
     """The line of the input that it belongs to."""
@@ -850,26 +645,24 @@ class GroupEntry(TypedDict):
     """The same for programs: one of a few stable codes, or empty."""
     message: str
     """The same as a sentence for people."""
-    says: NotRequired[str]
+    says: str | None = None
     """As `message`: its name before; read `message`, this one goes with the next release."""
     group_size: int
     """Slots of the group."""
-    opened_at: NotRequired[float | None]
+    opened_at: float | None = None
     """When its first attempt began or its first item came."""
-    last_write_at: NotRequired[float | None]
+    last_write_at: float | None = None
     """When a trajectory of it came last."""
-    closed_at: NotRequired[float | None]
+    closed_at: float | None = None
     """When it was judged."""
-    delivery_id: NotRequired[str | None]
+    delivery_id: str | None = None
     """The delivery it is in."""
     members: list[GroupMember]
     """Its trajectories in slot order."""
 
 
-class GroupPage(TypedDict):
+class GroupPage(WireRecord):
     """A page of groups."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -881,10 +674,8 @@ class GroupPage(TypedDict):
     """Send it as `cursor` for the next page; null on the last one."""
 
 
-class FailedAttempt(TypedDict):
+class FailedAttempt(WireRecord):
     """An attempt that died of its surroundings. It has no reward."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     uid: str
     """Names what it would have brought, in logs and traces."""
@@ -912,10 +703,8 @@ class FailedAttempt(TypedDict):
     """What was said in it, long texts shortened, where `transcripts` asks for it and it was kept."""
 
 
-class FailedAttemptPage(TypedDict):
+class FailedAttemptPage(WireRecord):
     """A page of attempts that failed."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -925,10 +714,8 @@ class FailedAttemptPage(TypedDict):
     """Send it as `cursor` for the next page; null on the last one."""
 
 
-class GroupAttempt(TypedDict):
+class GroupAttempt(WireRecord):
     """One try to fill a slot."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     slot: int
     """Place in the group, from 0."""
@@ -938,10 +725,8 @@ class GroupAttempt(TypedDict):
     """Where it stands."""
 
 
-class DeliveredGroupMember(TypedDict):
+class DeliveredGroupMember(WireRecord):
     """One place of a group as a trainer is given it."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     source_uid: str | None
     """The trajectory it was made of; null for a dummy."""
@@ -960,8 +745,6 @@ class DeliveredGroupMember(TypedDict):
 class Group(GroupEntry):
     """A group with all that is known of it."""
 
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
-
     job_id: str
     """The job's id."""
     task_type: str
@@ -974,10 +757,8 @@ class Group(GroupEntry):
     """Its line of the input."""
 
 
-class TokenRows(TypedDict):
+class TokenRows(WireRecord):
     """The training rows of a trajectory, token by token."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     uid: str
     """Names the trajectory."""
@@ -997,10 +778,8 @@ class TokenRows(TypedDict):
     """What the trainer said of the row: `log_probs` of its trained tokens, `advantage` …; null when nothing."""
 
 
-class TurnOfTree(TypedDict):
+class TurnOfTree(WireRecord):
     """A turn, and what it stands on."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     turn: int
     """Its place among the generations, from 0."""
@@ -1024,10 +803,8 @@ class TurnOfTree(TypedDict):
     """What was sampled, as text; null without a tokenizer."""
 
 
-class TurnTree(TypedDict):
+class TurnTree(WireRecord):
     """The turns of a trajectory as a tree."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     uid: str
     """Names the trajectory."""
@@ -1039,10 +816,8 @@ class TurnTree(TypedDict):
     """Empty when there are texts."""
 
 
-class Neighbours(TypedDict):
+class Neighbours(WireRecord):
     """What was written to a job before and after a trajectory."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     uid: str
     """Names the trajectory."""
@@ -1054,10 +829,8 @@ class Neighbours(TypedDict):
     """The uid of the one that was written just after; null for the last."""
 
 
-class RefusedRow(TypedDict):
+class RefusedRow(WireRecord):
     """A row that does not fit its trajectory."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     uid: str
     """The trajectory that was named."""
@@ -1067,10 +840,8 @@ class RefusedRow(TypedDict):
     """Why it was left out."""
 
 
-class TrainerRowsKept(TypedDict):
+class TrainerRowsKept(WireRecord):
     """What became of the rows that a trainer reported."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     kept: int
     """How many rows."""
@@ -1078,10 +849,8 @@ class TrainerRowsKept(TypedDict):
     """The others, each with the reason."""
 
 
-class TurnMismatch(TypedDict):
+class TurnMismatch(WireRecord):
     """The distance between train and rollout log-prob in one turn of a conversation, over all rows."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     turn: int
     """The generation, from 0."""
@@ -1093,10 +862,8 @@ class TurnMismatch(TypedDict):
     """The largest."""
 
 
-class LagMismatch(TypedDict):
+class LagMismatch(WireRecord):
     """The same for tokens that weights of one age sampled."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     weight_lag: int | None
     """Versions between the weights that sampled them and those that trained them; null when it is unknown."""
@@ -1108,10 +875,8 @@ class LagMismatch(TypedDict):
     """The largest."""
 
 
-class WorstTurn(TypedDict):
+class WorstTurn(WireRecord):
     """A turn in which trainer and engine are far apart."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     uid: str
     """Names the trajectory."""
@@ -1133,10 +898,8 @@ class WorstTurn(TypedDict):
     """The trainer's count."""
 
 
-class Mismatch(TypedDict):
+class Mismatch(WireRecord):
     """How far the log-probs of a job's trainer and engine are apart."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     job_id: str
     """The job's id."""
@@ -1156,19 +919,15 @@ class Mismatch(TypedDict):
     """The turns with the largest distance, worst first."""
 
 
-class SignedIn(TypedDict):
+class SignedIn(WireRecord):
     """Whether the browser may ask now."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     signed_in: bool
     """True when the token was right."""
 
 
-class Health(TypedDict):
+class Health(WireRecord):
     """Whether the service works."""
-
-    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     status: Literal["ok", "degraded"]
     """Degraded: `reason` says by what."""

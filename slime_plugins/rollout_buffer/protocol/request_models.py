@@ -28,13 +28,15 @@ from pydantic import (
     model_validator,
 )
 
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
 from slime_plugins.rollout_buffer.types import SamplingParams
+from slime_plugins.rollout_buffer.wire import checks
+from slime_plugins.rollout_buffer.wire.checks import WireRecord
+from slime_plugins.rollout_buffer.wire.items import WrittenItemBody
 
 __all__ = [
     "AckPayload",
@@ -108,13 +110,6 @@ def _finite(value: float) -> float:
     return value
 
 
-def _identifier(value: str) -> str:
-    try:
-        return wire.identifier(value, "it")
-    except InvalidPayloadError as error:
-        raise ValueError(error.message) from error
-
-
 def _nameable(value: str) -> str:
     """A job is named in URLs: clients resolve dots in paths, and what follows the id there must not be part of it."""
     segments = value.split("/")
@@ -145,7 +140,7 @@ Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
 Ratio = Annotated[Number, Field(ge=0, le=1)]
 HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_http_url)]
 Identifier = Annotated[
-    str, AfterValidator(_identifier), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 256})
+    str, AfterValidator(checks.checked_identifier), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 256})
 ]
 JobName = Annotated[Identifier, AfterValidator(_nameable)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
@@ -503,6 +498,22 @@ class AckPayload(Body):
     def all_ids(self) -> list[str]:
         """Every delivery that was named."""
         return [*([self.delivery_id] if self.delivery_id is not None else []), *self.delivery_ids]
+
+
+class ItemOfJob(WrittenItemBody):
+    """The body of a write of one item."""
+
+    job_id: checks.Identifier | None = None
+    """The job it belongs to; may be left out while only one is open."""
+
+
+class ItemsOfJob(WireRecord):
+    """The body of a write of several items."""
+
+    job_id: checks.Identifier | None = None
+    """The job they belong to; may be left out while only one is open."""
+    items: Annotated[list[WrittenItemBody], Field(min_length=1, max_length=MAX_ITEMS)]
+    """All are checked before one is kept."""
 
 
 class DrainPayload(Body):

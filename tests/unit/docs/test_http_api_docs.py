@@ -52,8 +52,8 @@ def test_every_field_that_may_be_sent_is_there(record: type[request_models.Body]
 
 
 def test_every_field_of_a_written_item_is_there() -> None:
-    section = page("http_api.md").split("### WrittenItem\n")[1].split("\n### ")[0]
-    assert [name for name in COMPONENTS["WrittenItem"]["properties"] if f"| `{name}` |" not in section] == []
+    section = page("http_api.md").split("### WrittenItemBody\n")[1].split("\n### ")[0]
+    assert [name for name in COMPONENTS["WrittenItemBody"]["properties"] if f"| `{name}` |" not in section] == []
 
 
 def test_every_metric_is_there() -> None:

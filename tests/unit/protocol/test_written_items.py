@@ -22,17 +22,17 @@ def item(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"rewad": 1.0, "reward": ...}, r"item\.rewad is not known; did you mean item\.reward\?"),
-        ({"mesages": [], "messages": ...}, r"did you mean item\.messages"),
-        ({"extra_infos": {}}, r"did you mean item\.extra_info\?"),
-        ({"stop_reasn": "stop"}, r"did you mean item\.stop_reason"),
+        ({"rewad": 1.0, "reward": ...}, r"item\.rewad is not known; did you mean reward\?"),
+        ({"mesages": [], "messages": ...}, r"did you mean messages"),
+        ({"extra_infos": {}}, r"did you mean extra_info\?"),
+        ({"stop_reasn": "stop"}, r"did you mean stop_reason"),
         (
             {"generations": [{**GENERATION, "weight_verison": "4", "weight_version": "3"}]},
             r"weight_verison is not known",
         ),
         (
             {"generations": [{"prompt_ids": [1], "output_ids": [2], "weight_verison": "4"}]},
-            r"generations\[0\]\.weight_verison is not known; did you mean generations\[0\]\.weight_version\?",
+            r"generations\[0\]\.weight_verison is not known; did you mean weight_version\?",
         ),
         (
             {"generations": [GENERATION, {**GENERATION, "latency": 3}]},
@@ -50,15 +50,15 @@ def test_a_misspelt_key_is_refused_with_what_was_meant(changes: dict[str, Any], 
     ("message", "says"),
     [
         ({"role": "assistent", "content": "4"}, r"messages\[1\]\.role is 'assistent'; did you mean assistant\?"),
-        ({"role": "assistant", "contnt": "4"}, r"messages\[1\]\.contnt is not known; did you mean .*\.content\?"),
+        ({"role": "assistant", "contnt": "4"}, r"messages\[1\]\.contnt is not known; did you mean content\?"),
         ({"role": "assistant"}, r"messages\[1\] has no content, and none of tool_calls"),
         ({"role": "assistant", "content": None}, "has no content"),
         (
             {"role": "assistant", "content": {"text": "4"}},
-            r"content must be a string or a list of parts, not an object",
+            r"messages\[1\]\.content must be a string or a list of parts",
         ),
-        ({"role": "assistant", "content": 4}, "content must be a string or a list of parts, not an integer"),
-        ({"role": "assistant", "content": "4", "step_loss_maks": 0}, r"did you mean .*\.step_loss_mask"),
+        ({"role": "assistant", "content": 4}, r"messages\[1\]\.content must be a string or a list of parts"),
+        ({"role": "assistant", "content": "4", "step_loss_maks": 0}, r"did you mean step_loss_mask"),
         ({"role": 3, "content": "4"}, "must be an object with a role"),
     ],
 )

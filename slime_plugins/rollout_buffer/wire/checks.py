@@ -1,0 +1,170 @@
+"""What every wire type is checked with: its base class, the types of its fields, and the sentence for what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
+from slime_plugins.rollout_buffer.rules.typos import misspelt
+from slime_plugins.rollout_buffer.rules.vocabulary import LOWEST_LOG_PROB, MAX_VOCABULARY, ROUNDING
+
+MAX_IDENTIFIER = 256
+"""Characters of an id."""
+MAX_SENTENCES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MustBe:
+    """Annotates a type with what a value of it must be, in words; what follows a colon is the reason."""
+
+    what: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.custom_error_schema(
+            handler(source), custom_error_type="must_be", custom_error_message=f"must be {self.what}"
+        )
+
+
+class WireRecord(BaseModel):
+    """One type of what goes over HTTP. Values are of the type that JSON gave them; unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class WrittenRecord(WireRecord):
+    """A type that programs of others write: a key that is nearly a known one is refused as a slip."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_misspelt_key(cls, record: Any) -> Any:
+        known = cls.model_fields.keys()
+        if isinstance(record, dict) and (wrong := misspelt(record.keys() - known, known - record.keys())):
+            raise ValueError("." + "; ".join(wrong))
+        return record
+
+
+def checked_identifier(value: Any) -> str:
+    """Returns an id as a string (integers are taken as well).
+
+    Raises:
+        ValueError: it is empty, longer than 256 characters, or has control characters.
+    """
+    if type(value) is int:
+        value = str(value)
+    if not isinstance(value, str) or not value or len(value) > MAX_IDENTIFIER or not value.isprintable():
+        raise ValueError(f"must be a string of 1 to {MAX_IDENTIFIER} printable characters (or an integer)")
+    return value
+
+
+def identifier(value: Any, where: str) -> str:
+    """Returns an id as a string (integers are taken as well).
+
+    Raises:
+        InvalidPayloadError: missing, empty, longer than 256 characters, or with control characters.
+    """
+    try:
+        return checked_identifier(value)
+    except ValueError as error:
+        raise InvalidPayloadError(f"{where} {error}") from error
+
+
+Identifier = Annotated[
+    str,
+    BeforeValidator(checked_identifier),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1, "maxLength": MAX_IDENTIFIER}, {"type": "integer"}]}),
+]
+"""An id: 1 to 256 printable characters, or an integer."""
+Reward = Annotated[
+    float,
+    Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False),
+    MustBe("a finite number of 32 bits (up to 3.4e38)"),
+]
+TokenIds = Annotated[
+    list[
+        Annotated[
+            int, Field(ge=0, lt=MAX_VOCABULARY), MustBe(f"a token id (an integer from 0, below {MAX_VOCABULARY})")
+        ]
+    ],
+    Field(fail_fast=True),
+]
+LogProbs = Annotated[
+    list[
+        Annotated[
+            float,
+            Field(ge=LOWEST_LOG_PROB, le=ROUNDING, allow_inf_nan=False),
+            MustBe("a finite number of at most 0"),
+        ]
+    ],
+    Field(fail_fast=True),
+]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$"), MustBe("a sha256 in lower-case hex")]
+WeightVersion = Annotated[str | int, MustBe("a string or an integer")]
+
+
+Record = TypeVar("Record")
+
+
+def checked(validate: Callable[[Any], Record], value: Any, where: str) -> Record:
+    """Returns what a validator of pydantic makes of a value.
+
+    Raises:
+        InvalidPayloadError: one sentence for each thing that is wrong; it starts with where that stands.
+    """
+    try:
+        return validate(value)
+    except ValidationError as error:
+        found = [_sentence(one, where) for one in error.errors(include_url=False)[:MAX_SENTENCES]]
+        raise InvalidPayloadError("; ".join(found)) from error
+    except RecursionError as error:
+        raise InvalidPayloadError(f"{where} is nested too deeply") from error
+
+
+def _sentence(error: ErrorDetails, where: str) -> str:
+    path = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    if error["type"] == "missing":
+        return f"{path} is missing"
+    if error["type"] == "extra_forbidden":
+        return f"{path} is not known: what is yours goes into extra_info"
+    if error["type"] == "value_error":
+        said = str(error["ctx"]["error"])
+        return f"{path}{said}" if said.startswith((".", "[")) else f"{path} {said}"
+    if error["type"] in _KINDS_WANTED:
+        return f"{path} must be {_KINDS_WANTED[error['type']]}, not {_shown(error['input'])}"
+    wanted, colon, reason = error["msg"].replace("Input should be", "must be").partition(": ")
+    return f"{path} {wanted}, not {_shown(error['input'])}{colon}{reason}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return repr(value[:80])
+    if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
+        return str(value)
+    return _KIND_NAMES.get(type(value), type(value).__name__)
+
+
+_KINDS_WANTED = {
+    "dict_type": "an object",
+    "model_type": "an object",
+    "list_type": "a list",
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+}
+_KIND_NAMES = {dict: "an object", list: "a list", bool: "true or false", int: "an integer", type(None): "null"}

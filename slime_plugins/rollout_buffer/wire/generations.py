@@ -1,0 +1,303 @@
+"""Generations on the wire: each prompt is what it shares with the sequence before it, plus the new ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+
+from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.types import Generation, PromptCheck, PromptReceipt, WeightVersionSpan
+from slime_plugins.rollout_buffer.wire.checks import (
+    LogProbs,
+    MustBe,
+    Sha256,
+    TokenIds,
+    WeightVersion,
+    WireRecord,
+    WrittenRecord,
+    checked,
+)
+
+MAX_GENERATION_IDS = 2**25
+"""Ids of all generations of one item, each prompt counted anew: with ``keep``, a short body can mean any number."""
+
+Count = Annotated[int, Field(ge=0)]
+TokenRecords = Annotated[
+    dict[Literal["routed_experts", "top_p_tokens"], Sha256],
+    MustBe(f"records of {ROUTED_EXPERTS} or {TOP_P_TOKENS} by their sha256 in lower-case hex"),
+]
+
+
+class SpanOfWeights(WireRecord):
+    """A stretch of sampled tokens, and the weights that sampled it."""
+
+    weight_version: WeightVersion | None = None
+    """The engine's weights that sampled them."""
+    start: int
+    """The first token of it."""
+    end: int
+    """The first token behind it."""
+
+
+class SentIds(WireRecord):
+    """The ids that were sent to an engine: the middle, between a beginning and an end of the prompt that it ran."""
+
+    keep: Count = 0
+    """The first so many ids of the prompt come first."""
+    ids: TokenIds = Field(default_factory=list)
+    """What was sent between them."""
+    keep_end: Count = 0
+    """The last so many ids of the prompt come last."""
+
+
+class PromptReceiptEntry(WireRecord):
+    """What the engine said of the prompt that it ran ([fidelity](fidelity.md))."""
+
+    check: Annotated[PromptCheck, Field(strict=False)]
+    """Whether it ran what it was sent."""
+    image_tokens: list[Annotated[int, Field(gt=0)]] | None = None
+    """Tokens of each image."""
+    keep_images: Count = 0
+    """The first so many images that it was sent for the generation before come first."""
+    images: list[Sha256] | None = None
+    """sha256 of each image that it was sent, after the kept ones."""
+    untrained_because: str = ""
+    """Why the generation is kept out of the loss."""
+    sent: SentIds | None = None
+    """What it was sent, where it ran other ids."""
+
+
+class GenerationEntry(WireRecord):
+    """What the engine sampled in one turn."""
+
+    keep: Count = 0
+    """The first so many ids of the generation before (prompt and output) come first."""
+    prompt_ids: TokenIds
+    """Prompt token ids after the kept ones."""
+    output_ids: TokenIds
+    """Sampled token ids."""
+    output_log_probs: LogProbs | None = None
+    """One per output id."""
+    finish_reason: str = "stop"
+    """stop, length or abort."""
+    weight_version: WeightVersion | None = None
+    """The engine's weights that sampled it."""
+    trained: bool = True
+    """False keeps its tokens out of the loss."""
+    weight_version_spans: list[SpanOfWeights] = Field(default_factory=list)
+    """Weights by stretch of output."""
+    keep_images: Count = 0
+    """The first so many images of the generation before come first."""
+    images: list[Sha256] | None = None
+    """sha256 of the image behind each placeholder of the prompt, after the kept ones."""
+    prompt_tokens: int | None = None
+    """The engine's count of the prompt with its images expanded."""
+    cached_tokens: int | None = None
+    """How many of them the engine had in its cache."""
+    records: TokenRecords = Field(default_factory=dict)
+    """What the engine told of single tokens: the sha256 of each record, which `/images` knows."""
+    prompt_receipt: PromptReceiptEntry | None = None
+    """What the engine said of the prompt that it ran."""
+
+    @model_validator(mode="after")
+    def _has_one_log_prob_per_output_id(self) -> GenerationEntry:
+        count, expected = len(self.output_log_probs or ()), len(self.output_ids)
+        if self.output_log_probs is not None and count != expected:
+            raise ValueError(f".output_log_probs has {count} entries for {expected} output ids")
+        return self
+
+
+class WrittenGeneration(WrittenRecord, GenerationEntry):
+    """What the engine sampled in one turn. It has no keys of its writer's own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="after")
+    def _has_sampled_something(self) -> WrittenGeneration:
+        if self.trained and not self.output_ids and self.finish_reason != "abort":
+            raise ValueError(".output_ids is empty: nothing was sampled")
+        return self
+
+
+GenerationEntries = Annotated[list[GenerationEntry], Field(fail_fast=True)]
+_ENTRIES: TypeAdapter[list[GenerationEntry]] = TypeAdapter(GenerationEntries)
+
+
+def decode_generations(encoded: Any) -> tuple[Generation, ...]:
+    """Rebuilds the generations of an item; the inverse of ``encode_generations``.
+
+    Raises:
+        InvalidPayloadError: a key has the wrong type, or ``keep`` reaches beyond the generation before it.
+    """
+    return joined_generations(checked(_ENTRIES.validate_python, encoded or [], "generations"))
+
+
+def joined_generations(entries: Sequence[GenerationEntry]) -> tuple[Generation, ...]:
+    """Returns the generations with whole prompts.
+
+    Raises:
+        InvalidPayloadError: ``keep`` reaches beyond the generation before, or all ids together are too many.
+    """
+    generations: list[Generation] = []
+    held: list[int] = []
+    total = 0
+    shown: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+    for index, entry in enumerate(entries):
+        generation = _joined(entry, held, shown, sent, f"generations[{index}]")
+        generations.append(generation)
+        held = [*generation.prompt_ids, *generation.output_ids]
+        total += len(held)
+        if total > MAX_GENERATION_IDS:
+            raise InvalidPayloadError(f"generations hold more than {MAX_GENERATION_IDS} ids together")
+        shown, sent = generation.images or (), _sent_images(generation)
+    return tuple(generations)
+
+
+def _sent_images(generation: Generation) -> tuple[str, ...]:
+    return () if generation.prompt_receipt is None else generation.prompt_receipt.images
+
+
+def _joined_images(
+    entry: GenerationEntry | PromptReceiptEntry, before: Sequence[str], where: str
+) -> tuple[str, ...] | None:
+    if entry.images is None:
+        return None
+    if entry.keep_images > len(before):
+        raise InvalidPayloadError(
+            f"{where}.keep_images is {entry.keep_images}, but the generation before it has {len(before)}"
+        )
+    return (*before[: entry.keep_images], *entry.images)
+
+
+def _joined(
+    entry: GenerationEntry, held: Sequence[int], shown: Sequence[str], sent: Sequence[str], where: str
+) -> Generation:
+    if entry.keep > len(held):
+        raise InvalidPayloadError(f"{where}.keep is {entry.keep}, but the generation before it has {len(held)} ids")
+    prompt_ids = [*held[: entry.keep], *entry.prompt_ids]
+    log_probs = entry.output_log_probs
+    if log_probs and max(log_probs) > 0:  # rounding of a sure token
+        log_probs = [min(number, 0.0) for number in log_probs]
+    return Generation(
+        prompt_ids=prompt_ids,
+        output_ids=entry.output_ids,
+        output_log_probs=log_probs,
+        finish_reason=entry.finish_reason,
+        weight_version=None if entry.weight_version is None else str(entry.weight_version),
+        trained=entry.trained,
+        weight_version_spans=tuple(
+            WeightVersionSpan(weight_version=str(span.weight_version or ""), start=span.start, end=span.end)
+            for span in entry.weight_version_spans
+        ),
+        images=_joined_images(entry, shown, where),
+        prompt_tokens=entry.prompt_tokens,
+        cached_tokens=entry.cached_tokens,
+        records={kind: RecordBytes(sha256) for kind, sha256 in entry.records.items()},
+        prompt_receipt=_receipt(entry.prompt_receipt, prompt_ids, sent, f"{where}.prompt_receipt"),
+    )
+
+
+def _receipt(
+    entry: PromptReceiptEntry | None, ran_ids: Sequence[int], sent_images: Sequence[str], where: str
+) -> PromptReceipt | None:
+    if entry is None:
+        return None
+    sent_ids = None
+    if (sent := entry.sent) is not None:
+        if sent.keep + sent.keep_end > len(ran_ids):
+            raise InvalidPayloadError(
+                f"{where}.sent keeps {sent.keep} and {sent.keep_end} ids of a prompt of {len(ran_ids)}"
+            )
+        sent_ids = [*ran_ids[: sent.keep], *sent.ids, *ran_ids[len(ran_ids) - sent.keep_end :]]
+    return PromptReceipt(
+        check=entry.check,
+        sent_ids=sent_ids,
+        image_tokens=None if entry.image_tokens is None else tuple(entry.image_tokens),
+        images=_joined_images(entry, sent_images, where) or (),
+        untrained_because=entry.untrained_because,
+    )
+
+
+def record_hashes(generations: Iterable[Generation]) -> list[str]:
+    """Returns the token records that generations name, each once."""
+    return list(dict.fromkeys(one.sha256 for generation in generations for one in generation.records.values()))
+
+
+def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]]:
+    """Encodes each prompt as what it shares with the sequence before it, plus the new ids: linear in the episode."""
+    encoded: list[dict[str, Any]] = []
+    held: list[int] = []
+    shown: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+    for generation in generations:
+        keep = common_prefix_length(held, generation.prompt_ids)
+        entry = _encode_generation(generation, keep)
+        if generation.images is not None:
+            entry |= _encode_images(generation.images, shown)
+        if generation.prompt_receipt is not None and generation.prompt_receipt.images:
+            entry["prompt_receipt"] |= _encode_images(generation.prompt_receipt.images, sent)
+        encoded.append(entry)
+        held = [*generation.prompt_ids, *generation.output_ids]
+        shown, sent = generation.images or (), _sent_images(generation)
+    return encoded
+
+
+def _encode_images(images: Sequence[str], before: Sequence[str]) -> dict[str, Any]:
+    """Encodes the images of a turn as its ids are: how many of the turn before, and the new ones."""
+    keep = common_prefix_length(before, images)
+    return {"keep_images": keep, "images": list(images[keep:])}
+
+
+def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
+    log_probs = generation.output_log_probs
+    entry: dict[str, Any] = {
+        "keep": keep,
+        "prompt_ids": list(generation.prompt_ids[keep:]),
+        "output_ids": list(generation.output_ids),
+        "output_log_probs": None if log_probs is None else list(log_probs),
+        "finish_reason": generation.finish_reason,
+        "weight_version": generation.weight_version,
+    }
+    if not generation.trained:
+        entry["trained"] = False
+    if generation.prompt_tokens is not None:
+        entry["prompt_tokens"] = generation.prompt_tokens
+    if generation.cached_tokens is not None:
+        entry["cached_tokens"] = generation.cached_tokens
+    if generation.records:
+        entry["records"] = {kind: one.sha256 for kind, one in generation.records.items()}
+    if generation.prompt_receipt is not None:
+        entry["prompt_receipt"] = _encode_receipt(generation.prompt_receipt, generation.prompt_ids)
+    if generation.weight_version_spans:
+        entry["weight_version_spans"] = [
+            {"weight_version": span.weight_version, "start": span.start, "end": span.end}
+            for span in generation.weight_version_spans
+        ]
+    return entry
+
+
+def _encode_receipt(receipt: PromptReceipt, ran_ids: Sequence[int]) -> dict[str, Any]:
+    """Encodes the ids that were sent as what stands between a beginning and an end that they share with the prompt."""
+    entry: dict[str, Any] = {"check": receipt.check.value}
+    if receipt.image_tokens is not None:
+        entry["image_tokens"] = list(receipt.image_tokens)
+    if receipt.untrained_because:
+        entry["untrained_because"] = receipt.untrained_because
+    if receipt.sent_ids is not None:
+        ran, sent = list(ran_ids), list(receipt.sent_ids)
+        keep = common_prefix_length(ran, sent)
+        keep_end = common_prefix_length(ran[keep:][::-1], sent[keep:][::-1])
+        entry["sent"] = {"keep": keep, "ids": sent[keep : len(sent) - keep_end], "keep_end": keep_end}
+    return entry
+
+
+def common_prefix_length(left: Sequence[int] | Sequence[str], right: Sequence[int] | Sequence[str]) -> int:
+    """Returns how many leading ids two sequences share. An exact prefix, the usual case, costs one comparison."""
+    shorter = min(len(left), len(right))
+    if list(left[:shorter]) == list(right[:shorter]):
+        return shorter
+    return next(index for index in range(shorter) if left[index] != right[index])

@@ -1,0 +1,121 @@
+"""Screenshots on the wire: data URIs, hashes, and where a stored payload names them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any
+
+from slime.utils.mask_records import RECORDS_MAGIC
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.types import Image, Message
+
+IMAGE_URL_PREFIX = "sha256:"
+RECORDS_TYPE = "application/x-token-records"
+"""Of token records, which are kept and fetched as screenshots are."""
+_DATA_URI = re.compile(r"data:(image/(?:png|jpeg|webp));base64,", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_MEDIA_TYPE_BY_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"RIFF", "image/webp"),
+    (RECORDS_MAGIC, RECORDS_TYPE),
+)
+
+
+def take_images_out(message: Message, came: dict[str, Image], shown: dict[str, None], where: str) -> Message:
+    """Replaces inline screenshots by their hash, so that each is stored once however often it is sent."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_take_image_out(part, came, shown, where) for part in content]}
+
+
+def _take_image_out(part: Any, came: dict[str, Image], shown: dict[str, None], where: str) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        return part
+    named = part.get("image_url")
+    url = named.get("url") if isinstance(named, dict) else None
+    if not isinstance(url, str):
+        return part
+    if url.startswith("data:"):
+        image = decode_data_uri(url, where)
+        came[image.sha256] = image
+        url = IMAGE_URL_PREFIX + image.sha256
+        part = {**part, "image_url": {**part["image_url"], "url": url}}
+    if url.startswith(IMAGE_URL_PREFIX):
+        sha256 = url.removeprefix(IMAGE_URL_PREFIX)
+        if not is_sha256(sha256):
+            raise InvalidPayloadError(f"{where}: an image is named sha256: and 64 digits in lower-case hex")
+        shown[sha256] = None
+    return part
+
+
+def decode_data_uri(uri: str, where: str = "image") -> Image:
+    """Decodes a ``data:image/...;base64,`` URI.
+
+    Raises:
+        InvalidPayloadError: not base64, or not the PNG, JPEG or WebP that it says it is.
+    """
+    match = _DATA_URI.match(uri)
+    if match is None:
+        raise InvalidPayloadError(f"{where}: an inline image must be a base64 data URI of a PNG, JPEG or WebP")
+    try:
+        data = base64.b64decode(uri[match.end() :], validate=True)
+    except binascii.Error as error:
+        raise InvalidPayloadError(f"{where}: the inline image is not valid base64 ({error})") from error
+    media_type = image_media_type(data)
+    if media_type is None or media_type != match.group(1):
+        raise InvalidPayloadError(f"{where}: the inline image says {match.group(1)} but holds {media_type}")
+    return Image(data=data, media_type=media_type)
+
+
+def encode_data_uri(data: bytes) -> str:
+    """Returns the bytes of an image as a data URI."""
+    media_type = image_media_type(data) or "application/octet-stream"
+    return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def image_media_type(data: bytes) -> str | None:
+    """Tells PNG, JPEG, WebP or token records by the first bytes; None for anything else."""
+    for magic, media_type in _MEDIA_TYPE_BY_MAGIC:
+        if data.startswith(magic):
+            return media_type
+    return None
+
+
+_SHOWS_IMAGE = b'"url":"sha256:'
+_STORED_IMAGE = re.compile(rb'"url":"sha256:([0-9a-f]{64})"')
+
+
+def shows_images(body: bytes) -> bool:
+    """Tells quickly whether a stored payload may name screenshots; False is certain."""
+    return _SHOWS_IMAGE in body
+
+
+ImageSpot = tuple[int, int, str]
+"""Where a stored payload names a screenshot: start, end, hash. What lies between start and end is the URL."""
+
+
+def image_spots(body: bytes) -> list[ImageSpot]:
+    """Returns where a stored payload names screenshots, in order.
+
+    The quotes cannot be forged from inside a message's text: there they are escaped.
+    """
+    if not shows_images(body):
+        return []
+    return [
+        (match.start(1) - len(IMAGE_URL_PREFIX), match.end(1), match[1].decode("ascii"))
+        for match in _STORED_IMAGE.finditer(body)
+    ]
+
+
+def image_hashes(body: bytes) -> list[str]:
+    """Returns the screenshots that a stored payload names, each once."""
+    return list(dict.fromkeys(sha256 for _, _, sha256 in image_spots(body)))
+
+
+def is_sha256(text: str) -> bool:
+    """Tells whether the text is a sha256 in lower-case hex."""
+    return _SHA256.fullmatch(text) is not None

@@ -1,0 +1,214 @@
+"""What a trainer reads: replies of ``start_rollout`` and ``get_rollout_data``, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.types import Generation, JobState, Message, Outcome, StopReason
+from slime_plugins.rollout_buffer.wire.checks import WireRecord, checked
+from slime_plugins.rollout_buffer.wire.generations import joined_generations
+from slime_plugins.rollout_buffer.wire.items import Item, checked_turn_rewards
+
+
+class ErrorBody(WireRecord):
+    """What went wrong."""
+
+    code: str
+    """Stable, for programs."""
+    message: str
+    """A sentence that says what to do."""
+    detail: dict[str, Any] | None = None
+    """More of it, for programs."""
+
+
+class Error(WireRecord):
+    """Every reply that is not as wished."""
+
+    error: ErrorBody
+    """What went wrong, for programs and people."""
+
+
+class StartReply(WireRecord):
+    """The buffer's answer to ``start_rollout``."""
+
+    message: str = ""
+    """`Rollout started` or `Rollout attached`."""
+    job_id: str
+    """Use it in every later call."""
+    state: Annotated[JobState, Field(strict=False)]
+    """Where it stands."""
+    attached: bool = False
+    """The job was there already."""
+    groups: int = 0
+    """Instances times epochs."""
+    group_size: int = 0
+    """Slots of each group."""
+    notes: list[str] = Field(default_factory=list)
+    """What its settings do to the data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutItem:
+    """One delivered member of a group, as the trainer sees it.
+
+    ``group_index`` is one integer per (job, epoch, instance). ``weight_version`` is the oldest that sampled some of its
+    tokens, None when it is unknown. ``remove_sample`` marks a dummy that stands for a member that could not be played.
+    ``error`` is set when this one item came malformed: it is then a dummy as well, and the rest of the delivery is not
+    affected. ``raw`` is the item exactly as it came over the wire.
+    """
+
+    uid: str
+    instance_id: str
+    messages: Sequence[Message] = ()
+    reward: float | None = None
+    raw_reward: float | None = None
+    turn_rewards: tuple[float, ...] | None = None
+    token_rewards: tuple[tuple[float, ...] | None, ...] | None = None
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    generations: Sequence[Generation] = ()
+    images: Sequence[str] = ()
+    group_index: int = -1
+    weight_version: int | None = None
+    epoch: int = 0
+    slot: int = 0
+    outcome: str = Outcome.COMPLETED.value
+    stop_reason: str = StopReason.STOP.value
+    remove_sample: bool = False
+    error: str | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Groups(WireRecord):
+    """Groups of a delivery whose items are still to be checked, each by itself."""
+
+    data: list[Any]
+    meta_info: dict[str, Any] = Field(default_factory=dict)
+
+
+class _PollReply(WireRecord):
+    """A reply to ``get_rollout_data``, as far as it concerns all its items."""
+
+    success: bool
+    message: str = ""
+    data: _Groups
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutData:
+    """One reply to ``get_rollout_data``. ``success`` is false when nothing was ready; ask again then."""
+
+    success: bool
+    message: str
+    items: tuple[RolloutItem, ...] = ()
+    meta_info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def delivery_id(self) -> str | None:
+        """What to acknowledge; None when nothing was delivered."""
+        value = self.meta_info.get("delivery_id")
+        return value if isinstance(value, str) else None
+
+    @property
+    def group_numbers(self) -> frozenset[int]:
+        """The ``group_index`` of each group in it."""
+        return frozenset(item.group_index for item in self.items if item.group_index >= 0)
+
+    @property
+    def exhausted(self) -> bool:
+        """True when every group of the job is finished and nothing more will ever be ready."""
+        return self.meta_info.get("exhausted") is True
+
+
+def decode_start_reply(reply: Any) -> StartReply:
+    """Checks the reply to ``start_rollout``; raises ``ValueError`` on anything else."""
+    try:
+        return checked(StartReply.model_validate, reply, "the buffer's reply to start_rollout")
+    except InvalidPayloadError as error:
+        raise ValueError(error.message) from error
+
+
+def decode_rollout_data(reply: Any) -> RolloutData:
+    """Checks a reply to ``get_rollout_data``. One malformed item becomes an item with ``error``.
+
+    Raises:
+        ValueError: the reply itself is not what the protocol says.
+    """
+    try:
+        found = checked(_PollReply.model_validate, reply, "the buffer's reply")
+    except InvalidPayloadError as error:
+        raise ValueError(error.message) from error
+    return RolloutData(
+        success=found.success,
+        message=found.message,
+        items=tuple(decode_item(item, position) for position, item in enumerate(found.data.data)),
+        meta_info=found.data.meta_info,
+    )
+
+
+def decode_item(item: Any, position: int = 0) -> RolloutItem:
+    """Decodes one delivered item; a malformed one comes back with ``error`` and ``remove_sample`` set."""
+    try:
+        return _decode_item(item, checked(Item.model_validate, item, ""))
+    except InvalidPayloadError as error:
+        raw = item if isinstance(item, dict) else {"item": item}
+        return RolloutItem(
+            uid=str(raw.get("uid", f"malformed-{position}")),
+            instance_id=str(raw.get("instance_id", "")),
+            group_index=_integer_or(raw.get("group_index"), -1),
+            epoch=_integer_or(raw.get("epoch"), 0),
+            slot=_integer_or(raw.get("slot"), position),
+            outcome=Outcome.FAILED.value,
+            remove_sample=True,
+            error=f"item {position} {error}" if raw is not item else str(error),
+            raw=raw,
+        )
+
+
+def _decode_item(raw: Mapping[str, Any], item: Item) -> RolloutItem:
+    generations = joined_generations(item.generations or ())
+    turn_rewards, token_rewards = None, None
+    if not item.remove_sample:
+        turn_rewards, token_rewards = checked_turn_rewards(raw, item.messages, generations)
+    return RolloutItem(
+        uid=item.uid,
+        instance_id=item.instance_id,
+        messages=tuple(item.messages),
+        reward=item.reward,
+        raw_reward=item.raw_reward,
+        turn_rewards=turn_rewards,
+        token_rewards=token_rewards,
+        extra_info=item.extra_info,
+        generations=generations,
+        images=tuple(item.images),
+        group_index=item.group_index,
+        weight_version=item.weight_version,
+        epoch=item.epoch,
+        slot=item.slot,
+        outcome=item.outcome.value,
+        stop_reason=item.stop_reason.value,
+        remove_sample=item.remove_sample,
+        raw=raw,
+    )
+
+
+def _integer_or(value: Any, default: int) -> int:
+    return value if type(value) is int else default
+
+
+def encode_error(code: str, message: str, detail: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the reply to a request that failed: a stable code, a sentence, and what a program may read."""
+    return {"error": {"code": code, "message": message, "detail": dict(detail or {})}}
+
+
+def decode_error(content: bytes) -> tuple[str, str, dict[str, Any]] | None:
+    """Returns code, message and detail of such a reply; None for what is none."""
+    try:
+        error = Error.model_validate_json(content).error
+    except ValueError:
+        return None
+    return error.code, error.message, error.detail or {}
