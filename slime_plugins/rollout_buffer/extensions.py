@@ -1,6 +1,6 @@
 """What other packages add to this one, found by their entry points.
 
-A package names each thing in its ``pyproject.toml``, one group for each kind::
+A package names each thing in its ``pyproject.toml``, one group for each kind (docs/extending.md)::
 
     [project.entry-points."rollout_buffer.task_types"]
     dice = "my_package.dice"                      # a module with TASK_TYPE = "dice"
