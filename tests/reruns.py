@@ -44,7 +44,6 @@ SECOND_CHANCE: Mapping[str, str] = {
     "test_grafana_prometheus": SERVERS,
     "test_hostile_connections": SERVERS,
     "test_images_real_engine": ENGINE,
-    "test_log_lines": SERVERS,
     "test_miniwob_faults": BROWSER,
     "test_miniwob_gymnasium": BROWSER,
     "test_miniwob_pages": BROWSER,
