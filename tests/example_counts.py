@@ -7,8 +7,6 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-__all__ = ["examples"]
-
 PLAIN = 100
 """The profile ``quick`` tries 40 of a hundred that a test asks for, ``thorough`` ten times all of them."""
 

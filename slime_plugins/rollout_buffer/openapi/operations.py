@@ -36,8 +36,6 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
 from slime_plugins.rollout_buffer.protocol.trainer_reports import MismatchQuery, TrainerReport
 from slime_plugins.rollout_buffer.wire import RECORDS_TYPE
 
-__all__ = ["ERRORS", "JSON", "OPERATIONS", "Operation"]
-
 JSON = "application/json"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 

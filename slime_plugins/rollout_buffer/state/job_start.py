@@ -37,8 +37,6 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, Instance, JobState
 from slime_plugins.rollout_buffer.wire import MAX_IDENTIFIER
 
-__all__ = ["StartedJob", "Way", "add_input", "start_job", "way_of_start"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartedJob:

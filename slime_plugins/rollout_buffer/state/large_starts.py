@@ -26,8 +26,6 @@ from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, st
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Instance
 
-__all__ = ["is_large", "start_large", "take_over_large", "undo_interrupted"]
-
 ROWS_AT_ONCE = 10_000
 """Groups up to here are written with their job. So many rows take a fraction of a second."""
 SILENT_S = 60.0
