@@ -59,7 +59,8 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 def lacking_routes(text: Text) -> list[str]:
-    return [operation.route for operation in OPERATIONS if f"\n| `{operation.route}` | " not in text]
+    wanted = [f"{operation.method.upper()} {operation.path}" for operation in OPERATIONS]
+    return [name for name in wanted if f"### `{name}`\n" not in text]
 
 
 def lacking_commands(text: Text) -> list[str]:
