@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["READERS", "Finding", "Ratio", "Verdict", "compare", "read_ratios"]
-
 LEAST_TOLERANCE = 0.10
 """A median may be this much below the recorded one, however steady the recorded run was."""
 TOLERANCE_OF_ONE_ROUND = 0.25

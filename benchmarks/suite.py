@@ -25,8 +25,6 @@ from typing import Any
 
 from benchmarks.ratios import Finding, Ratio, Verdict, compare, read_ratios
 
-__all__ = ["BENCHES", "Bench", "busy_benches", "exit_code_of", "main", "ratios_of", "report_table"]
-
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "build" / "bench.json"
 RECORDED = ROOT / "benchmarks" / "recorded.json"

@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
-__all__ = ["ATTACKS", "Seen", "attacked", "watch"]
-
 HEAD = b"POST /buffer/write HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000000\r\n\r\n"
 HALF_HEAD = b"POST /buffer/write HTTP/1.1\r\nHost: localh"
 READS_NOTHING = b"GET /dashboard/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40

@@ -16,14 +16,16 @@ from slime_plugins.rollout_buffer.openapi.operations import ERRORS, OPERATIONS, 
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-URL = "http://127.0.0.1:8889"
-
 API_OPENING = """# HTTP API
 
-Written by `python tools/write_http_api_docs.py` from the description that the server serves at `/openapi.json`.
+Written by `python tools/write_http_api_docs.py`. The server describes every route, field and reply at `/openapi.json`
+(OpenAPI 3.1), made of the types that check them; any OpenAPI viewer shows it. One record of it in a shell:
 
-JSON in, JSON out, whatever the content type says. Every POST and PUT may be sent again after a lost reply: it changes
-nothing the second time. Bodies are sent uncompressed, up to
+```bash
+curl http://127.0.0.1:8889/openapi.json | jq '.components.schemas.Job.properties'
+```
+
+JSON in, JSON out, whatever the content type says. Bodies are sent uncompressed, up to
 [what the route takes](operations.md#what-a-stranger-can-do). JSON must be strict: no NaN, no Infinity (but in what a
 trainer reports), no half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
 
@@ -31,11 +33,30 @@ With `--token-file`, every route needs `Authorization: Bearer TOKEN`, but `/heal
 the examples leave it out. Without, the server answers only for hosts of loopback's and of `--allowed-host`. A
 connection may bring one request after the other; slow and idle ones are [closed](operations.md#what-a-stranger-can-do).
 
+## Retries
+
+Every POST and PUT may be sent again after a lost reply: it changes nothing the second time, provided that it carries
+the id which makes it the same request: `uid` of a written item, `start_id` of a start with `fresh`, `consumer_id` and
+`poll_id` of a poll, `delivery_id` of an acknowledgement. A reply to a write means that the items are on disk. A 4xx
+changed nothing and is not to be repeated as it is; 429, 503 and 507 may be, after `Retry-After` where it is given.
+Groups that were leased and not acknowledged come back, identical, when the lease runs out.
+
+## An external job by hand
+
+```bash
+curl -d '{"task_type": "external", "num_repeat_per_sample": 1, "job_id": "run-1"}' http://127.0.0.1:8889/start_rollout
+curl -d '{"uid": "a/0", "instance_id": "a", "reward": 1.0,
+  "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}' \\
+  http://127.0.0.1:8889/buffer/write
+curl -d '{"job_id": "run-1", "wait_s": 30, "lease_s": 600}' http://127.0.0.1:8889/get_rollout_data
+curl -d '{"delivery_id": "DELIVERY"}' http://127.0.0.1:8889/ack
+```
+
 ## Errors
 
 `{"error": {"code": "…", "message": "…", "detail": {…}}}`: `code` is for programs and stays, `message` is a sentence
-that says what to do, `detail` is more for programs. A 4xx changed nothing. Beside those of the table, which every route
-names, there are HTTP's own: 405 (a method that the route does not take), 414 and 431 (a head that is too large).
+that says what to do, `detail` is more for programs. Beside those of the table there are HTTP's own: 405 (a method that
+the route does not take), 414 and 431 (a head that is too large).
 
 | status | when |
 |---|---|
@@ -99,18 +120,17 @@ the same numbers, and the dashboard's charts add up to them.
 """
 
 
-STAND_WITH_THEIR_ROUTE = frozenset({"StartPayload", "PollPayload", "AckPayload"})
+SENT = ("StartPayload", "SamplingPayload", "PollPayload", "AckPayload", "WrittenItemBody", "WrittenGeneration")
+"""Records that people write by hand or in programs of their own; the page shows their fields."""
 
 
 def http_api_page() -> str:
-    """Returns the reference of every route with its fields, defaults, errors and an example."""
+    """Returns the page: what holds for all routes, one line for each, and the fields of what is sent."""
     errors = "".join(f"| {status} | {text} |\n" for status, text in ERRORS.items())
-    contents = "".join(
-        f"- [`{_title(operation)}`](#{_anchor(operation)}) {operation.summary}\n" for operation in OPERATIONS
-    )
-    routes = "\n".join("\n".join(_route(operation)) for operation in OPERATIONS)
-    schemas = "\n".join("\n".join(_schema(name)) for name in _named_in_replies())
-    return f"{API_OPENING}{errors}\n## Routes\n\n{contents}\n{routes}\n## Records\n\n{schemas}".rstrip() + "\n"
+    routes = "".join(map(_route, OPERATIONS))
+    records = "\n".join("\n".join(_record(name)) for name in SENT)
+    heading = "## Routes\n\n| route | what it does | takes | answers |\n|---|---|---|---|\n"
+    return f"{API_OPENING}{errors}\n{heading}{routes}\n## What is sent\n\n{records}".rstrip() + "\n"
 
 
 def metrics_page() -> str:
@@ -122,62 +142,22 @@ def metrics_page() -> str:
     return METRICS_OPENING + rows + METRICS_CLOSING
 
 
-def _title(operation: Operation) -> str:
-    return f"{operation.method.upper()} {operation.path}"
+def _route(operation: Operation) -> str:
+    taken = []
+    if operation.body is not None:
+        schema = openapi_document()["paths"][operation.path][operation.method]["requestBody"]["content"]
+        taken.append(_type(next(iter(schema.values()))["schema"]))
+    if operation.query is not None:
+        taken.append("?" + ", ".join(f"`{name}`" for name in operation.query.model_fields))
+    reply = f"`{operation.reply}`" if isinstance(operation.reply, str) else f"`{operation.content_types[0]}`"
+    does = f"{operation.summary}. {operation.description}"
+    return f"| `{operation.route}` | {does} | {', '.join(taken) or '–'} | {reply} |\n"
 
 
-def _anchor(operation: Operation) -> str:
-    kept = (letter for letter in _title(operation).lower() if letter.isalnum() or letter in " -_")
-    return "".join(kept).replace(" ", "-")
-
-
-def _route(operation: Operation) -> Iterator[str]:
-    described = openapi_document()["paths"][operation.path][operation.method]
-    yield f"### `{_title(operation)}`\n"
-    yield f"{operation.summary}. {operation.description}\n"
-    parameters = described["parameters"]
-    if parameters:
-        yield from ("| parameter | in | type | default | meaning |", "|---|---|---|---|---|")
-        for parameter in parameters:
-            text = parameter.get("description") or parameter["schema"].get("description", "")
-            yield f"| `{parameter['name']}` | {parameter['in']} | {_type(parameter['schema'])} | {_default(parameter['schema'], parameter['required'])} | {text} |"  # noqa: E501 - one row
-        yield ""
-    if "requestBody" in described:
-        yield from _body(described["requestBody"]["content"])
-    yield from ("| status | reply |", "|---|---|")
-    for status, response in described["responses"].items():
-        shown = ", ".join(sorted({_type(content["schema"]) for content in response["content"].values()}))
-        yield f"| {status} | {response['description']} {shown} |"
-    yield f"\n```bash\ncurl {operation.example.replace('URL', URL)}\n```\n"
-
-
-def _body(content: Mapping[str, Any]) -> Iterator[str]:
-    kinds = ", ".join(f"`{kind}`" for kind in content)
-    schema = next(iter(content.values()))["schema"]
-    name = schema.get("$ref", "").rsplit("/", 1)[-1]
-    if name not in STAND_WITH_THEIR_ROUTE:
-        yield f"Body ({kinds}): {_type(schema)}\n"
-        return
-    yield f"Body ({kinds}):\n"
-    yield from _fields(openapi_document()["components"]["schemas"][name])
-    yield ""
-
-
-def _schema(name: str) -> Iterator[str]:
+def _record(name: str) -> Iterator[str]:
     schema = openapi_document()["components"]["schemas"][name]
-    yield f"### {name}\n"
-    if schema.get("description"):
-        yield f"{schema['description'].split('.')[0]}.\n"
-    parts = schema.get("allOf", []) if "properties" not in schema else [schema]
-    for part in parts:
-        if "$ref" in part:
-            yield f"Everything of {_type(part)}, and:\n"
-        else:
-            yield from _fields(part)
-    for option in schema.get("anyOf", []):
-        yield f"- {_type(option)}" if "properties" not in option else "- or:\n"
-        if "properties" in option:
-            yield from _fields(option)
+    yield from (f"### {name}\n", f"{schema['description']}\n")
+    yield from _fields(schema)
     yield ""
 
 
@@ -203,7 +183,7 @@ def _default(schema: Mapping[str, Any], required: bool) -> str:
 def _type(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[-1]
-        return f"[{name}](#{name.lower()})"
+        return f"[{name}](#{name.lower()})" if name in SENT else f"`{name}`"
     if "enum" in schema:
         return " \\| ".join(f"`{value}`" for value in schema["enum"])
     options = [
@@ -226,11 +206,6 @@ def _bounds(schema: Mapping[str, Any]) -> str:
         if key in schema
     ]
     return f" {', '.join(found)}" if found else ""
-
-
-def _named_in_replies() -> list[str]:
-    """Every record but the bodies that stand with their route."""
-    return [name for name in openapi_document()["components"]["schemas"] if name not in STAND_WITH_THEIR_ROUTE]
 
 
 PAGES = {"http_api.md": http_api_page, "metrics.md": metrics_page}

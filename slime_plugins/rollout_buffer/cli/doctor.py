@@ -39,8 +39,6 @@ from slime_plugins.rollout_buffer.installation import advice_on_two_slimes, inst
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
-__all__ = ["Examination", "Finding", "State", "check_launch", "examine", "verdict"]
-
 _PYTHON = ((3, 11), (3, 12), (3, 13))
 _EXTRAS = {
     "android": ("PIL", "numpy"),

@@ -15,8 +15,6 @@ from slime_plugins.rollout_buffer.engine.tokenizer_probe import tokenizer_probe
 from slime_plugins.rollout_buffer.extensions import Group, load
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
 
-__all__ = ["make_engine"]
-
 
 def make_engine(
     base_url: str,

@@ -41,17 +41,6 @@ from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, SamplingParams, WeightVersionSpan
 
-__all__ = [
-    "KEY_URL_VARIABLE",
-    "KEY_VARIABLE",
-    "HttpAnswer",
-    "HttpEngine",
-    "RefusalError",
-    "api_key_for",
-    "key_headers",
-    "part_of_answer",
-]
-
 logger = logging.getLogger(__name__)
 
 ABORTED: Final = "aborted the request"

@@ -45,8 +45,6 @@ from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.vocabulary import first_beyond
 from slime_plugins.rollout_buffer.types import PromptCheck
 
-__all__ = ["SglangEngine"]
-
 logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-SMG-Routing-Key"

@@ -42,8 +42,6 @@ from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_heal
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.types import Instance, Outcome
 
-__all__ = ["REPORT_FILE", "EvaluationError", "EvaluationStoppedError", "evaluate"]
-
 REPORT_FILE = "report.json"
 BUFFER_FOLDER = "buffer"
 LOOK_INTERVAL_S = 0.5

@@ -20,8 +20,6 @@ from slime.utils.mask_records import RecordBytes
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.types import Generation, PromptReceipt, WeightVersionSpan
 
-__all__ = ["Match", "Recording", "Turn"]
-
 
 @dataclass(slots=True, eq=False)
 class Turn:

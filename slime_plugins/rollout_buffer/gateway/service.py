@@ -64,8 +64,6 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 
-__all__ = ["Answer", "Gateway", "ScoreAsked", "Verdict"]
-
 RECONCILE_INTERVAL_S = 1.0
 SETTLE_INTERVAL_S = 5.0
 MODEL_NAME = "policy"

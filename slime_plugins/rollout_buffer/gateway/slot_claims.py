@@ -38,8 +38,6 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 
-__all__ = ["ClaimState", "SlotClaim", "SlotClaims"]
-
 RESTARTED = "gateway_restarted"
 
 logger = logging.getLogger(__name__)

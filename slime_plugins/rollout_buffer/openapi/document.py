@@ -6,15 +6,14 @@ A test holds it against the routes that are really there, and Schemathesis again
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from slime_plugins.rollout_buffer.openapi.operations import ERRORS, JSON, OPERATIONS, Operation
+from slime_plugins.rollout_buffer.openapi.operations import ERRORS, JSON, OPERATIONS, PATH_PARAMETERS, Operation
 from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS, Schema, ref
-
-__all__ = ["openapi_document"]
 
 
 @functools.cache
@@ -62,8 +61,8 @@ def _operation_id(operation: Operation) -> str:
 
 
 def _path_parameters(operation: Operation) -> Iterator[dict[str, Any]]:
-    for name, schema in operation.path_parameters.items():
-        yield {"name": name, "in": "path", "required": True, "schema": schema}
+    for name in re.findall(r"{(\w+)}", operation.path):
+        yield {"name": name, "in": "path", "required": True, "schema": PATH_PARAMETERS[name]}
 
 
 def _query_parameters(operation: Operation) -> Iterator[dict[str, Any]]:
@@ -136,19 +135,14 @@ def _numbers_also_as_strings(schema: Any) -> Any:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    content = {content_type: {"schema": operation.reply} for content_type in operation.content_types}
-    responses: dict[str, Any] = {"200": {"description": operation.reply_description, "content": content}}
+    if isinstance(operation.reply, str):
+        reply, description = ref(operation.reply), COMPONENTS[operation.reply]["description"]
+    else:
+        reply, description = operation.reply, operation.summary
+    content = {content_type: {"schema": reply} for content_type in operation.content_types}
+    responses: dict[str, Any] = {"200": {"description": description, "content": content}}
     for status, (description, schema) in operation.other_replies.items():
         responses[str(status)] = {"description": description, "content": {JSON: {"schema": schema}}}
-    for status in sorted(_error_statuses(operation)):
+    for status in sorted(operation.statuses):
         responses[str(status)] = {"description": ERRORS[status], "content": {JSON: {"schema": ref("Error")}}}
     return responses
-
-
-def _error_statuses(operation: Operation) -> set[int]:
-    statuses = {403, *operation.errors}
-    if operation.needs_token:
-        statuses.add(401)
-    if operation.body is not None:
-        statuses |= {413, 415}
-    return statuses

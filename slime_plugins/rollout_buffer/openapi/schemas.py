@@ -14,17 +14,11 @@ from slime_plugins.rollout_buffer.wire.checks import WireRecord
 from slime_plugins.rollout_buffer.wire.items import Item
 from slime_plugins.rollout_buffer.wire.replies import Error, StartReply
 
-__all__ = ["COMPONENTS", "Schema", "integer", "ref", "text"]
-
 Schema = dict[str, Any]
 
 
 def text(description: str = "", **more: Any) -> Schema:
     return {"type": "string", **({"description": description} if description else {}), **more}
-
-
-def integer(description: str = "", **more: Any) -> Schema:
-    return {"type": "integer", **({"description": description} if description else {}), **more}
 
 
 def ref(name: str) -> Schema:

@@ -103,7 +103,7 @@ class DeliveredGroups(WireRecord):
 
 
 class RolloutData(WireRecord):
-    """What a poll gets."""
+    """What a poll gets: whole groups; or `success: false` and no data when nothing is ready."""
 
     success: bool
     """False when nothing was ready; ask again."""
@@ -927,7 +927,7 @@ class SignedIn(WireRecord):
 
 
 class Health(WireRecord):
-    """Whether the service works."""
+    """Whether the service works: it is well, or degraded and serving, and `reason` says why."""
 
     status: Literal["ok", "degraded"]
     """Degraded: `reason` says by what."""

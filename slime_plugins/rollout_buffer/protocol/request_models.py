@@ -38,18 +38,6 @@ from slime_plugins.rollout_buffer.wire import checks
 from slime_plugins.rollout_buffer.wire.checks import WireRecord
 from slime_plugins.rollout_buffer.wire.items import WrittenItemBody
 
-__all__ = [
-    "AckPayload",
-    "Body",
-    "Count",
-    "Identifier",
-    "Number",
-    "PollPayload",
-    "SignInPayload",
-    "StartPayload",
-    "parse",
-]
-
 EXTERNAL_TASK_TYPE = "external"
 MAX_SKIPPED = 5_000_000
 MAX_INLINE_INSTANCES = 1_000_000

@@ -12,8 +12,6 @@ from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 
-__all__ = ["groups_over"]
-
 MEMBERS_LOOKED_AT = 1000
 FOR_REWARDS = frozenset({CauseCode.NOT_VALID, CauseCode.ITEMS_FILTERED, CauseCode.GROUP_FUNCTION})
 

@@ -34,8 +34,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import EngineReport, GroupState
 
-__all__ = ["Views"]
-
 NEWEST_TRAJECTORIES = 200
 MAX_ATTEMPTS_SHOWN = 1000
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.types import GroupState
 
-__all__ = ["KnownGroup", "Resumption", "compare_with_skip_list"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownGroup:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["misspelt", "nearest"]
-
 LIKENESS_OF_A_TYPO = 0.84
 """How alike an unknown key and a known one must be (``difflib``) for the first to be a slip."""
 

@@ -14,8 +14,6 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
 
-__all__ = ["GroupAdmission"]
-
 GROUPS_READ_AHEAD = 64
 MAX_PASSED_OVER = 32
 """A group that lets others begin first does so for this many of them."""

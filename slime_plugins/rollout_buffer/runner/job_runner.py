@@ -73,8 +73,6 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 
-__all__ = ["JobRunner"]
-
 WATCH_INTERVAL_S = 0.5
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0

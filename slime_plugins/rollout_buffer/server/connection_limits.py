@@ -18,17 +18,6 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-__all__ = [
-    "HEAD_LIMIT_S",
-    "IDLE_LIMIT_S",
-    "Connection",
-    "ConnectionLimits",
-    "RequestState",
-    "Unlimited",
-    "affordable",
-    "raise_file_limit",
-]
-
 HEAD_LIMIT_S = 15.0
 """How long the head of a request may take."""
 IDLE_LIMIT_S = 30.0

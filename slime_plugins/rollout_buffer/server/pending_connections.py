@@ -13,8 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["PendingConnections", "has_sent_enough"]
-
 PEEK_BYTES = 48 * 1024
 """More than the largest head, and than ``ENOUGH_OF_A_BODY`` beside it."""
 TIME_TO_SPEAK_S = 0.02

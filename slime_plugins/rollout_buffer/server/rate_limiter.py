@@ -7,8 +7,6 @@ import heapq
 import itertools
 from typing import Protocol
 
-__all__ = ["RateLimiter"]
-
 
 class Requester(Protocol):
     """Whose request waits."""

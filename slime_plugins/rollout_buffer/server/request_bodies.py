@@ -11,17 +11,6 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from slime_plugins.rollout_buffer.errors import UnavailableError, UnreadableBodyError
 
-__all__ = [
-    "BODY_LIMIT_S",
-    "SLOWEST_BYTES_PER_S",
-    "SMALL_BODY",
-    "BodyBudget",
-    "ClientGoneError",
-    "HeldBody",
-    "drain",
-    "read_body",
-]
-
 Receive = Callable[[], Awaitable[Any]]
 
 SMALL_BODY = 64 * 1024

@@ -35,8 +35,6 @@ from slime_plugins.rollout_buffer.server.connection_limits import (
 )
 from slime_plugins.rollout_buffer.server.pending_connections import PendingConnections
 
-__all__ = ["ConnectionCounts", "Logger", "Worker"]
-
 HEAD_START_S = 0.001
 """What a worker with more connections leaves to the others, which were woken for the same one. If they are stuck or
 gone, it takes the connection then."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-__all__ = ["Reply", "call", "environ_of", "with_body"]
-
 Environ = dict[str, Any]
 WsgiApplication = Callable[..., Iterable[bytes]]
 

@@ -19,16 +19,6 @@ from slime_plugins.rollout_buffer.storage.tables.input_rows import PackedInput
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance
 
-__all__ = [
-    "add_input",
-    "instance_of",
-    "is_planned",
-    "open_next",
-    "open_next_of_instance",
-    "plan_groups",
-    "skip_planned",
-]
-
 
 def plan_groups(connection: Connection, job_key: int, packed: PackedInput, epochs: int) -> None:
     """Keeps the input of a new job, and that each of its lines is a group in each epoch."""

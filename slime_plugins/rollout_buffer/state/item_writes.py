@@ -34,8 +34,6 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, WriteStatus
 
-__all__ = ["ItemWriter", "Refusal", "Write", "WriteResult", "Written"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteResult:

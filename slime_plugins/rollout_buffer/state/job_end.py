@@ -7,8 +7,6 @@ from slime_plugins.rollout_buffer.storage.tables import attempt_rows, delivery_r
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import GroupState, JobState
 
-__all__ = ["cancel_job", "end_job", "reopen_finished_job"]
-
 
 def end_job(connection: Connection, now: float, job_key: int, state: JobState, cause: Cause) -> None:
     """Ends a job in one of the final states. Groups that are open stay open: attaching to the job goes on with them."""

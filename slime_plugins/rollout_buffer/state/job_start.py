@@ -44,8 +44,6 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, JobState
 from slime_plugins.rollout_buffer.wire import MAX_IDENTIFIER
 
-__all__ = ["Start", "StartedJob", "Way", "decide_start", "start_job"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartedJob:

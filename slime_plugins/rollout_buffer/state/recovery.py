@@ -26,8 +26,6 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import content_rows
 
-__all__ = ["RecoveryReport", "examine", "recover"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState
 
-__all__ = ["apply_skip_list"]
-
 
 def apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
     """Puts a job where a trainer that resumes has it: what is listed is done with, what else went out returns."""

@@ -38,8 +38,6 @@ from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
 from slime_plugins.rollout_buffer.storage.storage_errors import StorageErrors, damaged
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, WriteLocks
 
-__all__ = ["Store", "whole_row"]
-
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 

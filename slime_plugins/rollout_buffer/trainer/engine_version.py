@@ -11,8 +11,6 @@ import aiohttp
 from slime_plugins.rollout_buffer.errors import network_reason
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 
-__all__ = ["weight_version_of"]
-
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0

@@ -17,8 +17,6 @@ from slime_plugins.rollout_buffer.trainer.settings import ImageSettings, RowSett
 from slime_plugins.rollout_buffer.trainer.vision import VisionFamily, load_vision, tensor_bytes
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
-__all__ = ["Intake"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -65,8 +65,6 @@ from slime_plugins.rollout_buffer.trainer.vision import (
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
-__all__ = ["RowBuilder", "images_of"]
-
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")

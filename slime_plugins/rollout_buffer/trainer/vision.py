@@ -27,22 +27,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 
-__all__ = [
-    "FAMILIES",
-    "ImageFeatures",
-    "ImageMismatchError",
-    "ImageProblemError",
-    "ImageUnavailableError",
-    "QwenVision",
-    "RowImages",
-    "RowInputs",
-    "VisionFamily",
-    "load_vision",
-    "shown_in_messages",
-    "tensor_bytes",
-    "why_not_sent",
-]
-
 logger = logging.getLogger(__name__)
 
 IMAGE_URL_PREFIX = "sha256:"

@@ -59,8 +59,7 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 def lacking_routes(text: Text) -> list[str]:
-    wanted = [f"{operation.method.upper()} {operation.path}" for operation in OPERATIONS]
-    return [name for name in wanted if f"### `{name}`\n" not in text]
+    return [operation.route for operation in OPERATIONS if f"\n| `{operation.route}` | " not in text]
 
 
 def lacking_commands(text: Text) -> list[str]:
