@@ -13,6 +13,15 @@ Servers, runners and the supervisor each hold a ``Buffer`` of their own on the s
 
 from __future__ import annotations
 
+if (
+    __name__ == "__main__"
+):  # ``python buffer.py``, as slime's users start it: serves, from where ``types.py`` hides nothing
+    import os
+    import sys
+
+    os.environ["PYTHONPATH"] = os.path.abspath(__file__).rsplit(os.sep, 3)[0]
+    os.execv(sys.executable, [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *sys.argv[1:]])
+
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
