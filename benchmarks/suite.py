@@ -77,6 +77,12 @@ BENCHES: tuple[Bench, ...] = (
         limit_s=300,
         caveat="simulated phones, scripted replies; bytes, not seconds",
     ),
+    Bench(
+        name="prompts",
+        arguments=("--rounds", "5", "--turns", "8"),
+        limit_s=180,
+        caveat="the engine waits and answers from memory, in the client's process",
+    ),
 )
 """The set, in the order in which it runs. All limits together stay below what the set may take."""
 

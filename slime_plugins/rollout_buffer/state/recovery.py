@@ -126,3 +126,6 @@ def _examine_body(store: Store, uid: str, place: Place, images: dict[str, Place]
     for sha256 in wire.image_hashes(body):
         if sha256 not in images:
             yield f"trajectory {uid} shows image {sha256}, which is not stored"
+    for sha256 in wire.named_records(body):
+        if sha256 not in images:
+            yield f"trajectory {uid} names token records {sha256}, which are not stored"

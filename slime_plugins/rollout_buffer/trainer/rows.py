@@ -381,6 +381,14 @@ def images_of(item: RolloutItem) -> list[str]:
     return list(dict.fromkeys([*item.images, *in_generations, *shown_in_messages(item.messages)]))
 
 
+def images_of_rows(item: RolloutItem) -> list[str]:
+    """Returns the images of a trajectory's rows, each as often as a row shows it: what tensors are joined of."""
+    if not item.generations:
+        return list(shown_in_messages(item.messages))
+    rows = _with_image_hashes(pack_training_rows(item.generations), item)
+    return [sha256 for row in rows for sha256 in row.images or ()]
+
+
 # --- one group -------------------------------------------------------------------------------------------------------
 
 

@@ -388,7 +388,10 @@ def _hash_of(part: Mapping[str, Any]) -> str:
 
 
 def _token_id(processor: Any, token: str) -> int:
-    return int(processor.tokenizer.convert_tokens_to_ids(token))
+    token_id = processor.tokenizer.convert_tokens_to_ids(token)
+    if token_id is None or token_id == getattr(processor.tokenizer, "unk_token_id", None):
+        raise ConfigError(f"the tokenizer beside the image processor has no {token}: it belongs to another model")
+    return int(token_id)
 
 
 def _picture(sha256: str, images: FetchedImages) -> Any:
