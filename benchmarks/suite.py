@@ -74,13 +74,13 @@ BENCHES: tuple[Bench, ...] = (
     Bench(
         name="episodes",
         arguments=("--episodes", "32", "--steps", "10", "25"),
-        limit_s=300,
+        limit_s=150,
         caveat="simulated phones, scripted replies; bytes, not seconds",
     ),
     Bench(
         name="prompts",
         arguments=("--rounds", "5", "--turns", "8"),
-        limit_s=180,
+        limit_s=150,
         caveat="the engine waits and answers from memory, in the client's process",
     ),
 )
