@@ -9,13 +9,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import quote
 
 from flask import Flask
 
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.server.app import create_app as create_flask
 from slime_plugins.rollout_buffer.server.asgi import Application
+
+__all__ = ["create_app"]
 
 
 def create_app(settings: ServeSettings) -> Flask:
@@ -68,7 +69,7 @@ def _scope(environ: dict[str, Any]) -> dict[str, Any]:
         "http_version": "1.1",
         "method": environ["REQUEST_METHOD"],
         "scheme": "http",
-        "raw_path": quote(environ["PATH_INFO"].encode("latin-1")).encode(),
+        "path": environ["PATH_INFO"].encode("latin-1").decode("utf-8", "replace"),
         "query_string": environ.get("QUERY_STRING", "").encode("latin-1"),
         "headers": headers,
         "client": None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+__all__ = ["SECOND_CHANCE"]
+
 SERVERS = "starts a supervisor with gunicorn and runners; a crowded machine starves one of them past its deadline"
 RAY = "starts a Ray of its own, whose head and workers give up on a crowded machine"
 BROWSER = "starts Chromium, which drops what it is told while the machine is crowded"
@@ -40,8 +42,8 @@ SECOND_CHANCE: Mapping[str, str] = {
     "test_gateway_real_engine": ENGINE,
     "test_gateway_serve": SERVERS,
     "test_grafana_prometheus": SERVERS,
-    "test_hostile_connections": SERVERS,
     "test_images_real_engine": ENGINE,
+    "test_log_lines": SERVERS,
     "test_miniwob_faults": BROWSER,
     "test_miniwob_gymnasium": BROWSER,
     "test_miniwob_pages": BROWSER,
@@ -64,7 +66,6 @@ SECOND_CHANCE: Mapping[str, str] = {
     "test_slime_rollout_with_server": SERVERS,
     "test_slow_clients": SERVERS,
     "test_tutorial": SERVERS,
-    "test_worker_shares": RAY,
     "test_writes_side_by_side": SERVERS,
 }
 """Files of ``tests/integration`` by name. A defect fails twice; the summary counts what was tried again."""

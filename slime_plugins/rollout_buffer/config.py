@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
+__all__ = ["ServeSettings", "read_token", "sentences"]
+
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8889
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
@@ -37,8 +39,7 @@ class ServeSettings(BaseModel):
     threads: int = Field(default=16, ge=2, le=512)
     """Threads of each gunicorn worker that make replies of routes that carry no data."""
     max_connections: int = Field(default=2048, ge=16, le=60_000)
-    """Connections that each worker holds; less when it may not open so many files. When there is no room, whoever keeps
-    the server waiting gives way."""
+    """Requests under way in each worker; one more is answered 503."""
     allowed_hosts: tuple[str, ...] = ()
     """Names under which a server without a token may be asked for, beside loopback's."""
     token_file: Path | None = None

@@ -112,6 +112,12 @@ def process_table() -> list[tuple[int, int, str]]:
     return table
 
 
+def server_workers(buffer: BufferProcess) -> list[int]:
+    """The gunicorn workers: grandchildren of the supervisor."""
+    masters = {pid for pid, command in buffer.children().items() if "gunicorn" in command}
+    return sorted(pid for pid, parent, _ in process_table() if parent in masters)
+
+
 def descendants(pid: int) -> list[int]:
     """The processes under a process, its children first."""
     table = process_table()

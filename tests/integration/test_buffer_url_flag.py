@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.large
-
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import ray

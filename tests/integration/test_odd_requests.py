@@ -6,13 +6,11 @@ import contextlib
 import json
 import random
 import socket
-import struct
 from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.conftest import BufferProcess, wait_until
-from tests.integration.test_worker_shares import workers
+from tests.integration.conftest import BufferProcess, server_workers, wait_until
 from tests.support import written
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,10 +28,10 @@ def buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
 @pytest.fixture
 def lives(buffer: BufferProcess) -> Iterator[None]:
     """Sees that the same workers are there afterwards, answer, and logged no traceback."""
-    before = wait_until(lambda: len(found := workers(buffer)) == 2 and found, what="two workers")
+    before = wait_until(lambda: len(found := server_workers(buffer)) == 2 and found, what="two workers")
     yield
     assert buffer.client.job("j")["job_id"] == "j"
-    assert workers(buffer) == before
+    assert server_workers(buffer) == before
     log = (buffer.folder / "data" / "logs" / "server.log").read_text()
     assert "Traceback" not in log, log[-3000:]
 
@@ -63,63 +61,24 @@ def request(line: str, *headers: str, body: bytes = b"", host: str = "localhost"
 ITEM = json.dumps({**written("odd", "odd"), "job_id": "j"}).encode()
 
 
-@pytest.mark.parametrize("upgrade", ["websocket", "h2c", "foo", "HTTP/2.0, websocket"])
-@pytest.mark.parametrize(
-    "line", ["POST /buffer/write HTTP/1.1", "GET /health HTTP/1.1", "POST /get_rollout_data HTTP/1.1"]
-)
-@pytest.mark.usefixtures("lives")
-def test_who_asks_for_another_protocol_is_answered_in_this_one(buffer: BufferProcess, line: str, upgrade: str) -> None:
-    wants = (
-        f"Upgrade: {upgrade}",
-        "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
-        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
-    )
-    body = ITEM if "write" in line else b""
-    says = request(line, *wants, body=body).replace(b"Connection: close", b"Connection: Upgrade, HTTP2-Settings")
-    for _ in range(5):
-        assert status(talk(buffer.port, says)) in (200, 400)
-
-
 @pytest.mark.parametrize(
     ("says", "allowed"),
     [
         (request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked", body=ITEM), {400}),
         (request("POST /buffer/write HTTP/1.1", "Content-Length: 3", body=ITEM), {400}),
         (request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked") + b"zz\r\n", {400}),
-        (request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked") + b"ffffffffffffffffff\r\n", {400}),
-        *((request("POST /buffer/write HTTP/1.1", line, body=b"0\r\n\r\n"), {400}) for line in (
-            "Transfer-Encoding: chunked, chunked", "Transfer-Encoding: chunked, identity",
-            "Transfer-Encoding: xchunked",
-            "Transfer-Encoding : chunked", "Content-Length: 5\r\nContent-Length: 6", "Content-Length: 5, 5",
-            "Content-Length: +5", "X: a\r\n folded", "X: a\rContent-Length: 5",
-        )),
-        (request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked") + b"1;" + b"x" * 1_000_000, {0, 400}),
-        (
-            request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked")
-            + b"2\r\n{}\r\n0\r\n" + b"A: b\r\n" * 100_000 + b"\r\n",
-            {0, 400, 431},  # 0: its sender has not read the reply when the connection is closed
-        ),
-        (b"GET /jobs HTTP/1.1\nHost: localhost\n\n", {400}),
-        (request("GET /jobs/\x00 HTTP/1.1"), {400}),
-        (request("GET /jobs HTTP/1.1", "X-A: a\x00b"), {400}),
+        (request("POST /buffer/write HTTP/1.1", "Content-Length: 99999999999999999999"), {413}),
+        (request("POST /buffer/write HTTP/1.1", "Upgrade: websocket", body=ITEM), {200}),
+        (request("GET /health HTTP/1.1", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"), {200}),
         (request("GET /jobs/%00 HTTP/1.1"), {404}),
-        (request("GET http://localhost/jobs HTTP/1.1"), {200}),
-        (request("GET http://evil.example/jobs HTTP/1.1"), {200}),  # its Host header says localhost
-        (request("GET http://localhost HTTP/1.1"), {200, 400}),
-        (request("GET jobs HTTP/1.1"), {400}),
-        (request("CONNECT localhost:80 HTTP/1.1"), {400, 404, 405}),
-        (request("OPTIONS * HTTP/1.1"), {400, 404, 405}),
-        (request("TRACE /jobs HTTP/1.1"), {400, 404, 405}),
-        (request("GET /jobs HTTP/1.1", "SCRIPT_NAME: /x"), {200}),
-        (request("GET /jobs HTTP/1.1", "Script-Name: /x"), {200}),
-        (request("GET /jobs HTTP/1.1", "PATH_INFO: /health", "REMOTE_USER: root"), {200}),
-        (request("GET /jobs HTTP/2.0"), {200, 400, 505}),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 505}),
+        (request("GET /jobs?x=\xff HTTP/1.1"), {200, 400}),
+        (request("GET /jobs HTTP/1.1", "SCRIPT_NAME: /x", "PATH_INFO: /health", "REMOTE_USER: root"), {200}),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n", {400}),
         (request("GET /" + "a" * 20_000 + " HTTP/1.1"), {414}),
         (request("GET /jobs HTTP/1.1", *(f"X-{number}: y" for number in range(200))), {431}),
         (request("GET /jobs HTTP/1.1", "X: " + "y" * 60_000), {431}),
         (request("DELETE /buffer/write HTTP/1.1"), {405}),
-        (request("GET /buffer/write HTTP/1.1"), {405}),
+        (request("GET /health HTTP/1.1", host="evil.example"), {403}),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("lives")
@@ -178,49 +137,6 @@ def test_the_reply_to_a_body_that_is_not_wanted_reaches_who_still_sends_it(buffe
     assert b"connection: close" in heard.lower()
 
 
-@pytest.mark.usefixtures("lives")
-def test_a_client_that_resets_its_connection_in_the_middle_disturbs_nobody(buffer: BufferProcess) -> None:
-    for says in (
-        b"",
-        b"GET /jo",
-        request("GET /jobs HTTP/1.1"),
-        request("POST /buffer/write HTTP/1.1", body=ITEM)[:-9],
-    ):
-        for _ in range(10):
-            client = socket.create_connection(("127.0.0.1", buffer.port))
-            client.sendall(says)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.close()
-
-
-def test_without_a_token_only_names_of_this_machine_are_answered(buffer: BufferProcess) -> None:
-    port = buffer.port
-    for host in (
-        "localhost",
-        f"localhost:{port}",
-        "127.0.0.1",
-        f"127.0.0.1:{port}",
-        "[::1]:1",
-        "a.localhost",
-        "127.9.9.9",
-    ):
-        assert status(talk(port, request("GET /jobs HTTP/1.1", host=host))) == 200, host
-    for host in (
-        "evil.example",
-        f"evil.example:{port}",
-        "localhost.evil.example",
-        "10.0.0.1",
-        "0.0.0.0",
-        "[::2]",
-        "127.0.0.1.nip.io",
-        "",
-    ):
-        for line in ("GET /jobs HTTP/1.1", "GET /health HTTP/1.1", "POST /buffer/write HTTP/1.1", "GET / HTTP/1.1"):
-            heard = talk(port, request(line, host=host))
-            assert status(heard) == 403, (host, heard)
-            assert b"--allowed-host" in heard
-
-
 def mutated(rng: random.Random) -> bytes:
     """A request with some of its bytes changed, doubled, cut out or followed by nonsense."""
     lines = [
@@ -262,10 +178,4 @@ def fuzz(port: int, count: int, seed: int) -> None:
 
 @pytest.mark.usefixtures("lives")
 def test_nonsense_on_hundreds_of_connections_ends_no_worker(buffer: BufferProcess) -> None:
-    fuzz(buffer.port, 600, seed=1)
-
-
-@pytest.mark.large
-@pytest.mark.usefixtures("lives")
-def test_nonsense_on_five_thousand_connections_ends_no_worker(buffer: BufferProcess) -> None:
-    fuzz(buffer.port, 5000, seed=2)
+    fuzz(buffer.port, 300, seed=1)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["Seen", "plain", "watched"]
+
 Seen = dict[str, Any]
 
 KEPT = (

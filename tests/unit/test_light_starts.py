@@ -18,7 +18,7 @@ STARTS = {
         "slime_plugins.rollout_buffer.evaluation",
     },
     "slime_plugins.rollout_buffer.supervisor.supervisor": {"aiohttp", "requests", "flask", "transformers"},
-    "slime_plugins.rollout_buffer.server.worker": {
+    "slime_plugins.rollout_buffer.server.asgi": {
         "aiohttp",
         "requests",
         "transformers",

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from tools.launching.models import LaunchError
 from tools.launching.steps import Step
 
+__all__ = ["run"]
+
 HEALTH_TIMEOUT_S = 60.0
 
 

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+__all__ = ["unknown_flags"]
+
 KNOWN_BY_THE_LAST_PARSER = "--hf-checkpoint"
 
 

@@ -31,6 +31,8 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT, GatewaySettings
 from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 
+__all__ = ["register", "set_android_settings"]
+
 logger = logging.getLogger(__name__)
 
 _SERVE: Mapping[str, Any] = {name: field.default for name, field in ServeSettings.model_fields.items()}
@@ -80,9 +82,7 @@ AllowedTokenizers = Annotated[
 ]
 Workers = Annotated[int, typer.Option(help="gunicorn worker processes.")]
 Threads = Annotated[int, typer.Option(help="Threads of each worker for the routes that carry no data.")]
-MaxConnections = Annotated[
-    int, typer.Option(help="Connections of each worker; beyond, whoever keeps the server waiting gives way.")
-]
+MaxConnections = Annotated[int, typer.Option(help="Requests under way in each worker; one more is answered 503.")]
 AllowedHosts = Annotated[
     list[str] | None,
     typer.Option(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+__all__ = ["ProcessStatus", "all_process_statuses", "process_status"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStatus:

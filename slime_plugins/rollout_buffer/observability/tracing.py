@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+__all__ = ["Attributes", "NoTracer", "Span", "Tracer", "phase", "traced_by"]
+
 Attributes = Mapping[str, str | int | float | bool]
 
 

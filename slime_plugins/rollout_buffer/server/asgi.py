@@ -1,54 +1,47 @@
-"""The application that the HTTP server calls: receives bodies, answers the data routes, and leaves the rest to Flask.
+"""The application that gunicorn's ASGI worker calls: answers the data routes, and leaves the rest to Flask.
 
-The event loop receives, waits and sends; threads do what blocks. A client that is slow with its request, or with
-reading its reply, therefore holds nothing but its connection; ``server/connection_limits.py`` says how many of those
-may be.
+The event loop receives, waits and sends; threads do what blocks. ``request_limits.py`` has received a body before it is
+looked at here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import gc
 import logging
 import os
-from collections.abc import Awaitable, Callable, Generator, Iterable
+import resource
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from flask import Flask
-from werkzeug.exceptions import (
-    HTTPException,
-    MethodNotAllowed,
-    RequestEntityTooLarge,
-    RequestHeaderFieldsTooLarge,
-    RequestURITooLarge,
-)
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnauthorizedError, UnavailableError
-from slime_plugins.rollout_buffer.protocol.auth import is_open
 from slime_plugins.rollout_buffer.server.app import create_app
 from slime_plugins.rollout_buffer.server.body_limits import body_limit
-from slime_plugins.rollout_buffer.server.connection_limits import ConnectionLimits, RequestState, Unlimited, affordable
 from slime_plugins.rollout_buffer.server.http import (
     LARGE_BODY,
     Answer,
-    Part,
     ServerContext,
     check_request,
     error_answer,
 )
 from slime_plugins.rollout_buffer.server.poll_watcher import PollWatcher
-from slime_plugins.rollout_buffer.server.rate_limiter import RateLimiter
-from slime_plugins.rollout_buffer.server.request_bodies import (
-    SMALL_BODY,
-    BodyBudget,
+from slime_plugins.rollout_buffer.server.request_limits import (
+    BodyCap,
     ClientGoneError,
-    HeldBody,
+    RequestLimits,
+    declared_size,
     drain,
-    read_body,
 )
 from slime_plugins.rollout_buffer.server.routes_data import (
     Poll,
@@ -61,8 +54,16 @@ from slime_plugins.rollout_buffer.server.routes_data import (
     write_bodies,
 )
 from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
-from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of, with_body
+from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of
 from slime_plugins.rollout_buffer.state.item_writes import Refusal
+
+__all__ = [
+    "OWN_ROUTES",
+    "SMALL_BODY",
+    "Application",
+    "create_application",
+    "create_application_from_environment",
+]
 
 OWN_ROUTES = {
     "/buffer/write": ("POST",),
@@ -71,17 +72,18 @@ OWN_ROUTES = {
     "/health": ("GET", "HEAD"),
 }
 """What is answered here, with its methods; everything else is Flask's."""
-PUBLIC_PER_S = 500
-PUBLIC_AT_ONCE = 100
-"""How many requests that anybody may send a worker answers."""
 DATA_THREADS = 4
-MAX_HEADERS = 100
-MAX_HEAD = 32 * 1024
-MAX_TARGET = 8 * 1024
-LINGER_S = 2.0
-"""How long the rest of a body is received and dropped, so that its sender finds the reply it did not wait for."""
+SMALL_BODY = 64 * 1024
+"""What anybody may send; a larger body needs the token in its head."""
 BODIES_AT_ONCE = 4
 """Bodies of the largest size that a worker may hold at a time."""
+SWITCH_INTERVAL_S = 0.001
+"""How long the event loop waits for a thread that parses a large body, each time it wants to go on: a fifth of
+Python's own."""
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Parsed items are many objects and no cycles: looking through them for cycles took a twentieth of a write's time."""
+MAX_FILES = 65_536
+"""File descriptors of a worker, where the hard limit allows so many."""
 
 Result = TypeVar("Result")
 Work = Callable[[], Result]
@@ -89,112 +91,70 @@ Work = Callable[[], Result]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class Exchange:
-    """One request and its reply."""
+    """One request, whose body is here or was refused, and its reply."""
 
-    def __init__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any], held: HeldBody) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.held = held
-        self.environ = environ_of(scope)
-        self.is_begun = False
-        """The reply's head was sent."""
-        self.connection: RequestState = Unlimited()
-        self._send = send
-        self._body_is_here = not self._header("content-length") and not self._header("transfer-encoding")
-        self.written_job = _written_job(self.environ["REQUEST_METHOD"], self.environ["PATH_INFO"])
-        """The job whose address items are posted to; None for any other request."""
+    scope: Any
+    receive: Callable[[], Awaitable[Any]]
+    send: Callable[[Any], Awaitable[None]]
+    is_begun: bool = False
+    """The reply's head was sent."""
+    _gone: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
         """Method and path, for logs and errors."""
-        return f"{self.environ['REQUEST_METHOD']} {self.environ['PATH_INFO']}"
+        return f"{self.scope['method']} {self.scope['path']}"
 
-    @property
-    def declared_size(self) -> int | None:
-        """The body's size, when its head says it."""
-        size = self._header("content-length")
-        return int(size) if size.isdigit() else 0 if self._body_is_here else None
+    async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Returns what comes of the work; stops it when the client goes away.
 
-    def _header(self, header: str) -> str:
-        wanted = header.encode()
-        return next((value.decode("latin-1") for name, value in self.scope["headers"] if name == wanted), "")
+        Whoever waits for that is cancelled by ``close`` alone: gunicorn takes the end of such a wait for the client's.
+        """
+        if self._gone is None:
+            self._gone = asyncio.ensure_future(self._until_gone())
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((self._gone, task), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGoneError
+            return task.result()
+        finally:
+            task.cancel()
 
-    async def read_body(self, most: int) -> bytes:
-        """Returns the body; raises as ``request_bodies.read_body`` does."""
-        if self._body_is_here:
-            return b""
-        if (self.declared_size or 0) > most:
-            raise RequestEntityTooLarge
-        self.connection.wait_for_body()
-        body = await read_body(self.receive, most, self.held)
-        self._body_is_here = True
-        self.connection.body_is_here()
-        return body
+    async def _until_gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
-    async def send_all(self, status: int, headers: Iterable[tuple[bytes, bytes]], content: bytes) -> None:
-        """Sends a reply that is here whole; what is left of the body is received first, or the connection closed."""
-        closes = self._header("upgrade") != "" or not await self._discard_small_body()
-        await self._begin(status, _with_size(status, headers, len(content)), closes=closes)
-        if self._body_is_here:
-            await self._send_body(content, more=False)
-            return
-        await self._send_body(content, more=True)
-        self.connection.wait_for_body()
-        await drain(self.receive, LINGER_S)
-        await self._send_body(b"", more=False)
+    def close(self) -> None:
+        """Stops to look whether the client goes away."""
+        if self._gone is not None:
+            self._gone.cancel()
 
-    async def send_pieces(
-        self,
-        status: int,
-        headers: Iterable[tuple[bytes, bytes]],
-        first: bytes,
-        next_piece: Callable[[], Awaitable[Any]],
-    ) -> None:
-        """Sends a reply whose pieces are made one ahead of the one that the client reads."""
-        await self._begin(status, headers, closes=self._header("upgrade") != "")
-        piece: bytes | None = first
-        while piece is not None:
-            following = asyncio.ensure_future(next_piece())
-            try:
-                await self._send_body(piece, more=True)
-            finally:
-                piece = await following
-        await self._send_body(b"", more=False)
-
-    async def _discard_small_body(self) -> bool:
-        """Returns whether the whole body is here, or was small enough to be received and dropped."""
-        is_small = (self.declared_size or SMALL_BODY + 1) <= SMALL_BODY
-        if not self._body_is_here and not self._header("expect") and is_small:
-            self.connection.wait_for_body()
-            self._body_is_here = await drain(self.receive, LINGER_S)
-            self.connection.body_is_here()
-        return self._body_is_here
-
-    async def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, closes: bool) -> None:
+    async def begin(self, reply: Reply, *more: tuple[bytes, bytes]) -> None:
+        """Sends the reply's head."""
         self.is_begun = True
-        close = [(b"connection", b"close")] if closes else []
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *close]})
+        headers = [*reply.headers, *more]
+        if isinstance(reply.content, bytes) and not any(name == b"content-length" for name, _ in headers):
+            headers.append((b"content-length", str(len(reply.content)).encode()))
+        await self.send({"type": "http.response.start", "status": reply.status, "headers": headers})
 
-    async def _send_body(self, content: bytes, *, more: bool) -> None:
-        if self.connection.is_lost:
-            raise ClientGoneError
-        await self._send({"type": "http.response.body", "body": content, "more_body": more})
+    async def send_body(self, content: bytes, *, more: bool) -> None:
+        """Sends a piece of the reply's body."""
+        await self.send({"type": "http.response.body", "body": content, "more_body": more})
 
 
 class Application:
     """The buffer over HTTP, as ASGI has it. Every worker process has one."""
 
     def __init__(self, flask: Flask) -> None:
-        """``flask`` has all routes but those that ``_routes`` names."""
+        """``flask`` has all routes but ``OWN_ROUTES``."""
         self.flask = flask
         self.context: ServerContext = flask.extensions["rollout_buffer"]
         settings = self.context.settings
-        self.connections = ConnectionLimits(affordable(settings.max_connections))
-        self._wsgi = flask.wsgi_app
-        self._flask_threads = ThreadPoolExecutor(settings.threads + 1, thread_name_prefix="flask")
-        self._flask_places = asyncio.Semaphore(settings.threads)
-        self._large_body_place = asyncio.Semaphore(1)
+        self._flask_threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="flask")
+        self._large_body_thread = ThreadPoolExecutor(1, thread_name_prefix="large body")
         self._data_threads = ThreadPoolExecutor(DATA_THREADS, thread_name_prefix="data")
         self._health_thread = ThreadPoolExecutor(1, thread_name_prefix="health")
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="writes")
@@ -203,34 +163,25 @@ class Application:
         self._writes: WriteBatcher[WriteBody, Answer] = WriteBatcher(keep, self._write_thread)
         self._large_writes: WriteBatcher[WriteBody, Answer] = WriteBatcher(keep, self._large_write_thread)
         self._polls = PollWatcher(self.context.buffer.store.data_version)
-        self._public_limiter = RateLimiter(PUBLIC_PER_S, PUBLIC_AT_ONCE)
-        self._budget = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes)
         self._routes = {"/buffer/write": self._write, "/get_rollout_data": self._poll, "/health": self._health}
+        self._limits = RequestLimits(
+            self._answer,
+            check=self._check,
+            refuse=self._refuse,
+            max_requests=settings.max_connections,
+            max_held_bytes=BODIES_AT_ONCE * settings.max_body_bytes,
+        )
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         """Answers one request."""
-        exchange = Exchange(scope, receive, send, HeldBody(self._budget))
-        connection = self.connections.of(scope["client"])
-        if connection is not None:
-            exchange.connection = connection
-        exchange.connection.begin_request()
-        try:
-            await self._answer(exchange)
-        except ClientGoneError:
-            pass
-        finally:
-            exchange.held.release()
-            exchange.connection.end_request()
-
-    def stop(self) -> None:
-        """Answers polls that wait: the server stops."""
-        self._polls.stop()
+        await self._limits(scope, receive, send)
 
     def close(self) -> None:
         """Ends its threads, and closes the store."""
         self._polls.close()
         for pool in (
             self._flask_threads,
+            self._large_body_thread,
             self._data_threads,
             self._health_thread,
             self._write_thread,
@@ -239,76 +190,109 @@ class Application:
             pool.shutdown(wait=True)
         self.context.buffer.store.close()
 
-    # --- answering ---------------------------------------------------------------------------------------------------
+    # --- around every request ----------------------------------------------------------------------------------------
 
-    async def _answer(self, exchange: Exchange) -> None:
+    def _check(self, scope: Any) -> BodyCap:
+        """Lets a request pass whose head is in order; returns how large its body may be."""
+        may_ask = check_request(self.context, environ_of(scope))
+        if not may_ask:
+            needs_token = UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head")
+            return BodyCap(SMALL_BODY, needs_token)
+        limit, max_body_bytes = body_limit(scope["path"]), self.context.settings.max_body_bytes
+        return BodyCap(limit.within(max_body_bytes), limit.error(max_body_bytes))
+
+    async def _refuse(self, scope: Any, error: Exception, receive: Any, send: Any) -> None:
+        """Answers a request whose body was not read whole: what is left of it is dropped, and its connection closed."""
+        exchange = Exchange(scope, receive, send)
+        reply = await self._error_reply(exchange, error)
+        assert isinstance(reply.content, bytes)
+        has_body = declared_size(scope) != 0
+        await exchange.begin(reply, *([(b"connection", b"close")] if has_body else []))
+        await exchange.send_body(reply.content, more=has_body)
+        if has_body:
+            await drain(receive)
+            await exchange.send_body(b"", more=False)
+
+    async def _answer(self, scope: Any, body: bytes, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send)
         try:
-            await self._route(exchange)
+            reply = await self._route(exchange, body)
+            await self._send(exchange, reply)
         except ClientGoneError:
             raise
-        except asyncio.CancelledError as error:  # the server stops, and has waited for this as long as it waits
+        except asyncio.CancelledError as error:  # the server stops
             if exchange.is_begun:
-                exchange.connection.cut_off()
                 raise ClientGoneError from error
             stopped = UnavailableError("the server stops before this was answered: send it again")
-            await self._send(exchange, error_answer(self.context, exchange.name, stopped))
+            await self._send(exchange, _reply_of(error_answer(self.context, exchange.name, stopped)))
         except Exception as error:
             if exchange.is_begun:
                 _log_broken_reply(exchange, error)
-                exchange.connection.cut_off()
                 raise ClientGoneError from error
-            if not exchange.connection.is_known:
-                await self._public_limiter.acquire(exchange.connection)
-            answer = error_answer(self.context, exchange.name, error)
-            await self._note_refusal(exchange, answer)
-            await self._send(exchange, answer)
+            await self._send(exchange, await self._error_reply(exchange, error))
+        finally:
+            exchange.close()
+
+    async def _error_reply(self, exchange: Exchange, error: Exception) -> Reply:
+        answer = error_answer(self.context, exchange.name, error)
+        await self._note_refusal(exchange, answer)
+        return _reply_of(answer)
 
     async def _note_refusal(self, exchange: Exchange, answer: Answer) -> None:
         """Lets a job say that writes to it are refused unread: now and then, since anybody may send one."""
+        job_id = _written_job(exchange.scope)
         told = wire.decode_error(answer.content) if isinstance(answer.content, bytes) else None
-        if exchange.written_job is None or answer.status >= 500 or told is None:
+        if job_id is None or answer.status >= 500 or told is None:
             return
         if self.context.may_log("refused_write"):
-            refusal = Refusal(exchange.written_job, 1, answer.status, *told[:2])
+            refusal = Refusal(job_id, 1, answer.status, *told[:2])
             await _in(self._data_threads, partial(self.context.buffer.note_refusals, [refusal]))
 
-    async def _route(self, exchange: Exchange) -> None:
-        _check_head(exchange)
-        path, method = exchange.environ["PATH_INFO"], exchange.environ["REQUEST_METHOD"]
-        may_ask = check_request(self.context, exchange.environ)
-        if is_open(path) and (self.context.token is None or not may_ask):
-            await self._public_limiter.acquire(exchange.connection)
-        if may_ask and self.context.token is not None:
-            exchange.connection.prove()
-        route = self._write if exchange.written_job is not None else self._routes.get(path, self._flask)
+    async def _send(self, exchange: Exchange, reply: Reply) -> None:
+        """Sends a reply; of one that comes in pieces, each is made while the client reads the one before."""
+        if isinstance(reply.content, bytes):
+            await exchange.begin(reply)
+            await exchange.send_body(reply.content, more=False)
+            return
+        await exchange.unless_gone(self._send_pieces(exchange, reply, reply.content))
+
+    async def _send_pieces(self, exchange: Exchange, reply: Reply, pieces: Iterator[bytes]) -> None:
+        next_piece = partial(_in, self._data_threads, partial(next, pieces, None))
+        piece = await next_piece()
+        await exchange.begin(reply)
+        while piece is not None:
+            following = asyncio.ensure_future(next_piece())
+            try:
+                await exchange.send_body(piece, more=True)
+            finally:
+                piece = await following
+        await exchange.send_body(b"", more=False)
+
+    # --- routes ------------------------------------------------------------------------------------------------------
+
+    async def _route(self, exchange: Exchange, body: bytes) -> Reply:
+        path, method = exchange.scope["path"], exchange.scope["method"]
         if path in OWN_ROUTES and method not in OWN_ROUTES[path]:
             raise MethodNotAllowed(OWN_ROUTES[path])
-        body = await self._read_body(exchange, may_ask=may_ask)
-        if may_ask:
-            exchange.connection.prove()
-        await route(exchange, body)
+        if _written_job(exchange.scope) is not None:
+            return _reply_of(await self._write(exchange, body))
+        if path in self._routes:
+            return _reply_of(await self._routes[path](exchange, body))
+        threads = self._large_body_thread if len(body) > LARGE_BODY else self._flask_threads
+        return await _in(threads, partial(call, self.flask, environ_of(exchange.scope), body))
 
-    async def _read_body(self, exchange: Exchange, *, may_ask: bool) -> bytes:
-        limit, max_body_bytes = body_limit(exchange.environ["PATH_INFO"]), self.context.settings.max_body_bytes
-        try:
-            return await exchange.read_body(limit.within(max_body_bytes) if may_ask else SMALL_BODY)
-        except RequestEntityTooLarge as error:
-            if may_ask:
-                raise limit.error(max_body_bytes) from error
-            raise UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head") from error
-
-    async def _write(self, exchange: Exchange, body: bytes) -> None:
+    async def _write(self, exchange: Exchange, body: bytes) -> Answer:
         writes = self._large_writes if len(body) > LARGE_BODY else self._writes
-        await self._send(exchange, await writes.write(WriteBody(body, exchange.written_job)))
+        return await writes.write(WriteBody(body, _written_job(exchange.scope)))
 
-    async def _health(self, exchange: Exchange, _body: bytes) -> None:
-        await self._send(exchange, await _in(self._health_thread, partial(describe_health, self.context)))
+    async def _health(self, exchange: Exchange, _body: bytes) -> Answer:
+        return await _in(self._health_thread, partial(describe_health, self.context))
 
-    async def _poll(self, exchange: Exchange, body: bytes) -> None:
+    async def _poll(self, exchange: Exchange, body: bytes) -> Answer:
         poll = await _in(self._data_threads, partial(begin_poll, self.context, body))
         if poll.may_wait and self._polls.has_room():
-            poll = await _unless_gone(exchange.receive, self._wait_for_groups(poll))
-        await self._send(exchange, await _in(self._data_threads, partial(answer_poll, self.context, poll)))
+            poll = await exchange.unless_gone(self._wait_for_groups(poll))
+        return await _in(self._data_threads, partial(answer_poll, self.context, poll))
 
     async def _wait_for_groups(self, poll: Poll) -> Poll:
         loop = asyncio.get_running_loop()
@@ -318,40 +302,6 @@ class Application:
             poll = await _in(self._data_threads, partial(take_again, self.context, poll))
         return poll
 
-    async def _flask(self, exchange: Exchange, body: bytes) -> None:
-        async with self._large_body_place if len(body) > LARGE_BODY else self._flask_places:
-            if exchange.connection.is_lost:
-                raise ClientGoneError
-            environ = with_body(exchange.environ, body)
-            reply: Reply = await _in(self._flask_threads, partial(call, self._wsgi, environ))
-        await self._send_content(exchange, reply.status, reply.headers, reply.content)
-
-    # --- sending -----------------------------------------------------------------------------------------------------
-
-    async def _send(self, exchange: Exchange, answer: Answer) -> None:
-        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers]
-        content = answer.content if isinstance(answer.content, bytes) else _joined(answer.content)
-        await self._send_content(exchange, answer.status, headers, content)
-
-    async def _send_content(
-        self,
-        exchange: Exchange,
-        status: int,
-        headers: list[tuple[bytes, bytes]],
-        content: bytes | Generator[bytes, None, None],
-    ) -> None:
-        if isinstance(content, bytes):
-            await exchange.send_all(status, headers, content)
-            return
-        try:
-            if exchange.scope["http_version"] == "1.0":  # knows no chunks
-                await exchange.send_all(status, headers, await _in(self._data_threads, partial(b"".join, content)))
-                return
-            next_piece = partial(_in, self._data_threads, partial(next, content, None))
-            await exchange.send_pieces(status, headers, await next_piece() or b"", next_piece)
-        finally:
-            await _in(self._data_threads, content.close)
-
 
 def create_application(settings: ServeSettings) -> Application:
     """Builds the application; every worker process calls it once."""
@@ -360,59 +310,35 @@ def create_application(settings: ServeSettings) -> Application:
 
 def create_application_from_environment() -> Application:
     """What gunicorn calls: reads the settings that the supervisor put into the environment, as JSON."""
-    return create_application(ServeSettings.model_validate_json(os.environ[SETTINGS_VARIABLE]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses what the kernel does not give
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    application = create_application(ServeSettings.model_validate_json(os.environ[SETTINGS_VARIABLE]))
+    gc.freeze()  # what was loaded stays
+    gc.set_threshold(*GC_THRESHOLDS)
+    atexit.register(application.close)
+    return application
 
 
-def _written_job(method: str, path: str) -> str | None:
+def _written_job(scope: Any) -> str | None:
     """Returns the job of ``POST /jobs/ID/buffer/write``; of any other request None."""
-    prefix, suffix = "/jobs/", "/buffer/write"
-    if method != "POST" or not path.startswith(prefix) or not path.endswith(suffix):
+    prefix, suffix, path = "/jobs/", "/buffer/write", scope["path"]
+    if scope["method"] != "POST" or not path.startswith(prefix) or not path.endswith(suffix):
         return None
-    return path[len(prefix) : -len(suffix)].encode("latin-1").decode("utf-8", "replace") or None
+    return path[len(prefix) : -len(suffix)] or None
 
 
-def _check_head(exchange: Exchange) -> None:
-    headers = exchange.scope["headers"]
-    if len(exchange.scope["raw_path"]) + len(exchange.scope["query_string"]) > MAX_TARGET:
-        raise RequestURITooLarge
-    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEAD:
-        raise RequestHeaderFieldsTooLarge
+def _reply_of(answer: Answer) -> Reply:
+    headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers]
+    content = answer.content if isinstance(answer.content, bytes) else map(b"".join, answer.content)
+    return Reply(answer.status, headers, content)
 
 
 async def _in(pool: ThreadPoolExecutor, work: Work[Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(pool, work)
-
-
-async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Any) -> Any:
-    """Returns what comes of the work; stops it when the client goes away."""
-    gone, task = asyncio.ensure_future(_until_gone(receive)), asyncio.ensure_future(work)
-    try:
-        await asyncio.wait((gone, task), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        return task.result()
-    finally:
-        for each in (gone, task):
-            each.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await gone
-
-
-async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _with_size(status: int, headers: Iterable[tuple[bytes, bytes]], size: int) -> list[tuple[bytes, bytes]]:
-    given = list(headers)
-    if status in (204, 304) or any(name == b"content-length" for name, _ in given):
-        return given
-    return [*given, (b"content-length", str(size).encode())]
-
-
-def _joined(parts: Iterable[Part]) -> Generator[bytes, None, None]:
-    for part in parts:
-        yield b"".join(part)
 
 
 def _log_broken_reply(exchange: Exchange, error: Exception) -> None:

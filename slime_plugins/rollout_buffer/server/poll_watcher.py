@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
+__all__ = ["MAX_WAITING", "PollWatcher"]
+
 LOOK_INTERVAL_S = 0.01
 MAX_WAITING = 1024
 """Polls of one worker that may wait; one more is answered at once."""
@@ -37,14 +39,13 @@ class PollWatcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="waiting polls")
         self._task: asyncio.Task[None] | None = None
         self._seen: int | None = None
-        self._stopping = False
 
     def has_room(self) -> bool:
         """Tells whether one more poll may wait."""
-        return len(self._waiting) < MAX_WAITING and not self._stopping
+        return len(self._waiting) < MAX_WAITING
 
     async def wait(self, look: Callable[[], bool | None], limit_s: float) -> bool:
-        """Returns True as soon as ``look`` does, and False when it does, after ``limit_s``, or when the server stops.
+        """Returns True as soon as ``look`` does, and False when it does or after ``limit_s``.
 
         ``look`` is called in a thread, once now and then whenever the database has changed; None says: wait on.
         """
@@ -59,12 +60,6 @@ class PollWatcher:
             return False
         finally:
             self._waiting.discard(waiting)
-
-    def stop(self) -> None:
-        """Answers everybody: the server stops."""
-        self._stopping = True
-        for waiting in self._waiting:
-            _settle(waiting, False)
 
     def close(self) -> None:
         """Ends the thread."""

@@ -11,18 +11,26 @@ from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 
+__all__ = [
+    "gateway_command",
+    "local_ray_command",
+    "local_ray_token",
+    "runner_command",
+    "runner_environment",
+    "server_command",
+]
+
 
 def server_command(settings: ServeSettings) -> list[str]:
     """Returns how gunicorn is started; its settings come in the environment."""
     return [
         sys.executable, "-m", "gunicorn",
         "slime_plugins.rollout_buffer.server.asgi:create_application_from_environment()",
-        "--bind", f"{settings.host}:{settings.port}",
-        "--worker-class", "slime_plugins.rollout_buffer.server.worker.Worker",
-        "--workers", str(settings.workers),
-        "--timeout", "120", "--graceful-timeout", "5",
-        "--error-logfile", "-", "--no-control-socket", "--backlog", "4096",
-        "--logger-class", "slime_plugins.rollout_buffer.server.worker.Logger",
+        "--bind", f"{settings.host}:{settings.port}", "--workers", str(settings.workers), "--backlog", "4096",
+        "--worker-class", "asgi", "--asgi-lifespan", "off", "--http-parser", "python",
+        "--limit-request-line", "8190", "--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3",
+        "--error-logfile", "-", "--no-control-socket",
+        "--logger-class", "slime_plugins.rollout_buffer.server.gunicorn_logger.Logger",
     ]  # fmt: skip
 
 

@@ -24,6 +24,16 @@ from typing import IO
 
 from slime_plugins.rollout_buffer.observability.process_status import all_process_statuses, process_status
 
+__all__ = [
+    "ChildProcess",
+    "ChildRecords",
+    "ProcessMark",
+    "cpu_ticks",
+    "free_port",
+    "free_ports",
+    "kill_forks_with_parent",
+]
+
 PR_SET_PDEATHSIG = 1
 RESERVED_BYTES = 65536
 TAIL_BYTES = 16384
@@ -142,12 +152,14 @@ class ChildProcess:
         log_file: Path,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
+        stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         """Starts the command; the kernel sends it SIGTERM when this process dies, however it dies.
 
-        It inherits ``descriptors`` under their numbers.
+        It inherits ``descriptors`` under their numbers. ``stop_signal`` asks it to stop.
         """
         self.name = name
+        self._stop_signal = stop_signal
         self.log_file = log_file
         with _open_log(log_file) as log:
             self._process = subprocess.Popen(
@@ -178,9 +190,9 @@ class ChildProcess:
         return found is not None and found.is_stopped
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM, if it still runs."""
+        """Sends its stop signal, if it still runs."""
         if self.exit_code() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(self._stop_signal)
 
     def stop(self, timeout_s: float) -> None:
         """Asks it to stop, waits, and after ``timeout_s`` kills its session."""

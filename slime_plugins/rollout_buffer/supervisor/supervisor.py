@@ -44,6 +44,8 @@ from slime_plugins.rollout_buffer.supervisor.restart_policies import (
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
 from slime_plugins.rollout_buffer.supervisor.write_lock_watch import WriteLockWatch
 
+__all__ = ["Supervisor"]
+
 TICK_S = 0.1
 CLOCK_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 60.0
@@ -369,6 +371,7 @@ class Supervisor:
             log_file=self._log_file(SERVER_NAME),
             environment={SETTINGS_VARIABLE: self.settings.model_dump_json(), HEARTBEAT_VARIABLE: str(hears)},
             descriptors=(hears,),
+            stop_signal=signal.SIGINT,  # gunicorn would wait for idle connections until its graceful timeout is over
         )
 
     def _start_gateway(self, heartbeat: Heartbeat | None) -> ChildProcess:

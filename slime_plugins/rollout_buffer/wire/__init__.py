@@ -9,7 +9,6 @@ from slime_plugins.rollout_buffer.wire.generations import (
     common_prefix_length,
     decode_generations,
     encode_generations,
-    named_records,
     record_hashes,
 )
 from slime_plugins.rollout_buffer.wire.images import (
@@ -75,7 +74,6 @@ __all__ = [
     "image_media_type",
     "image_spots",
     "is_sha256",
-    "named_records",
     "record_hashes",
     "shows_images",
     "trained_turns",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -41,12 +41,6 @@ class MustBe:
         )
 
 
-def refuse_misspelt(record: Mapping[str, Any], known: Set[str]) -> None:
-    """Raises ``ValueError`` for keys that are nearly known ones which the record lacks."""
-    if wrong := misspelt((key for key in record if key not in known), known - record.keys()):
-        raise ValueError("." + "; ".join(wrong))
-
-
 class WireRecord(BaseModel):
     """One type of what goes over HTTP. Values are of the type that JSON gave them; unknown keys are ignored."""
 
@@ -59,8 +53,9 @@ class WrittenRecord(WireRecord):
     @model_validator(mode="before")
     @classmethod
     def _has_no_misspelt_key(cls, record: Any) -> Any:
-        if isinstance(record, dict):
-            refuse_misspelt(record, cls.model_fields.keys())
+        known = cls.model_fields.keys()
+        if isinstance(record, dict) and (wrong := misspelt(record.keys() - known, known - record.keys())):
+            raise ValueError("." + "; ".join(wrong))
         return record
 
 

@@ -94,14 +94,6 @@ async def test_many_wait_in_one_thread(watcher: PollWatcher, database: Database)
     assert await asyncio.gather(*waiting) == [True] * 200
 
 
-async def test_a_stopping_server_answers_them_and_takes_no_more(watcher: PollWatcher, database: Database) -> None:
-    waiting = asyncio.create_task(database.wait(watcher, "poll"))
-    await until(lambda: database.looks)
-    watcher.stop()
-    assert await waiting is False
-    assert not watcher.has_room()
-
-
 async def test_there_is_room_for_so_many(
     watcher: PollWatcher, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE
 from slime_plugins.rollout_buffer.trainer import engine_version
 from slime_plugins.rollout_buffer.trainer.engine_version import weight_version_of
 
@@ -66,18 +65,3 @@ async def test_nobody_who_answers_is_no_reason_to_stop(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine_version, "TIMEOUT_S", 0.5)
     assert await weight_version_of("http://127.0.0.1:9") is None
     assert await weight_version_of(None) is None
-
-
-async def test_an_engine_with_a_key_is_asked_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(request: web.Request) -> web.Response:
-        is_allowed = request.headers.get("Authorization") == "Bearer secret"
-        return web.json_response({"weight_version": "5"}, status=200 if is_allowed else 401)
-
-    app = web.Application()
-    app.router.add_get("/model_info", answer)
-    async with TestServer(app) as server:
-        url = str(server.make_url("")).rstrip("/")
-        assert await weight_version_of(url) is None
-        monkeypatch.setenv(KEY_URL_VARIABLE, url)
-        monkeypatch.setenv(KEY_VARIABLE, "secret")
-        assert await weight_version_of(url) == 5

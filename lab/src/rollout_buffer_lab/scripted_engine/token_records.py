@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
+__all__ = ["EXPERTS", "LAYERS", "TOP_K", "experts_of_passes", "kept_ids"]
+
 LAYERS: Final = 2
 TOP_K: Final = 2
 EXPERTS: Final = 8

@@ -16,6 +16,8 @@ from typing import Any
 
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 
+__all__ = ["FaultPlan", "FaultTrigger"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultTrigger:

@@ -1,0 +1,139 @@
+"""ASGI middleware: how large a body may be, and how long a client may take to send it and to read its reply.
+
+The application is called when the body is here whole: a client that is slow, or gone, holds its connection and nothing
+else. Limits of heads are gunicorn's; ``deploy/nginx.conf`` has deadlines for a port that strangers reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import UnavailableError, UnreadableBodyError
+
+__all__ = ["BodyCap", "ClientGoneError", "RequestLimits", "declared_size", "drain"]
+
+Scope = dict[str, Any]
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+BODY_LIMIT_S = 15.0
+"""How far a body may be behind ``MIN_BYTES_PER_S``."""
+MIN_BYTES_PER_S = 100_000
+SEND_LIMIT_S = 120.0
+"""How long a client may take to read what the server has for it to read at once."""
+LINGER_S = 2.0
+"""How long the rest of a refused body is received and dropped, so that its sender finds the reply."""
+FREE_BYTES = 1024 * 1024
+"""A body of this size is taken however much the others hold."""
+
+
+class ClientGoneError(Exception):
+    """There is nobody left to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyCap:
+    """How many bytes the body of a request may have, and the error that answers more."""
+
+    max_bytes: int
+    error: Exception
+
+
+class RequestLimits:
+    """Calls an application with whole bodies, and with a ``send`` that has a deadline."""
+
+    def __init__(
+        self,
+        application: Callable[[Scope, bytes, Receive, Send], Awaitable[None]],
+        *,
+        check: Callable[[Scope], BodyCap],
+        refuse: Callable[[Scope, Exception, Receive, Send], Awaitable[None]],
+        max_requests: int,
+        max_held_bytes: int,
+    ) -> None:
+        """``check`` looks at a head before a byte of its body is read; ``refuse`` answers an error.
+
+        ``max_requests`` are under way at a time, and their bodies hold ``max_held_bytes``.
+        """
+        self._application, self._check, self._refuse = application, check, refuse
+        self._max_requests, self._max_held_bytes = max_requests, max_held_bytes
+        self._requests = self._held_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; whoever is gone, or does not read, is left."""
+
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(SEND_LIMIT_S):
+                    await send(message)
+            except TimeoutError as error:
+                raise ClientGoneError from error
+
+        if scope["type"] != "http":
+            await send({"type": "websocket.close"})
+            return
+        body = bytearray()
+        self._requests += 1
+        try:
+            await self._answer(scope, body, receive, send_in_time)
+        except ClientGoneError:
+            pass
+        finally:
+            self._requests -= 1
+            self._held_bytes -= len(body)
+
+    async def _answer(self, scope: Scope, body: bytearray, receive: Receive, send: Send) -> None:
+        try:
+            if self._requests > self._max_requests:
+                raise UnavailableError("too many requests are under way: send it again later")
+            await self._receive(scope, body, receive)
+        except ClientGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the answer to this request
+            await self._refuse(scope, error, receive, send)
+        else:
+            await self._application(scope, bytes(body), receive, send)
+
+    async def _receive(self, scope: Scope, body: bytearray, receive: Receive) -> None:
+        cap = self._check(scope)
+        if (declared_size(scope) or 0) > cap.max_bytes:
+            raise cap.error
+        started, more = asyncio.get_running_loop().time(), True
+        try:
+            async with asyncio.timeout(BODY_LIMIT_S) as limit:
+                while more:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ClientGoneError
+                    body += message["body"]
+                    self._held_bytes += len(message["body"])
+                    if len(body) > cap.max_bytes:
+                        raise cap.error
+                    if len(body) > FREE_BYTES and self._held_bytes > self._max_held_bytes:
+                        raise UnavailableError("too many large bodies are arriving at once: send it again later")
+                    limit.reschedule(started + BODY_LIMIT_S + len(body) / MIN_BYTES_PER_S)
+                    more = message["more_body"]
+        except TimeoutError as error:
+            raise UnreadableBodyError("the body did not come whole and in time; send it again") from error
+
+
+def declared_size(scope: Scope) -> int | None:
+    """Returns the size of the body that a head announces, None when it announces chunks."""
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:
+        return None
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else 0
+
+
+async def drain(receive: Receive) -> None:
+    """Receives the rest of a body for a while, and drops it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass
