@@ -129,7 +129,7 @@ def checked(validate: Callable[[Any], Record], value: Any, where: str) -> Record
     try:
         return validate(value)
     except ValidationError as error:
-        found = [_sentence(one, where) for one in error.errors(include_url=False)[:MAX_SENTENCES]]
+        found = [_sentence(one, where).removeprefix(".") for one in error.errors(include_url=False)[:MAX_SENTENCES]]
         raise InvalidPayloadError("; ".join(found)) from error
     except RecursionError as error:
         raise InvalidPayloadError(f"{where} is nested too deeply") from error

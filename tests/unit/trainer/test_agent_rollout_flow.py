@@ -192,7 +192,7 @@ def test_used_up_retries_are_a_clear_error(buffer: LoopbackBuffer) -> None:
 def test_a_reply_that_is_never_right_ends_even_endless_retries(buffer: LoopbackBuffer) -> None:
     buffer.script("/get_rollout_data", *[ScriptedReply(body=b"[]")] * 20)
 
-    with pytest.raises(RetriesUsedUpError, match="not an object"):
+    with pytest.raises(RetriesUsedUpError, match="must be an object, not a list"):
         trainer_of(buffer, fetch_trajectory_retry_times=-1).train(1)
 
 
@@ -557,7 +557,7 @@ def broken_slot_1(instance_id: str, **place: int) -> dict[str, Any]:
 
 def broken_everywhere(instance_id: str, **place: int) -> dict[str, Any]:
     made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
-    return {**made, "generations": [{"keep": 9}]}
+    return {**made, "generations": [{"keep": 9, "prompt_ids": [], "output_ids": []}]}
 
 
 def test_a_malformed_item_is_a_counted_dummy_and_is_acknowledged() -> None:
@@ -715,7 +715,7 @@ async def test_get_rollout_data_returns_items_and_meta_information(buffer: Loopb
 async def test_get_rollout_data_raises_what_it_documents(buffer: LoopbackBuffer, unused_tcp_port: int) -> None:
     start_rollout(buffer.url, args_for(buffer), {}, job_id="own")
     buffer.script("/get_rollout_data", ScriptedReply(body=b'{"success": true, "data": 5}'))
-    with pytest.raises(ValueError, match="needs success"):
+    with pytest.raises(ValueError, match=r"reply\.data must be an object, not 5"):
         await get_rollout_data(buffer.url)
     item = json.dumps({"success": True, "data": {"data": [{"uid": "u", "reward": 1.0}], "meta_info": {}}})
     buffer.script("/get_rollout_data", ScriptedReply(body=item.encode()))
