@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
 
@@ -65,6 +68,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         skipped = [str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])]
         if unexpected(skipped):
             session.exitstatus = 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_command_line() -> Iterator[None]:
+    """Builds the command line once. Typer's runner would do it in each call, from the signatures of all commands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

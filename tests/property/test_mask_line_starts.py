@@ -17,7 +17,6 @@ from tests import chat_tokenizers
 from tests.example_counts import examples
 
 CUT_AT_LINE_STARTS = ["small-hybrid", "qwen2.5", "qwen3-hybrid", "qwen3.5", "deepseek-r1-distill"]
-HEADER = "<|im_start|>assistant\n"
 PIECES = st.one_of(
     st.sampled_from(
         ["\n", "\r", "\r\n", "\n\n", " ", "  ", "\t", "\x0b", "\x1c", "\x85", "\u00a0", "\u2028", "\u3000", ""]
@@ -67,17 +66,6 @@ def test_a_text_cut_at_any_line_start_has_the_ids_of_its_parts(name: str, text: 
     whole = ids_of(tokenizer, text)
     for at in filter(lambda at: is_line_start(text, at), range(len(text))):
         assert ids_of(tokenizer, text[:at]) + ids_of(tokenizer, text[at:]) == whole
-
-
-@pytest.mark.parametrize("name", CUT_AT_LINE_STARTS)
-@drawn(40)
-@given(thought=TEXTS, answer=TEXTS)
-def test_an_answer_that_is_written_anew_keeps_its_own_ids(name: str, thought: str, answer: str) -> None:
-    tokenizer = chat_tokenizers.load(name)
-    chunks = ChunkTokenizer(tokenizer, ["<|im_start|>"], "<|im_end|>", 2**20, header=HEADER)
-    for text in (f"{HEADER}<think>\n{thought}\n</think>\n\n{answer}<|im_end|>\n", f"{HEADER}{answer}<|im_end|>\n"):
-        (found,) = chunks.chunks([text])
-        assert [token_id for chunk in found for token_id in chunk.ids] == ids_of(tokenizer, text)
 
 
 @pytest.mark.parametrize("name", ["small-hybrid", "qwen3-hybrid"])

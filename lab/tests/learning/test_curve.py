@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
-from rollout_buffer_lab.learning.curve import Curve, draw, name_of_run
+from rollout_buffer_lab.learning.curve import Curve, draw
 
 
 def test_a_picture_is_well_formed_and_names_its_curves() -> None:
@@ -27,13 +24,3 @@ def test_a_larger_reward_stands_higher() -> None:
     heights = [float(point.split(",")[1]) for point in found[1].split()]
     assert heights == sorted(heights, reverse=True)
     assert min(heights) >= 0
-
-
-def test_nothing_cannot_be_drawn() -> None:
-    with pytest.raises(ValueError, match="at least one curve"):
-        draw([], "empty")
-
-
-@pytest.mark.parametrize("file", ["shuffled.jsonl", "shuffled/run/metrics.jsonl", ".shuffled/metrics.jsonl"])
-def test_an_earlier_run_is_named_by_its_file_or_by_its_folder(file: str) -> None:
-    assert name_of_run(Path("runs") / file) == "shuffled"

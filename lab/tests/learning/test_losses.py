@@ -24,8 +24,6 @@ from rollout_buffer_lab.learning.losses import (  # noqa: E402 - they need torch
     token_weights,
 )
 
-REWARDS = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=8)
-
 
 def vector(*values: float) -> Any:
     return torch.tensor(values)
@@ -37,26 +35,6 @@ def test_log_probs_and_entropy_are_those_of_the_softmax_at_a_temperature() -> No
     assert token_log_probs(logits, torch.tensor([1, 0])).exp().tolist() == pytest.approx([0.75, 0.5])
     assert token_log_probs(logits, torch.tensor([1, 0]), temperature=0.5).exp().tolist() == pytest.approx([0.9, 0.5])
     assert entropies(logits).tolist() == pytest.approx([-0.25 * math.log(0.25) - 0.75 * math.log(0.75), math.log(2)])
-
-
-def test_an_advantage_is_measured_by_the_own_group_alone() -> None:
-    found = group_advantages(vector(0, 1, 5, 7), torch.tensor([1, 1, 2, 2]))
-
-    half = 0.5 / math.sqrt(0.5)
-    assert found.tolist() == pytest.approx([-half, half, -half, half], rel=1e-4)
-    assert group_advantages(vector(0, 1), torch.tensor([1, 1]), by_std=False).tolist() == [-0.5, 0.5]
-
-
-@given(REWARDS)
-def test_advantages_of_a_group_sum_to_nothing_and_equal_rewards_have_none(rewards: list[float]) -> None:
-    groups = torch.zeros(len(rewards), dtype=torch.long)
-
-    assert float(group_advantages(torch.tensor(rewards), groups, by_std=False).sum()) == pytest.approx(0, abs=1e-4)
-    assert group_advantages(torch.full((len(rewards),), rewards[0]), groups).abs().max() < 1e-3
-
-
-def test_a_group_of_one_has_no_advantage_and_no_number_that_is_none() -> None:
-    assert group_advantages(vector(3.0), torch.tensor([0])).tolist() == [0.0]
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))

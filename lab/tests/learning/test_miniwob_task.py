@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from pathlib import Path
 
 import pytest
 from transformers import AddedToken, AutoTokenizer
@@ -12,7 +11,6 @@ from transformers import AddedToken, AutoTokenizer
 from rollout_buffer_lab.learning.task_file import find_task
 from rollout_buffer_lab.learning.tasks.miniwob_page import create_generator, warm_up_traces
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -75,19 +73,6 @@ async def test_the_page_scores_the_field_that_is_tapped_and_looks_like_those_tha
         assert len(turn.prompt_ids) < 120
         assert len(turn.output_ids) <= TASK.max_new_tokens
     assert set(scored) == {1.0, -1.0}
-
-
-def test_without_a_browser_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLOUT_BUFFER_CHROMIUM", "a_browser_that_is_not_there")
-
-    with pytest.raises(ConfigError, match="install"):
-        TASK.check_generator()
-
-
-def test_the_scripts_extra_is_that_of_the_task() -> None:
-    script = (Path(__file__).parents[3] / "scripts" / "learn").read_text()
-
-    assert TASK.task_type in script
 
 
 def _prompt(trace: list[Message]) -> str:

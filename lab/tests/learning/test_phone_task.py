@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ torch: Any = pytest.importorskip("torch", reason="the policy needs torch")
 from transformers import AddedToken, AutoTokenizer  # noqa: E402 - the policy needs torch
 
 from rollout_buffer_lab.learning.batches import batch_of, trained_logits  # noqa: E402
-from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer  # noqa: E402
 from rollout_buffer_lab.learning.losses import policy_loss, token_log_probs, token_weights  # noqa: E402
 from rollout_buffer_lab.learning.policy import (  # noqa: E402
     PolicySize,
@@ -26,7 +24,6 @@ from rollout_buffer_lab.learning.policy import (  # noqa: E402
     save_processors,
 )
 from rollout_buffer_lab.learning.task_file import WarmUp, find_task  # noqa: E402
-from rollout_buffer_lab.learning.tasks import phone  # noqa: E402
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402
 from slime_plugins.rollout_buffer.trainer import RolloutRow, RolloutTrajectory, RowSettings  # noqa: E402
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages  # noqa: E402
@@ -89,28 +86,6 @@ def test_the_scripted_player_is_right_in_most_of_its_episodes_and_wrong_in_many(
     assert {len(item.generations) for item in items} == {2}
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_fixed_parts_of_prompt_and_reply_are_single_tokens(mode: str) -> None:
-    for item in played(mode, 6).items:
-        for turn in item.generations:
-            assert len(turn.prompt_ids) < 100
-            assert len(turn.output_ids) <= TASK.max_new_tokens
-
-
-def test_the_place_of_the_app_is_any_of_the_six_alike() -> None:
-    drawn = [phone.OPEN_APP.make_params(random.Random(seed)) for seed in range(1200)]
-
-    places = Counter(params["apps"].index(params["app_name"]) for params in drawn)
-    assert set(places) == set(range(6))
-    assert all(150 < count < 250 for count in places.values())
-
-
-def test_two_home_screens_with_the_app_at_two_places_are_two_pictures() -> None:
-    generations = [item.generations[0] for item in played("incremental").items]
-
-    assert len({turn.images for turn in generations}) > 30
-
-
 # --- a policy that sees ----------------------------------------------------------------------------------------------
 
 
@@ -161,17 +136,6 @@ def test_the_gradient_is_that_of_sampled_tokens_alone_and_reaches_the_eyes(mode:
     expected = _gradients(policy)
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
     assert float(found["model.visual.patch_embed.proj.weight"].abs().max()) > 0
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_equal_rewards_train_nothing(mode: str, folder: Path) -> None:
-    policy, _ = load_policy(folder)
-    before = torch.cat([each.detach().flatten() for each in policy.parameters()])
-    of = [replace(each, reward=1.0, group_index=0) for each in trajectories(played(mode, 4), folder)]
-
-    GrpoTrainer(policy, GrpoSettings(max_log_prob_gap=None, minibatches=1)).step(of)
-
-    assert torch.equal(torch.cat([each.detach().flatten() for each in policy.parameters()]), before)
 
 
 def _with_pictures_of(one: RolloutTrajectory, other: RolloutTrajectory) -> RolloutTrajectory:

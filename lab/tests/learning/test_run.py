@@ -34,19 +34,6 @@ def test_a_model_or_an_input_in_the_folder_of_the_run_is_refused_and_stays(tmp_p
     assert earlier.read_text() == "{}"
 
 
-def test_an_earlier_run_that_cannot_be_drawn_beside_this_one_is_named_before_anything_is_taken_away(
-    tmp_path: Path,
-) -> None:
-    earlier = tmp_path / "run" / "metrics.jsonl"
-    earlier.parent.mkdir()
-    earlier.write_text("no metrics")
-
-    with pytest.raises(ConfigError, match="--beside"):
-        learn(LearnSettings(folder=tmp_path, beside=(earlier,)), print, print)
-
-    assert earlier.exists()
-
-
 def rising(steps: int) -> list[Step]:
     """Steps whose groups earn more and more."""
     seen = StepReport(
@@ -91,10 +78,6 @@ def test_a_run_that_was_refused_late_did_not_rise_whatever_its_reward_did(
     assert done.exit_code == code, done.output
     assert ("The reward rose" in done.output) is (refused is None)
     assert (refused or "The reward") in done.output
-
-
-def test_a_run_that_has_nothing_left_to_learn_from_is_judged_by_what_it_learned() -> None:
-    assert outcome_of(rising(12), 0, stopped="every group has equal rewards", refused=None).rose
 
 
 def test_a_step_takes_what_is_ready_when_the_bound_on_the_lag_lets_nothing_more_begin(

@@ -15,11 +15,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 BARE = "TASK_TYPE = 'bare'\ndef create_generator(): ...\n"
-RECORDED = (
-    BARE
-    + "TRACE = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]\n"
-    + "def warm_up_traces(rng):\n    return [TRACE]\n"
-)
 
 
 def test_a_scripted_player_plays_the_generator_itself() -> None:
@@ -33,33 +28,6 @@ def test_a_scripted_player_plays_the_generator_itself() -> None:
     assert all(len(text) == 1 and text.isdigit() for text in said)
     rewards: list[Any] = [item.reward for item in items]
     assert 0.35 < sum(rewards) / 60 < 0.65
-
-
-def test_instances_are_numbered_and_the_same_for_a_seed() -> None:
-    task = find_task("next_digit", None)
-
-    lines = task.instances(random.Random(4), 5)
-
-    assert [line["instance_id"] for line in lines] == ["0", "1", "2", "3", "4"]
-    assert lines == task.instances(random.Random(4), 5)
-    assert lines != task.instances(random.Random(5), 5)
-
-
-def test_a_file_may_have_nothing_but_a_generator(tmp_path: Path) -> None:
-    (tmp_path / "bare.py").write_text(BARE)
-
-    task = find_task("bare", tmp_path)
-
-    assert task.instances(random.Random(0), 2) == [{"instance_id": "0"}, {"instance_id": "1"}]
-    assert task.warm_up(TOKENIZER, random.Random(0), 9).items == ()
-
-
-def test_recorded_conversations_are_taken_where_there_is_no_player(tmp_path: Path) -> None:
-    (tmp_path / "recorded.py").write_text(RECORDED)
-
-    (item,) = find_task("bare", tmp_path).warm_up(TOKENIZER, random.Random(0), 9).items
-
-    assert item.messages[1]["content"] == "b"
 
 
 def test_the_first_mode_is_the_default_and_an_unknown_one_is_named_with_those_that_are(tmp_path: Path) -> None:
@@ -84,10 +52,3 @@ def test_a_file_that_does_not_load_is_named_with_its_error(tmp_path: Path) -> No
 
     with pytest.raises(ConfigError, match=r"broken\.py cannot be loaded: ModuleNotFoundError"):
         find_task("broken", tmp_path)
-
-
-def test_a_generator_that_cannot_be_made_is_named_before_a_run_begins(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("TASK_TYPE = 'bare'\ndef create_generator():\n    raise OSError('no disk')\n")
-
-    with pytest.raises(ConfigError, match=r"create_generator\(\) of .*broken\.py fails: OSError: no disk"):
-        find_task("bare", tmp_path).check_generator()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -17,15 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.scripted_engine.conversation import Conversation, Turn, read_conversation
-from rollout_buffer_lab.scripted_engine.math_policy import read_question, solve, wrong_answer
-from rollout_buffer_lab.scripted_engine.phone_policy.goals import scripts_for
+from rollout_buffer_lab.scripted_engine.math_policy import read_question, solve
 from rollout_buffer_lab.scripted_engine.phone_policy.policy import is_phone_task, play_phone
-from rollout_buffer_lab.scripted_engine.policy import POLITE_REPLY, reply_to
+from rollout_buffer_lab.scripted_engine.policy import reply_to
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone
 from rollout_buffer_lab.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.devices.interface import Observation
-from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting import prompts
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import MalformedAction, parse_reply
 from slime_plugins.rollout_buffer.types import Message
@@ -124,28 +121,6 @@ class TestPhone:
         episode = Episode(phone, task, 3, rebuilt_prompts=True)
         assert episode.play(**PERFECT) == 1.0, episode.replies
 
-    def test_text_that_does_not_belong_into_a_field_is_cleared_away(self, phone: SimulatedPhone) -> None:
-        episode = Episode(phone, "SimpleSmsReply", 4)
-        for _ in range(3):
-            episode.play_turn(**PERFECT)
-        episode.disturb(Action(kind=ActionKind.TYPE, text="xyz"))
-        assert episode.play(**PERFECT) == 1.0, episode.replies
-
-    @pytest.mark.parametrize("turns", [1, 3, 5])
-    def test_being_sent_home_is_no_obstacle(self, phone: SimulatedPhone, turns: int) -> None:
-        episode = Episode(phone, "MarkorMoveNote", 4)
-        for _ in range(turns):
-            episode.play_turn(**PERFECT)
-        episode.disturb(Action(kind=ActionKind.SYSTEM_BUTTON, button=SystemButton.HOME))
-        assert episode.play(**PERFECT) == 1.0, episode.replies
-
-    def test_the_skill_is_about_the_share_of_successes(self, phone: SimulatedPhone) -> None:
-        tasks = ("SystemWifiTurnOn", "SimpleSmsSend", "MarkorDeleteNote", "SimpleCalendarNextEvent")
-        scores = [
-            Episode(phone, task, 0).play(0.7, SessionRng(0, f"{task}/{slot}")) for task in tasks for slot in range(8)
-        ]
-        assert 0.5 <= sum(scores) / len(scores) <= 0.9
-
     def test_without_skill_nothing_is_solved(self, phone: SimulatedPhone) -> None:
         scores = [Episode(phone, "SimpleSmsReply", 0).play(0.0, SessionRng(0, str(slot))) for slot in range(8)]
         assert scores == [0.0] * 8
@@ -158,29 +133,6 @@ class TestPhone:
 
         assert replies("a") == replies("a")
         assert len({json.dumps(replies(f"slot {slot}")) for slot in range(6)}) == 6
-
-    def test_some_replies_are_malformed_when_skill_is_low(self, phone: SimulatedPhone) -> None:
-        seen = Episode(phone, "OpenAppTaskEval", 0)._conversation()
-        replies = [play_phone(seen, skill=0.0, rng=SessionRng(0, str(slot))) for slot in range(80)]
-        parsed = [parse_reply(reply, screen_width=1080, screen_height=2400).action for reply in replies]
-        assert 3 <= sum(isinstance(action, MalformedAction) for action in parsed) <= 40
-
-    def test_a_goal_it_does_not_know_is_given_up(self, phone: SimulatedPhone) -> None:
-        shown = phone.reset("OpenAppTaskEval", 0).screenshot.data
-        asked = Turn(role="user", text="The user query: Write a symphony.\n\nFirst think.", images=(shown,))
-        reply = reply_to(Conversation(turns=(asked,)), **PERFECT)
-        assert '"status": "failure"' in reply
-        assert "stand-in" in reply
-
-    def test_a_picture_that_is_no_screen_does_not_break_it(self) -> None:
-        asked = Turn(role="user", text="The user query: Take one photo.\n\nFirst think.", images=(b"no picture",))
-        assert '"status": "failure"' in reply_to(Conversation(turns=(asked,)), **PERFECT)
-
-    @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-    def test_every_goal_is_understood(self, task: object) -> None:
-        name = getattr(task, "name", "")
-        run_goal = SimulatedPhone().reset(name, 1).goal
-        assert scripts_for(run_goal)
 
 
 class TestConversation:
@@ -202,18 +154,11 @@ class TestConversation:
         )
         assert (read.begun_reply, read.last_image, read.replies) == ("I beg", b"c", ("Fine.",))
 
-    def test_plain_text_is_one_user_turn(self) -> None:
-        assert read_conversation("What is 1 + 1?", []).turns == (Turn(role="user", text="What is 1 + 1?"),)
-
     @given(st.text(), st.lists(st.binary(max_size=4), max_size=3))
     def test_any_text_can_be_read(self, text: str, images: list[bytes]) -> None:
         read = read_conversation(text, images)
         assert sum(len(turn.images) for turn in read.turns) <= len(images)
         assert reply_to(read, skill=0.5, rng=SessionRng(0, "")) != "" or is_phone_task(read)
-
-    def test_a_question_without_a_picture_is_no_phone_task(self) -> None:
-        asked = Conversation(turns=(Turn(role="user", text="The user query: Take one photo."),))
-        assert not is_phone_task(asked)
 
 
 class TestSums:
@@ -237,65 +182,11 @@ class TestSums:
         assert question is not None
         assert solve(question) == Fraction(answer)
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "What is the capital of France?",
-            "Tom has 3 apples.",
-            "Solve x^2 = 4",
-            "Solve x^2 = 2",
-            "Solve x^3 = 8",
-            "x + y = 3",
-            "Solve x = x",
-            "What is 1/0?",
-            "What is ((9^64)^64)^64?",
-            "",
-        ],
-    )
-    def test_what_it_leaves_alone(self, text: str) -> None:
-        assert read_question(text) is None
-        asked = Conversation(turns=(Turn(role="user", text=text),))
-        assert reply_to(asked, **PERFECT) == POLITE_REPLY
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "What is " + "1" * 1990 + "?",
-            "Is it 4." + "1" * 1980 + "?",
-            "Solve x = " + "1" * 1900 + "a",
-            "Solve " + "1" * 1900 + "a = x",
-            "1.5" * 600,
-            "-" * 1900 + "1 + 1",
-            "2^1300" + " * 2^1300" * 200,
-            "9" * 1_000_000,
-        ],
-    )
-    def test_hostile_text_is_answered_in_no_time(self, text: str) -> None:
-        start = time.process_time()
-        assert reply_to(Conversation(turns=(Turn(role="user", text=text),)), **PERFECT)
-        assert time.process_time() - start < 5
-
     def test_the_whole_demo_set_is_answered_right_with_full_skill(self) -> None:
         for line in DEMO_MATH.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             reply = reply_to(question_of(record["prompt"][0]["content"]), **PERFECT)
             assert boxed(reply) == Fraction(record["label"]), reply
-
-    def test_the_skill_is_about_the_share_of_right_answers(self) -> None:
-        asked = question_of("What is 17 * 23?")
-        answers = [boxed(reply_to(asked, skill=0.7, rng=SessionRng(0, str(slot)))) for slot in range(400)]
-        assert 0.6 < answers.count(Fraction(391)) / 400 < 0.8
-
-    @given(st.fractions(), st.randoms(use_true_random=False))
-    def test_a_slip_is_never_right(self, answer: Fraction, randomness: object) -> None:
-        slip = functools.partial(wrong_answer, answer)
-        assert slip(randomness) != answer  # type: ignore[arg-type]  # hypothesis hands out a Random
-
-    @given(st.integers(-999, 999), st.integers(2, 99), st.integers(-99, 99))
-    def test_linear_equations_are_solved(self, x: int, a: int, b: int) -> None:
-        question = read_question(f"Solve {a}x + ({b}) = {a * x + b} for x.")
-        assert question is not None
-        assert solve(question) == x
 
 
 def question_of(text: str) -> Conversation:

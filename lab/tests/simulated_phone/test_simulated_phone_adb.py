@@ -59,21 +59,6 @@ def test_a_switch_that_was_tapped_is_what_settings_get_says(adb: Adb) -> None:
     assert adb.shell("settings get global wifi_on") == "1\n"
 
 
-def test_settings_that_were_never_put_are_null(adb: Adb) -> None:
-    assert adb.shell("settings", "get", "system", "nothing") == "null\n"
-    adb.shell("settings", "put", "system", "nothing", "7")
-    assert "nothing=7\n" in adb.shell("settings", "list", "system")
-    adb.shell("settings", "delete", "system", "nothing")
-    assert adb.shell("settings", "get", "system", "nothing") == "null\n"
-
-
-def test_the_date_can_be_set_and_every_touch_takes_a_second(adb: Adb) -> None:
-    assert adb.shell("date", "1015153423.00") == "Sun Oct 15 15:34:23 UTC 2023\n".replace(":23 UTC", ":00 UTC")
-    before = int(adb.shell("date", "+%s"))
-    adb.shell("input", "tap", "5", "5")
-    assert int(adb.shell("date", "+%s")) == before + 1
-
-
 def test_a_typed_word_stands_in_the_field_and_no_enter_follows(adb: Adb) -> None:
     adb.shell("am", "start", "-n", "net.gsantner.markor/.activity.MainActivity")
     adb.tap_text("", WidgetKind.ICON)
@@ -97,22 +82,6 @@ def test_the_activity_in_front_is_the_only_visible_task(adb: Adb) -> None:
     assert "nexuslauncher" in adb.shell("am stack list | grep visible=true")
 
 
-def test_removing_all_recent_tasks_leaves_none(adb: Adb) -> None:
-    for package in ("com.android.settings", "com.google.android.contacts"):
-        adb.shell("monkey", "-p", package, "1")
-    lines = adb.shell("dumpsys", "activity", "recents").splitlines()[1:]
-    assert len(lines) == 2
-    for line in lines:
-        adb.shell("am", "stack", "remove", line.rpartition("id=")[2])
-    assert adb.shell("dumpsys activity recents").count("id=") == 0
-
-
-def test_an_activity_that_does_not_exist_is_an_error(adb: Adb) -> None:
-    assert "Error" in adb.fails("shell", "am", "start", "-n", "com.nobody/.Main")
-    assert "not found" in adb.fails("shell", "no-such-command")
-    assert "Failed" in adb.fails("shell", "pm", "clear", "com.nobody")
-
-
 def test_a_pushed_file_is_listed_read_and_pulled(adb: Adb, tmp_path: Path) -> None:
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_bytes(b"caf\xc3\xa9\n")
@@ -125,36 +94,6 @@ def test_a_pushed_file_is_listed_read_and_pulled(adb: Adb, tmp_path: Path) -> No
     adb.run("pull", f"{NOTES}/my note.txt", str(target))
     assert target.read_bytes() == source.read_bytes()
     assert adb.fails("pull", "/sdcard/none", str(target))
-
-
-def test_a_shell_conditional_tells_files_from_folders(adb: Adb) -> None:
-    script = 'if [ -d "{}" ]; then\n echo "Exists"\nelse\n echo "Does not exist"\nfi\n'
-    assert adb.shell(script.format(NOTES)) == "Exists\n"
-    assert adb.shell(script.format(NOTES + "/none")) == "Does not exist\n"
-
-
-def test_what_echo_writes_is_found_and_what_find_deletes_is_gone(adb: Adb) -> None:
-    adb.shell("echo", "'it'\"'\"'s here'", ">", f"{NOTES}/one.md")
-    assert adb.shell("cat", f"{NOTES}/one.md") == "it's here\n"
-    assert f"{NOTES}/one.md" in adb.shell("find", NOTES, "-type", "f", "-o", "-type", "d").split("\n")
-    adb.shell("find", "/storage/emulated/0/", "-mindepth", "1", "-type", "f", "-delete")
-    assert adb.shell("ls", "-1", NOTES) == ""
-    assert adb.shell("[", "-d", NOTES, "]") == ""
-
-
-def test_removing_by_a_wildcard_spares_what_it_does_not_fit(adb: Adb) -> None:
-    for name in ("a.md", "b.md", "c.txt"):
-        adb.shell("touch", f"{NOTES}/{name}")
-    adb.shell("rm", "-r", f"{NOTES}/*.md")
-    assert adb.shell("ls", NOTES) == "c.txt\n"
-    adb.fails("shell", "rm", "-r", f"{NOTES}/*.md")
-
-
-def test_a_folder_is_copied_with_all_in_it(adb: Adb) -> None:
-    adb.shell("mkdir", "-p", f"{NOTES}/in/deep")
-    adb.shell("touch", f"{NOTES}/in/deep/x")
-    adb.shell("cp", "-a", f"{NOTES}/.", "/data/data/android_world/snapshots/markor/")
-    assert adb.shell("ls", "/data/data/android_world/snapshots/markor/in/deep") == "x\n"
 
 
 def test_a_database_pulled_changed_removed_and_pushed_is_what_the_app_shows(adb: Adb, tmp_path: Path) -> None:
@@ -189,26 +128,6 @@ def test_an_intent_fills_the_form_and_saving_makes_the_contact(adb: Adb) -> None
     assert adb.shell(query) == "Row: 0 display_name=Ada L, number=55\n"
     adb.shell("pm", "clear", "com.android.providers.contacts")
     assert adb.shell(query) == "No result found.\n"
-
-
-def test_the_clipboard_is_set_and_read_by_broadcast(adb: Adb) -> None:
-    adb.shell("am", "broadcast", "-a", "clipper.set", "-e", "text", "two\\ words")
-    assert 'result=-1, data="two words"' in adb.shell("am", "broadcast", "-a", "clipper.get")
-
-
-def test_a_broadcast_reaches_its_listeners_with_its_extras(adb: Adb) -> None:
-    heard: list[tuple[str, dict[str, str]]] = []
-    adb.handset.listeners.append(lambda action, extras: heard.append((action, extras)))
-    adb.shell("am", "broadcast", "-a", 'x.SET --ei "port" 81 --es "host" 10.0.2.2', "-n", "a/b")
-    assert heard == [("x.SET", {"port": "81", "host": "10.0.2.2"})]
-
-
-def test_a_long_swipe_on_one_spot_is_a_long_press(adb: Adb) -> None:
-    adb.shell("touch", f"{NOTES}/one.md")
-    adb.shell("monkey", "-p", "net.gsantner.markor", "1")
-    row = next(one for one in adb.handset.shell.screen().widgets if one.text == "one.md").bounds.center
-    adb.shell("input", "swipe", *[str(part) for part in (*row, *row)], "1000")
-    assert "1 selected" in [widget.text for widget in adb.handset.shell.screen().widgets]
 
 
 @pytest.mark.parametrize("words", ["input tap x y", "input tap", "input fly 1 2", 'echo "', "if true", "| cat", "> "])

@@ -25,12 +25,6 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def test_without_a_plan_all_is_well(folder: Path) -> None:
-    plan = FaultPlan(folder)
-    assert plan.of_this_boot() == WELL
-    assert plan.spell("anything") is None
-
-
 def test_each_of_the_next_boots_takes_its_own_fault_once(folder: Path) -> None:
     plan = FaultPlan(folder)
     plan.add_next_boots([Faults(exit_at_start=True)])
@@ -40,14 +34,6 @@ def test_each_of_the_next_boots_takes_its_own_fault_once(folder: Path) -> None:
     assert plan.of_this_boot() == WELL
     plan.set_boot_faults(Faults(boot_s=3.0))
     assert plan.of_this_boot() == plan.of_this_boot() == Faults(boot_s=3.0)
-
-
-def test_only_the_word_itself_is_a_spell(folder: Path) -> None:
-    plan = FaultPlan(folder)
-    spell = FaultTrigger(faults=Faults(hangs=True), for_s=2.0, next_boots=(Faults(exit_at_start=True),))
-    plan.set_spells({"abracadabra": spell})
-    assert plan.spell("abracadabra") == spell
-    assert plan.spell("abracadabr") is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")

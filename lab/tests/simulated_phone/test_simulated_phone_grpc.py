@@ -126,13 +126,6 @@ def test_a_finger_that_comes_down_and_is_lifted_taps(phone: Phone) -> None:
     assert "Airplane mode" in phone.texts()
 
 
-def test_a_finger_that_moves_swipes(phone: Phone) -> None:
-    for y in (1900, 1500, 1000, 500):
-        phone.touch(540, y, 1)
-    phone.touch(540, 400, 0)
-    assert "Apps" in phone.texts()
-
-
 def test_a_finger_that_stays_presses_long(phone: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
     phone.tap("Contacts")
     phone.tap("add")
@@ -142,11 +135,6 @@ def test_a_finger_that_stays_presses_long(phone: Phone, monkeypatch: pytest.Monk
     time.sleep(0.5)
     phone.touch(x, y, 0)
     assert "Select all" in phone.texts()
-
-
-def test_a_lift_without_a_touch_is_nothing(phone: Phone) -> None:
-    phone.touch(*phone.center("Settings"), 0)
-    assert phone.front == LAUNCHER
 
 
 def test_keys_press_and_texts_type(phone: Phone) -> None:
@@ -166,32 +154,12 @@ def test_keys_press_and_texts_type(phone: Phone) -> None:
     assert phone.front == LAUNCHER
 
 
-def test_a_message_comes_in(phone: Phone) -> None:
-    sent = phone.messages.SmsMessage(srcAddress="+15550100", text="Are you there?")
-    assert phone.stub.sendSms(sent).response == phone.messages.PhoneResponse.OK
-    phone.tap("Simple SMS Messenger")
-    assert "Are you there?" in phone.texts()
-
-
 def test_what_is_not_served_says_so(phone: Phone) -> None:
     import grpc
 
     with pytest.raises(grpc.RpcError) as caught:
         phone.stub.getBattery(empty())
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_a_port_that_is_taken_is_an_error() -> None:
-    from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import (
-        serve_emulator_controller,
-    )
-
-    handset, port = Handset(), free_port()
-    server = serve_emulator_controller(handset, port, Faults())
-    with pytest.raises(OSError, match="is taken"):
-        serve_emulator_controller(handset, port, Faults())
-    server.stop(None).wait()
-    handset.close()
 
 
 def test_calls_are_recorded_with_their_answers(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from rollout_buffer_lab.simulated_phone.geometry import (
 from rollout_buffer_lab.simulated_phone.glyphs import (
     DRAWABLE,
     TextSize,
-    text_width,
     wrap,
 )
 from rollout_buffer_lab.simulated_phone.painting import encode_screen
@@ -159,17 +158,3 @@ def test_a_fitted_size_is_under_the_cap_and_no_larger_than_the_original(width: i
     assert 1 <= new_width <= width
     assert 1 <= new_height <= height
     assert new_width * new_height <= cap
-
-
-@given(st.integers(500, 4000), st.integers(500, 4000), st.integers(250_000, 4_000_000))
-def test_a_fitted_size_keeps_its_shape(width: int, height: int, cap: int) -> None:
-    new_width, new_height = fit_under_pixel_cap(width, height, cap)
-    assert abs(new_height - new_width * height / width) <= height / width + 1
-
-
-@examples(100)
-@given(st.text(max_size=300), st.sampled_from(TextSize), st.integers(200, 900))
-def test_wrapping_loses_no_letter_and_fits(text: str, size: TextSize, width: int) -> None:
-    lines = wrap(text, size, width)
-    assert "".join("".join(lines).split()) == "".join(text.split())
-    assert all(text_width(line, size) <= width or len(line) == 1 for line in lines)

@@ -44,13 +44,6 @@ def test_a_lag_of_two_leaves_room_for_three_versions_groups() -> None:
     assert room_for_groups(0, PACE, ahead(taken=8)) == 0
 
 
-@given(LAGS, AHEAD)
-def test_as_long_as_nobody_knows_what_a_version_takes_nothing_is_forbidden(lag: int, now: GroupsAhead) -> None:
-    assert room_for_groups(lag, Pace(), now) is None
-    assert not should_defer(lag, Pace(), now, 1e9)
-    assert not should_wait_for_the_slow(lag, Pace(), now, oldest_is_behind=lag, waited_s=0.0)
-
-
 @given(LAGS, PACES, COUNTS)
 def test_a_trainer_that_waits_with_nothing_on_its_way_gets_a_group(lag: int, pace: Pace, taken: int) -> None:
     assert room_for_groups(lag, pace, ahead(taken, trainer_waits=True)) != 0
@@ -96,11 +89,6 @@ def test_a_slow_group_lets_others_first_only_while_a_backlog_makes_the_trainer_q
     assert not should_defer(4, PACE, ahead(taken=8, ready=8), 90.0)
 
 
-@given(LAGS, AHEAD)
-def test_a_group_that_takes_longer_than_the_whole_lag_is_not_put_off(lag: int, now: GroupsAhead) -> None:
-    assert not should_defer(lag, PACE, now, (lag + 1) * 100.0)
-
-
 @given(LAGS, PACES, AHEAD, st.none() | st.integers(0, 99), st.floats(0, 1e7))
 def test_a_trainer_waits_for_the_slow_for_two_versions_time_at_most(
     lag: int, pace: Pace, now: GroupsAhead, behind: int | None, waited_s: float
@@ -135,14 +123,6 @@ def test_the_pace_is_that_of_most_versions_and_one_pause_does_not_change_it() ->
     assert pace_of(history) == Pace(version_s=100, step_s=60, groups_per_version=8)
 
 
-def test_before_the_second_version_there_is_no_pace() -> None:
-    assert pace_of([]) == pace_of(seen((7, 0, 40, 8))) == Pace()
-
-
-def test_versions_that_no_poll_told_of_share_what_was_taken() -> None:
-    assert pace_of(seen((1, 0, 0, 8), (5, 100, 100, 8))).groups_per_version == 2
-
-
 def test_the_version_of_a_moment_is_the_newest_that_had_begun() -> None:
     history = seen((3, 10, 12, 8), (4, 20, 22, 8))
     assert [version_at(history, moment) for moment in (0, 10, 19.9, 20, 99)] == [3, 3, 3, 4, 4]
@@ -158,14 +138,6 @@ def test_a_group_is_expected_to_take_what_its_own_kind_took() -> None:
     assert times.expected_s("slow", "long") == 50.0
     assert times.expected_s("new", "short") == 1.0
     assert times.expected_s("new", "new") == 50.0, "of all: one member in two is slow"
-
-
-def test_what_is_remembered_does_not_grow_with_the_input() -> None:
-    times = GroupTimes(group_size=2)
-    for number in range(10_000):
-        times.add(f"i{number}", "t", 1.0)
-    assert len(times._seen) <= 4096
-    assert times.expected_s("i9999", "t") == 1.0
 
 
 # --- all together ----------------------------------------------------------------------------------------------------

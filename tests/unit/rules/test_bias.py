@@ -92,18 +92,6 @@ def test_each_kind_counts_every_member_once_that_is_known_or_never_came(groups: 
     assert all(0 <= row.trained + row.filtered + row.given_up + row.failed <= row.submitted for row in rows)
 
 
-@given(GROUPS)
-def test_distances_are_shares(groups: list[FinishedGroup]) -> None:
-    measures = bias_measures(groups)
-    assert all(0 <= value <= 1 + 1e-9 for name, value in measures.items() if name not in ("slowest", "reward_shift"))
-
-
-def test_no_distance_is_left_where_everything_is_trained() -> None:
-    measures = bias_measures([group(seconds) for seconds in range(50)])
-    assert measures.pop("slowest") == 1
-    assert set(measures.values()) == {0}
-
-
 def test_what_drops_the_slow_is_seen_and_said() -> None:
     groups = dropping_from(2.0)
     assert bias_measures(groups)["slowest"] < 0.3
@@ -159,24 +147,6 @@ def test_losing_groups_of_any_length_is_no_bias_against_slow_ones() -> None:
             is not None
         )
     assert said <= 8, "at the level of 1 % about two of 200"
-
-
-def test_groups_that_were_filtered_for_their_rewards_are_no_loss() -> None:
-    groups = [group(seconds, GroupOutcome.FILTERED if seconds > 50 else GroupOutcome.TRAINED) for seconds in range(100)]
-    assert slow_loss(groups) is None
-    assert bias_measures(groups)["slowest"] == 0
-
-
-def test_of_a_few_members_nothing_is_said() -> None:
-    few = [group(1.0)] * 15
-    assert bias_table(few) == []
-    assert bias_measures(few) == {}
-    assert slow_loss([group(9.0, GroupOutcome.LOST)] * 4 + [group(1.0)] * 50) is None
-    assert bias_measures([group(1.0, GroupOutcome.LOST)] * 20) == {}
-
-
-def test_groups_of_one_length_make_no_test() -> None:
-    assert larger_p_value([([1.0] * 10, [1.0] * 20)]) == 1.0
 
 
 @pytest.mark.parametrize(("these", "those"), [([5, 6, 7, 8], [1, 2, 3, 4, 5, 6]), ([1, 2, 2, 9], [2, 3, 3, 4, 8])])

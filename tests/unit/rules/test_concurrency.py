@@ -106,21 +106,9 @@ def test_there_are_no_more_episodes_than_devices_and_a_few_that_wait() -> None:
     assert steer(after, Load(playing=68, wanted=True, devices_free=0, devices_waited_for=4), SOME).limit == 68
 
 
-def test_what_nobody_wants_is_no_reason_to_grow() -> None:
-    now = Steering(limit=32)
-    after = steer(now, Load(playing=8, wanted=False, rate=1.0), SOME)
-    assert (after.limit, after.reason) == (32, Reason.NOT_USED)
-
-
 def test_while_more_play_than_may_nothing_is_decided_by_what_they_bring() -> None:
     now = Steering(limit=64, searching=False, seen=(Observation(0, 32.0, 100.0),))
     assert steer(now, Load(playing=80, wanted=True, rate=1.0), SOME).limit == 64
-
-
-@pytest.mark.parametrize("sizes", [(0, 4, 1), (5, 4, 1), (1, 4, 0)])
-def test_bounds_that_are_none_are_refused(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="bounds of"):
-        Bounds(least=sizes[0], most=sizes[1], step=sizes[2])
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)

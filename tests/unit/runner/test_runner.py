@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,8 @@ from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
-from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
-from slime_plugins.rollout_buffer.reporting.inspection import Inspection
-from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
-from slime_plugins.rollout_buffer.rules.concurrency import Reason
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import attempt_limit, group_admission, places
 from slime_plugins.rollout_buffer.runner import job_runner as runner
@@ -35,14 +29,11 @@ from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables.attempt_rows import TRANSCRIPTS_OF_A_JOB
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.trainer.metrics import job_metrics
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
-    Generation,
     Instance,
     Outcome,
     SamplingParams,
@@ -150,32 +141,6 @@ def by_slot(episode: EpisodeRequest) -> float:
     return float(episode.slot % 2)
 
 
-async def test_every_slot_of_every_group_and_epoch_is_played_once(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=3, num_epoch=2)
-    generator = ScriptedGenerator(by_slot)
-    await run(real_time_buffer, job, generator)
-    assert len(generator.requests) == len({request.uid for request in generator.requests}) == 12
-    assert slots(real_time_buffer, job)["ready"] == 12
-    assert real_time_buffer.job(job.job_id).state.value == "finished"
-    assert generator.closed == 1
-
-
-async def test_no_more_episodes_at_once_than_num_process(real_time_buffer: Buffer) -> None:
-    may_end = asyncio.Event()
-
-    async def held(reward: float) -> float:
-        await may_end.wait()
-        return reward
-
-    generator = ScriptedGenerator(lambda episode: held(by_slot(episode)))
-    running = asyncio.create_task(run(real_time_buffer, start(real_time_buffer, count=10, num_process="3"), generator))
-    await _when(lambda: generator.running == 3)
-    await asyncio.sleep(0.1)
-    may_end.set()
-    await running
-    assert generator.most_at_once == 3
-
-
 async def test_a_number_of_episodes_that_moves_plays_every_slot_once_and_says_what_it_is(
     real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,17 +160,6 @@ async def test_a_number_of_episodes_that_moves_plays_every_slot_once_and_says_wh
     assert generator.most_at_once <= 40
     assert said
     assert all(2 <= limit <= 40 for limit in said)
-
-
-def test_what_a_job_plays_at_once_can_be_read(real_time_buffer: Buffer) -> None:
-    fixed, steered = start(real_time_buffer, num_process=7), start(real_time_buffer, num_process="auto", job_id="auto")
-    store_concurrency(real_time_buffer.store, steered.key, 1, limit=48, reason=Reason.ENGINE_QUEUES.value, waiting=9)
-    views = Views(real_time_buffer.store, "supervisor")
-    assert views.explanation(fixed.job_id)["concurrency"] == {"limit": 7, "auto": False}
-    said = {"limit": 48, "reason": "the engine queues", "engine_waiting": 9, "auto": True}
-    assert views.explanation("auto")["concurrency"] == said
-    page = metrics_page(Inspection(real_time_buffer.store), "supervisor").decode()
-    assert 'rollout_buffer_episodes_at_once{job_id="auto",task_type="scripted"} 48.0' in page
 
 
 async def _after(seconds: float, reward: float) -> float:
@@ -235,20 +189,6 @@ async def test_what_was_said_before_an_attempt_failed_can_be_read_and_is_never_t
     told = [(one["attempt"], one["error_code"], one["messages"][0]["content"]) for one in page["attempts"]]
     assert told == [(2, "generator", "try 2"), (1, "device", "try 1")]
     assert len(uids(real_time_buffer, poll(real_time_buffer, job))) == 1
-
-
-def test_of_a_job_whose_attempts_all_fail_the_newest_transcripts_are_kept(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=1, num_repeat_per_sample=1)
-    fence = real_time_buffer.begin_running(job.key)
-    (group,) = real_time_buffer.open_groups(job.key, after=(-1, -1), limit=1)
-    for _ in range(TRANSCRIPTS_OF_A_JOB + 5):
-        attempt = real_time_buffer.begin_attempt(fence, group, 0)
-        assert attempt is not None
-        real_time_buffer.fail_attempt(
-            fence, group, 0, attempt, code="device", message="hung", transcript=[{"role": "user"}]
-        )
-    page = failed_attempts(real_time_buffer.store, job.job_id, AttemptPageQuery(limit=500))
-    assert [one["has_transcript"] for one in page["attempts"]] == [True] * TRANSCRIPTS_OF_A_JOB + [False] * 5
 
 
 async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tried_again(
@@ -281,20 +221,6 @@ async def test_a_reward_that_is_no_number_to_train_with_fails_its_attempt(real_t
     described = real_time_buffer.describe(job)
     assert described["attempts"] == {"failed": 2, "failed:generator": 2, "finished": 2}
     assert described["outcomes"] == {"completed": 2}
-
-
-@pytest.mark.parametrize(
-    "message", [{"role": "assistant", "contnt": "4"}, {"role": "assistant"}, {"role": "assistent", "content": "4"}]
-)
-async def test_messages_that_say_nothing_fail_their_attempt(real_time_buffer: Buffer, message: dict[str, Any]) -> None:
-    job = start(real_time_buffer, count=1)
-
-    def play(episode: EpisodeRequest) -> Any:
-        played = trajectory_for(episode, by_slot(episode))
-        return played if episode.attempt > 1 else dataclasses.replace(played, messages=[*played.messages, message])
-
-    await run(real_time_buffer, job, ScriptedGenerator(play))
-    assert real_time_buffer.describe(job)["attempts"] == {"failed": 2, "failed:generator": 2, "finished": 2}
 
 
 async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_padded(real_time_buffer: Buffer) -> None:
@@ -337,13 +263,6 @@ async def test_a_group_that_fails_whatever_still_comes_is_given_up_when_asked_to
         too_short(0 if stop else 2, 4, Shortfall.SLOTS_FAILED).message
     ]
     assert real_time_buffer.describe(job)["attempts"].get("given_up", 0) == (2 if stop else 0)
-
-
-async def test_a_group_that_can_still_be_delivered_is_played_to_its_end(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=1, num_repeat_per_sample=4, max_attempts=1, stop_hopeless_groups=True)
-    play = ScriptedGenerator(lambda e: DeviceError("broken") if e.slot == 0 else float(e.slot % 2))
-    await run(real_time_buffer, job, play)
-    assert slots(real_time_buffer, job)["ready"] == 4
 
 
 @pytest.mark.parametrize(
@@ -397,29 +316,6 @@ async def test_an_engine_that_does_not_tell_what_is_replayed_fails_the_job_befor
     assert (generator.tokenizers, generator.requests) == ([], [])
 
 
-async def test_an_engine_that_tells_what_is_replayed_is_played_with(real_time_buffer: Buffer) -> None:
-    asked = {"max_tokens": 8, "return_routed_experts": True}
-    async with stand_in.running(StandInSettings(port=0, token_records=True)) as url:
-        job = start(real_time_buffer, remote_engine_url=url, sampling_params=asked)
-        await run(real_time_buffer, job, ScriptedGenerator(by_slot))
-    assert real_time_buffer.job(job.job_id).state.value == "finished"
-
-
-async def test_a_missing_tokenizer_fails_the_job_with_its_reason(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, tokenizer_path="/no/such/tokenizer")
-    await run(real_time_buffer, job, ScriptedGenerator(by_slot))
-    assert "does not start" in real_time_buffer.job(job.job_id).cause
-
-
-async def test_a_name_of_the_model_hub_that_cannot_be_had_fails_the_job_with_a_sentence(
-    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    job = start(real_time_buffer, tokenizer_path="nobody/no-such-model")
-    await run(real_time_buffer, job, ScriptedGenerator(by_slot))
-    assert "put the trainer's tokenizer into a folder of this host" in real_time_buffer.job(job.job_id).cause
-
-
 async def test_a_group_function_that_raises_fails_its_group_alone(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=2)
 
@@ -432,14 +328,6 @@ async def test_a_group_function_that_raises_fails_its_group_alone(real_time_buff
     await run(real_time_buffer, job, ScriptedGenerator(by_slot), functions=functions)
     accounting = slots(real_time_buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (2, 2)
-
-
-async def test_a_play_that_hangs_fails_its_attempt_and_is_tried_again(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=1, attempt_timeout_seconds=0.2)
-    generator = ScriptedGenerator(lambda e: _after(3600, 0.0) if (e.slot, e.attempt) == (1, 1) else by_slot(e))
-    await run(real_time_buffer, job, generator)
-    assert real_time_buffer.describe(job)["attempts"] == {"finished": 2, "failed": 1, "failed:attempt_timeout": 1}
-    assert slots(real_time_buffer, job)["ready"] == 2
 
 
 async def test_a_play_that_ignores_its_cancellation_keeps_no_job_from_its_end(
@@ -499,30 +387,6 @@ async def test_a_limit_that_was_set_for_groups_gives_up_the_member_that_is_waite
     assert real_time_buffer.describe(job)["attempts"] == {"finished": 1, "given_up": 1, "given_up:aborted": 1}
 
 
-def failing_twice_slowly(episode: EpisodeRequest) -> Any:
-    """Six of eight members are quick and mostly succeed, two are slow and fail."""
-    return _after(0.6, 0.0) if episode.slot < 2 else _after(0.01, float(episode.slot > 2))
-
-
-async def test_a_run_that_gives_up_its_slow_members_is_told_in_words_within_its_first_batch(
-    real_time_buffer: Buffer,
-) -> None:
-    job = start(real_time_buffer, count=3, num_repeat_per_sample=8, group_timeout_seconds=0.2)
-    await run(real_time_buffer, job, ScriptedGenerator(failing_twice_slowly))
-    assert poll(real_time_buffer, job) is not None
-    views = Views(real_time_buffer.store, "supervisor", clock=real_time_buffer.clock)
-    said = {one["code"]: one["message"] for one in views.explanation(job.job_id)["explanation"]}
-    assert said["members_missing"].startswith(
-        "18 of 24 members are trained: 6 were given up when their group was closed"
-    )
-    assert "6 dummies stand for members" in said["members_missing"]
-    assert "the slow are trained less" in said["members_missing"]
-    bias = job_metrics(real_time_buffer.describe(job))
-    assert (bias["rollout/bias/given_up"], bias["rollout/bias/reward"], bias["rollout/bias/slowest"]) == (0.25, 0.25, 0)
-    page = metrics_page(Inspection(real_time_buffer.store), "supervisor").decode()
-    assert re.search(r'rollout_buffer_bias\{.*statistic="given_up".*\} 0.25', page)
-
-
 async def test_a_member_that_filter_item_took_out_counts_as_filtered_and_a_dummy_stands_for_it(
     real_time_buffer: Buffer,
 ) -> None:
@@ -535,48 +399,12 @@ async def test_a_member_that_filter_item_took_out_counts_as_filtered_and_a_dummy
     assert described["measures"]["bias"]["dummies"] == 0.125
 
 
-async def test_a_run_without_a_limit_for_groups_trains_its_slow_members_and_says_nothing(
-    real_time_buffer: Buffer,
-) -> None:
-    job = start(real_time_buffer, count=3, num_repeat_per_sample=8)
-    await run(real_time_buffer, job, ScriptedGenerator(failing_twice_slowly))
-    assert poll(real_time_buffer, job) is not None
-    views = Views(real_time_buffer.store, "supervisor", clock=real_time_buffer.clock)
-    assert "members_missing" not in str(views.explanation(job.job_id))
-    bias = real_time_buffer.describe(job)["measures"]["bias"]
-    assert bias.pop("slowest") == 1
-    assert set(bias.values()) == {0}
-
-
 async def _when(condition: Callable[[], bool]) -> None:
     for _ in range(3000):
         if condition():
             return
         await asyncio.sleep(0.01)
     raise AssertionError("it did not happen")
-
-
-async def test_a_paused_job_starts_no_episode_until_it_is_resumed(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=2)
-    real_time_buffer.change_job(job.job_id, "pause")
-    generator = ScriptedGenerator(by_slot)
-    running = asyncio.create_task(run(real_time_buffer, job, generator))
-    await asyncio.sleep(0.2)
-    assert generator.requests == []
-    real_time_buffer.change_job(job.job_id, "resume")
-    await running
-    assert len(generator.requests) == 4
-
-
-async def test_cancelling_a_job_stops_its_episodes(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=2)
-    generator = ScriptedGenerator(lambda e: _after(3600, 0.0))
-    running = asyncio.create_task(run(real_time_buffer, job, generator))
-    await _when(lambda: generator.running == 4)
-    real_time_buffer.change_job(job.job_id, "cancel")
-    await running
-    assert generator.running == 0
-    assert slots(real_time_buffer, job)["skipped"] == 4
 
 
 async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer: Buffer) -> None:
@@ -665,63 +493,6 @@ def _play(buffer: Buffer, fence: int, group: GroupRecord) -> None:
         uid = group.attempt_uid(slot, attempt)
         buffer.add_trajectory(fence, group, slot, attempt, _trajectory(uid, group.instance_id, float(slot)))
     assert buffer.judge_and_close(group, group_policy(buffer.job_by_key(group.job_key))) is not None
-
-
-async def test_groups_that_are_played_count_as_ahead(real_time_buffer: Buffer) -> None:
-    """With places for all of them, a job would play its whole input by the weights of its first rollout."""
-    job = start(real_time_buffer, count=6, max_groups_ahead=2, num_process=100)
-    generator, release = ScriptedGenerator(lambda e: held(e)), asyncio.Event()
-
-    async def held(episode: EpisodeRequest) -> float:
-        await release.wait()
-        return by_slot(episode)
-
-    running = asyncio.create_task(run(real_time_buffer, job, generator))
-    await _when(lambda: generator.running == 4)
-    await asyncio.sleep(0.2)
-    assert {request.instance.instance_id for request in generator.requests} == {"i0", "i1"}
-    release.set()
-    while not running.done():
-        poll(real_time_buffer, job)
-        await asyncio.sleep(0.02)
-    await running
-    assert len(generator.requests) == 12
-
-
-async def test_a_group_that_gets_ready_while_others_are_counted_counts(
-    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its last trajectory is being written when the store is asked how many groups are ready, behind that write."""
-    writing, go_on, add = threading.Event(), threading.Event(), real_time_buffer.add_trajectory
-
-    def slow(*arguments: Any, **options: Any) -> Any:
-        writing.set()
-        go_on.wait(20)
-        return add(*arguments, **options)
-
-    job = start(real_time_buffer, count=6, max_groups_ahead=2, num_process=100)
-    release = {f"i{number}": asyncio.Event() for number in range(6)}
-
-    async def held(episode: EpisodeRequest) -> float:
-        await release[episode.instance.instance_id].wait()
-        return by_slot(episode)
-
-    generator = ScriptedGenerator(lambda e: held(e))
-    running = asyncio.create_task(run(real_time_buffer, job, generator))
-    await _when(lambda: generator.running == 4)
-    monkeypatch.setattr(real_time_buffer, "add_trajectory", slow)
-    release["i0"].set()
-    await _when(writing.is_set)
-    await asyncio.sleep(3 * runner.WATCH_INTERVAL_S)  # meanwhile the runner asks, and waits behind the write
-    go_on.set()
-    await asyncio.sleep(3 * runner.WATCH_INTERVAL_S)
-    assert {request.instance.instance_id for request in generator.requests} == {"i0", "i1"}
-    for event in release.values():
-        event.set()
-    while not running.done():
-        poll(real_time_buffer, job)
-        await asyncio.sleep(0.02)
-    await running
 
 
 async def test_a_drained_job_lets_what_runs_end_and_begins_nothing(real_time_buffer: Buffer) -> None:
@@ -820,28 +591,6 @@ async def test_each_slot_samples_with_a_seed_of_its_own_that_a_repeated_attempt_
     assert len({seed for own in seeds[0].values() for seed in own}) == 4
 
 
-async def test_a_job_without_a_seed_sends_none(real_time_buffer: Buffer) -> None:
-    generator = ScriptedGenerator(lambda episode: 1.0)
-    record = start(real_time_buffer, evaluation=True)
-    await run(real_time_buffer, record, generator)
-    assert all("sampling_seed" not in request.sampling_params.extra for request in generator.requests)
-
-
-async def test_what_an_engine_without_token_ids_said_is_kept_as_messages_alone(real_time_buffer: Buffer) -> None:
-    generation = Generation(prompt_ids=(1,), output_ids=(2,), output_log_probs=(float("nan"),))
-
-    def play(episode: EpisodeRequest) -> Trajectory:
-        return dataclasses.replace(trajectory_for(episode, 1.0), generations=(generation,))
-
-    generator = ScriptedGenerator(play)
-    record = start(real_time_buffer, evaluation=True, engine_api="openai", engine_model="m", padding="dummy")
-    await run(real_time_buffer, record, generator)
-    assert generator.tokenizers[0].chat_template
-    items = [item for _, item in real_time_buffer.items_of(record)]
-    assert len(items) == 4
-    assert not any(item.get("generations") for item in items)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -903,26 +652,3 @@ async def test_a_retry_takes_back_what_was_delivered_short_and_leaves_the_rest(r
     assert len(uids(real_time_buffer, delivery)) == 2
     assert delivery is not None
     assert delivery.meta_info["total_samples"] == 2
-
-
-async def test_a_retry_that_is_sent_twice_is_one_retry_and_keeps_its_tries(real_time_buffer: Buffer) -> None:
-    """The reply to the first call may be lost on the wire."""
-    await run(real_time_buffer, start(real_time_buffer, count=1, job_id="j", **EVALUATION),
-              ScriptedGenerator(broken_in_slot_1))  # fmt: skip
-    for _ in range(2):
-        again = start(real_time_buffer, count=1, job_id="j", start_id="s", retry_given_up=True, **EVALUATION)
-    mended = ScriptedGenerator(by_slot)
-    await run(real_time_buffer, again, mended)
-    assert [(request.slot, request.attempt) for request in mended.requests] == [(1, 3)]
-
-
-async def test_only_an_evaluation_can_be_retried(real_time_buffer: Buffer) -> None:
-    with pytest.raises(InvalidPayloadError, match="for jobs with evaluation: true"):
-        start(real_time_buffer, count=1, retry_given_up=True)
-
-
-async def test_a_cancelled_evaluation_stays_cancelled(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=1, job_id="j", **EVALUATION)
-    real_time_buffer.change_job("j", "cancel")
-    assert start(real_time_buffer, count=1, job_id="j", retry_given_up=True, **EVALUATION).state.value == "cancelled"
-    assert slots(real_time_buffer, job)["skipped"] == 2

@@ -17,13 +17,11 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
-from slime_plugins.rollout_buffer.errors import DeviceError
-from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, ReportsDevices
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.runner import device_watch
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job, fresh_farms, store_report
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 from tests.unit.reporting.test_metrics import scrape
 from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, plugin_of, real_time_buffer, start
 
@@ -60,11 +58,6 @@ def test_one_job_shows_its_devices_and_the_list_of_jobs_does_not(client: FlaskCl
     assert "devices" not in client.get("/jobs").get_json()["jobs"][0]
 
 
-def test_a_job_without_devices_says_so(client: FlaskClient) -> None:
-    client.post("/start_rollout", data=json.dumps({"task_type": "external", "job_id": "j"}))
-    assert client.get("/jobs/j").get_json()["devices"] is None
-
-
 def test_metrics_tell_every_device_with_its_state_counts_and_times(client: FlaskClient) -> None:
     job_with_report(client, farm(device(), device("device-1", "booting", quarantines=3)))
     found = scrape(client)
@@ -98,14 +91,6 @@ def test_what_nobody_said_lately_is_no_metric_but_stays_with_its_job_for_a_week(
     assert devices_of_job(buffer.store, buffer.job("j").key) is not None
     store_report(buffer.store, 77, 1, farm(), now=1000.0 + 8 * day)
     assert devices_of_job(buffer.store, buffer.job("j").key) is None
-
-
-@pytest.mark.parametrize("report", [{}, {"pool": "x", "devices": [{}]}, {"pool": "x", "devices": 3}])
-def test_what_is_no_report_is_not_kept(client: FlaskClient, report: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        job_with_report(client, report)
-    assert client.get("/metrics").status_code == 200
-    assert client.get("/jobs/j").get_json()["devices"] is None
 
 
 def test_status_shows_the_states_and_why_a_device_is_out(client: FlaskClient) -> None:
@@ -147,13 +132,6 @@ async def test_a_runner_reports_its_devices_at_the_latest_when_the_job_ends(real
     assert report["devices"][0]["device_id"] == "device-7"
 
 
-@pytest.mark.parametrize("answer", [DeviceError("away"), ZeroDivisionError("a defect"), {"pool": 1}, None])
-async def test_devices_that_cannot_be_reported_cost_the_job_nothing(real_time_buffer: Buffer, answer: Any) -> None:
-    generator = GeneratorWithDevices(by_slot)
-    generator.answer = answer
-    assert await run(real_time_buffer, generator) is None
-
-
 async def test_devices_that_are_still_booting_are_shown_before_the_generator_is_ready(real_time_buffer: Buffer) -> None:
     shown: list[Any] = []
 
@@ -185,21 +163,3 @@ async def test_the_log_says_which_device_rests_and_which_has_a_new_worker(caplog
         "job job-1: device-0 is quarantined: adb is offline",
         "job job-1: device-0 has a new worker: adb is offline",
     ]
-
-
-async def test_a_generator_without_devices_is_not_asked() -> None:
-    class NoDevices:
-        async def start(self, context: GeneratorContext) -> None: ...
-
-        async def play(self, episode: EpisodeRequest) -> Trajectory:
-            raise AssertionError
-
-        async def close(self) -> None: ...
-
-    async def keep(_: Mapping[str, Any]) -> None:
-        raise AssertionError
-
-    assert not isinstance(NoDevices(), ReportsDevices)
-    watch = DeviceWatch(NoDevices(), "job", keep)
-    await watch.watch()
-    await watch.look()

@@ -13,10 +13,9 @@ from slime.rollout.agent_rollout_batch import BatchRule, make_odd_dummies, playe
 from slime.rollout.agent_rollout_samples import Group, rows_of, trajectories_of
 from slime.rollout.agent_rollout_settings import ShortGroups
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
+from slime_plugins.rollout_buffer.errors import GeneratorError
 
 RULE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=False, least=2)
-KEEP = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.KEEP, whole_groups=False, least=2)
 WHOLE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=True, least=2)
 
 
@@ -40,14 +39,6 @@ def group(name: str, good: int, size: int = 4) -> Group:
 def sizes(groups: list[Group]) -> list[tuple[int, int]]:
     """Members and played members of each group."""
     return [(len(entry), played(entry)) for entry in groups]
-
-
-def test_a_batch_of_whole_groups_is_taken_as_it_came() -> None:
-    seen = [group("a", 4), group("b", 4), group("c", 4)]
-
-    for rule in (RULE, WHOLE, KEEP):
-        assert rule.missing(seen) == 0
-        assert rule.batch(seen) == seen
 
 
 def test_the_members_of_one_more_group_take_the_places_of_those_that_were_not_played() -> None:
@@ -92,26 +83,6 @@ def test_where_slime_normalises_by_position_a_short_group_is_left_out() -> None:
     assert [entry[0].prompt for entry in WHOLE.batch(seen)] == ["a-0", "c-0", "d-0"]
 
 
-def test_where_nothing_is_left_dummies_fill_the_batch() -> None:
-    seen = [group("a", 4), group("b", 3), group("c", 2)]
-
-    for rule in (RULE, WHOLE, KEEP):
-        batch = rule.batch(seen)
-        assert len(trajectories_of(batch)) == 12
-        assert sum(map(played, batch)) == 9
-
-
-def test_no_step_is_of_dummies_alone() -> None:
-    seen = [group("a", 4), group("b", 0), group("c", 0)]
-    with pytest.raises(GeneratorError, match="4 of 12 trajectories"):
-        BatchRule(groups=3, members=4, step=4, short_groups=ShortGroups.KEEP, whole_groups=False, least=2).batch(seen)
-
-    seen = [group("a", 2), group("b", 0), group("c", 0), group("d", 2)]
-    pairs = BatchRule(groups=4, members=4, step=8, short_groups=ShortGroups.KEEP, whole_groups=False, least=2)
-    ordered = pairs.batch([seen[1], seen[2], seen[0], seen[3]])
-    assert [played(entry) for entry in ordered] == [2, 0, 2, 0]
-
-
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=9))
 def test_a_batch_has_every_place_filled_and_no_more_dummies_than_it_must(good: list[int]) -> None:
     seen = [group(str(number), count) for number, count in enumerate(good)]
@@ -139,12 +110,6 @@ def test_odd_trajectories_without_log_probs_become_dummies_and_the_others_keep_t
     assert make_odd_dummies(groups) == 0
 
 
-def test_where_most_have_no_log_probs_nobody_becomes_a_dummy() -> None:
-    groups = [[member("a"), member("b", log_probs=False)], [member("c", log_probs=False), member("d")]]
-
-    assert make_odd_dummies(groups) == 0
-
-
 @pytest.mark.parametrize(
     ("changes", "whole"),
     [
@@ -157,8 +122,3 @@ def test_where_most_have_no_log_probs_nobody_becomes_a_dummy() -> None:
 )
 def test_groups_must_be_whole_where_rewards_may_be_normalised_by_position(changes: dict[str, Any], whole: bool) -> None:
     assert rule_of(trainer_args(**changes)).whole_groups is whole
-
-
-def test_an_unknown_way_to_treat_short_groups_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use refill or keep"):
-        rule_of(trainer_args(rollout_buffer_short_groups="drop"))

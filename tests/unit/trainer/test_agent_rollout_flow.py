@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import pickle
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rollout_buffer_lab import trainer_stand_in
 from rollout_buffer_lab.trainer_stand_in import (
     CheckpointDataSource,
     RolloutRecord,
     TrainerStandIn,
-    flat_samples,
     trainer_args,
 )
 from slime.rollout import agent_rollout
@@ -32,21 +29,17 @@ from slime.rollout.agent_rollout import (
     start_rollout,
 )
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
-from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError, RolloutBufferError
+from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import ImageFetcher
 from slime_plugins.rollout_buffer.trainer.job_feed import (
     InputExhaustedError,
     JobEndedError,
     RetriesUsedUpError,
-    send_start,
 )
-from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
 from tests.wandb_runs import logged_in, offline_run
 
-LOST = ScriptedReply(lost=True)
 UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable", "message": "not now", "detail": {}}}')
 
 
@@ -85,14 +78,6 @@ def instances(records: list[RolloutRecord]) -> list[str]:
 
 
 # --- a plain life ----------------------------------------------------------------------------------------------------
-
-
-def test_every_rollout_gets_exactly_its_groups(buffer: LoopbackBuffer) -> None:
-    records = trainer_of(buffer).train(3)
-
-    assert instances(records) == [f"task-{number}" for number in range(6)]
-    assert [len(record.samples) for record in records] == [4, 4, 4]
-    assert len({sample.rollout_id for record in records for sample in record.samples}) == 12
 
 
 def test_the_job_is_started_once_and_freshly_for_rollout_0(buffer: LoopbackBuffer) -> None:
@@ -137,22 +122,6 @@ def test_consumed_ids_are_written_down_before_they_are_acknowledged(buffer: Loop
     assert [consumed for path, consumed in seen if path == "/ack"] == [["task-0", "task-1"]]
 
 
-def test_the_buffers_statistics_are_in_the_metrics(buffer: LoopbackBuffer) -> None:
-    (record,) = trainer_of(buffer).train(1)
-
-    assert record.metrics["rollout/no_filter/total_samples"] == 4
-    assert record.metrics["rollout/no_filter/avg_reward"] == 0.5
-    assert record.metrics["rollout/buffer/tokens_from_generations"] == 4
-    assert all(key.startswith("rollout/") for key in record.metrics)
-
-
-def test_groups_of_one_work(buffer: LoopbackBuffer) -> None:
-    (record,) = trainer_of(buffer, n_samples_per_prompt=1, rollout_batch_size=3).train(1)
-
-    assert len(record.samples) == 3
-    assert list(record.rewards) == [0.0, 0.0, 0.0]
-
-
 async def test_it_runs_where_an_event_loop_is_running_already(buffer: LoopbackBuffer) -> None:
     args = args_for(buffer)
     output = generate_rollout(args, 0, CheckpointDataSource(args))
@@ -164,36 +133,11 @@ async def test_it_runs_where_an_event_loop_is_running_already(buffer: LoopbackBu
 # --- trouble on the way ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/start_rollout", "/get_rollout_data", "/ack"])
-@pytest.mark.parametrize("trouble", [LOST, UNAVAILABLE, ScriptedReply(body=b"<html>proxy</html>")])
-def test_a_lost_or_broken_reply_costs_nothing(buffer: LoopbackBuffer, path: str, trouble: ScriptedReply) -> None:
-    buffer.script(path, trouble, trouble)
-    records = trainer_of(buffer).train(4)
-
-    assert instances(records) == [f"task-{number}" for number in range(8)]
-
-
-def test_a_repeated_poll_and_a_repeated_start_keep_their_names(buffer: LoopbackBuffer) -> None:
-    buffer.script("/get_rollout_data", LOST)
-    buffer.script("/start_rollout", LOST)
-    trainer_of(buffer).train(1)
-
-    assert len({poll["poll_id"] for poll in buffer.bodies("/get_rollout_data")}) == 1
-    assert len({start["start_id"] for start in buffer.bodies("/start_rollout")}) == 1
-
-
 def test_used_up_retries_are_a_clear_error(buffer: LoopbackBuffer) -> None:
     buffer.script("/get_rollout_data", *[UNAVAILABLE] * 3)
 
     with pytest.raises(RetriesUsedUpError, match=r"get_rollout_data failed 3 times.*not now"):
         trainer_of(buffer, fetch_trajectory_retry_times=2).train(1)
-
-
-def test_a_reply_that_is_never_right_ends_even_endless_retries(buffer: LoopbackBuffer) -> None:
-    buffer.script("/get_rollout_data", *[ScriptedReply(body=b"[]")] * 20)
-
-    with pytest.raises(RetriesUsedUpError, match="must be an object, not a list"):
-        trainer_of(buffer, fetch_trajectory_retry_times=-1).train(1)
 
 
 def test_what_the_buffer_refuses_is_not_tried_again(buffer: LoopbackBuffer) -> None:
@@ -203,18 +147,6 @@ def test_what_the_buffer_refuses_is_not_tried_again(buffer: LoopbackBuffer) -> N
     with pytest.raises(RequestError, match=r"tasks\.jsonl is not there"):
         trainer_of(buffer).train(1)
     assert len(buffer.requests) == 1
-
-
-def test_groups_received_before_an_error_are_used_by_the_next_call(buffer: LoopbackBuffer) -> None:
-    trainer = trainer_of(buffer, fetch_trajectory_retry_times=0)
-    buffer.most_groups_of_a_poll = 1
-    buffer.on_request = lambda path, body: buffer.script(path, UNAVAILABLE) if body.get("ack") else None
-    with pytest.raises(RetriesUsedUpError):
-        trainer.train(1)
-    buffer.on_request = None
-
-    assert instances(trainer.train(1)) == ["task-0", "task-1"]
-    assert len(buffer.bodies("/start_rollout")) == 1
 
 
 def test_a_delivery_that_comes_back_is_not_trained_twice(buffer: LoopbackBuffer) -> None:
@@ -295,7 +227,6 @@ NO_ENGINE = {
     "message": "The engine at http://e:3 cannot be reached for 2 min.",
     "advice": "Is it up?",
 }
-BY_A_PERSON = {**NO_ENGINE, "code": "paused"}
 
 
 def explains(buffer: LoopbackBuffer, *explanations: dict[str, str]) -> None:
@@ -319,31 +250,6 @@ def test_a_wait_is_noted_in_the_buffers_own_sentence(
     ]
 
 
-def test_a_job_that_nobody_mends_ends_the_wait_with_its_reason(
-    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_feed, "SECONDS_BETWEEN_NOTES", 0.0)
-    monkeypatch.setattr(job_feed, "MAX_STANDSTILL_S", 0.0)
-    buffer.empty_polls = 5
-    explains(buffer, BY_A_PERSON, NO_ENGINE)
-
-    with pytest.raises(job_feed.JobStalledError, match=r"job mine stood still for 0 min: The engine at .* Is it up\?"):
-        trainer_of(buffer, rollout_buffer_job_id="mine").train(1)
-    assert len(buffer.bodies("/jobs/mine/explanation")) == 2
-
-
-def test_what_moves_again_begins_a_new_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
-    still = {"code": "no_device", "severity": "stopped", "sentence": "No device can be used."}
-    standstill = job_feed._Standstill("mine")
-    standstill.note(still, 0.0)
-    standstill.note({**still, "severity": "ok"}, 3000.0)
-    standstill.note(still, 3100.0)
-    standstill.note(still, 6600.0)
-
-    with pytest.raises(job_feed.JobStalledError):
-        standstill.note(still, 6700.0)
-
-
 def test_a_buffer_that_is_out_of_reach_is_an_error_after_a_while_without_any_number_set() -> None:
     now = 0.0
     tally = job_feed.FailureTally("start_rollout", None, clock=lambda: now)
@@ -355,25 +261,6 @@ def test_a_buffer_that_is_out_of_reach_is_an_error_after_a_while_without_any_num
         RetriesUsedUpError, match=r"start_rollout failed 201 times, .* no answer from the buffer: Connection refused$"
     ):
         tally.pause_after(ConnectionRefusedError(111, "refused"))
-
-
-def test_a_dead_address_is_named_without_the_libraries_stack(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-    settings = FeedSettings(buffer_url=f"http://{address}", job_id="mine", max_failures=0)
-
-    with pytest.raises(RetriesUsedUpError) as blocking:
-        send_start(settings, {})
-    with pytest.raises(RetriesUsedUpError) as awaiting:
-        asyncio.run(poll_once(settings))
-    assert str(blocking.value).endswith(f"with no answer from the buffer at http://{address}: Connection refused")
-    assert str(awaiting.value).endswith(f"with no answer from the buffer at {address}: Connection refused")
-
-
-async def poll_once(settings: FeedSettings) -> None:
-    async with AsyncRolloutBufferClient(settings.buffer_url) as client:
-        await job_feed.JobFeed(client, settings).next_delivery()
 
 
 def test_errors_survive_the_way_out_of_a_ray_actor() -> None:
@@ -423,24 +310,6 @@ def test_a_job_that_is_about_to_fail_is_heard_out_before_more_epochs_are_advised
             trainer_of(empty).train(1)
 
 
-def test_a_job_that_never_says_how_it_ended_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_feed, "JOB_END_TIMEOUT_S", 0.1)
-    with LoopbackBuffer([]) as empty:
-        empty.looks_before_end = 10_000
-        with pytest.raises(InputExhaustedError, match="raise --num-epoch"):
-            trainer_of(empty).train(1)
-
-
-def test_used_up_input_of_which_some_groups_gave_nothing_says_how_many(buffer: LoopbackBuffer) -> None:
-    trainer = trainer_of(buffer, rollout_batch_size=3)
-    trainer.train(2)
-    for group in buffer.only_job().groups[6:]:
-        group.state = "failed"
-
-    with pytest.raises(InputExhaustedError, match=r"is used up \(of its groups 2 failed\)"):
-        trainer.train(1)
-
-
 def test_used_up_input_is_repeated_on_request(buffer: LoopbackBuffer, tmp_path: Path) -> None:
     choices: dict[str, Any] = {"rollout_batch_size": 3, "rollout_buffer_on_exhausted": "repeat", "save": str(tmp_path)}
     records = trainer_of(buffer, **choices).train(4)
@@ -452,11 +321,6 @@ def test_used_up_input_is_repeated_on_request(buffer: LoopbackBuffer, tmp_path: 
     resumed = trainer_of(buffer, start=4, load=str(tmp_path), **choices)
     assert instances(resumed.train(1)) == ["task-4", "task-5", "task-6"]
     assert buffer.bodies("/start_rollout")[-1]["job_id"].endswith("-pass-1")
-
-
-def test_input_that_gives_nothing_at_all_is_not_repeated_for_ever() -> None:
-    with LoopbackBuffer([]) as empty, pytest.raises(InputExhaustedError, match="a whole pass over it gave no group"):
-        trainer_of(empty, rollout_buffer_on_exhausted="repeat").train(1)
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -550,23 +414,9 @@ def test_a_buffer_filter_means_what_it_means_in_slime(buffer: LoopbackBuffer, na
 # --- bad records -----------------------------------------------------------------------------------------------------
 
 
-def broken_slot_1(instance_id: str, **place: int) -> dict[str, Any]:
-    made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
-    return made if place["slot"] != 1 else {**made, "reward": "much"}
-
-
 def broken_everywhere(instance_id: str, **place: int) -> dict[str, Any]:
     made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
     return {**made, "generations": [{"keep": 9, "prompt_ids": [], "output_ids": []}]}
-
-
-def test_a_malformed_item_is_a_counted_dummy_and_is_acknowledged() -> None:
-    with LoopbackBuffer(["a", "b"], make_item=broken_slot_1) as buffer:
-        (record,) = trainer_of(buffer).train(1)
-
-        assert [sample.remove_sample for sample in record.samples] == [False, True, False, True]
-        assert record.metrics["rollout/buffer/malformed_items"] == 2
-        assert {group.state for group in buffer.only_job().groups} == {"delivered"}
 
 
 def test_a_batch_without_anything_to_train_is_an_error_that_says_why() -> None:
@@ -605,25 +455,6 @@ def test_an_on_policy_rollout_plays_its_groups_and_is_drained_before_they_are_ac
     assert said == ["drain", "ack", "resume", "drain", "ack"]
     assert not any(poll.get("ack") for poll in buffer.bodies("/get_rollout_data"))
     assert buffer.only_job().state == "paused"
-
-
-def test_an_on_policy_rollout_whose_filter_wants_more_makes_room_for_it(
-    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The job plays as many groups ahead as the trainer holds: what it holds must go before others are begun."""
-    monkeypatch.setattr(trainer_stand_in, "_only_odd", _only_odd, raising=False)
-    path = f"{trainer_stand_in.__name__}._only_odd"
-    records = trainer_of(buffer, rollout_buffer_on_policy=True, buffer_filter_path=path).train(1)
-
-    assert instances(records) == ["task-1", "task-3"]
-    assert any(poll.get("ack") for poll in buffer.bodies("/get_rollout_data"))
-
-
-def _only_odd(args: Any, rollout_id: int | None, held: list[Any], count: int) -> list[Any]:
-    odd = [group for group in held if int(group[0].metadata["instance_id"][-1]) % 2]
-    taken = odd[:count]
-    held[:] = [group for group in held if group not in taken and group in odd]
-    return taken
 
 
 @pytest.mark.parametrize(
@@ -684,22 +515,6 @@ def test_an_evaluation_plays_its_file_once_and_keeps_out_of_the_training() -> No
         assert trainer.data_source.get_metadata() == {"0": ["task-0", "task-1"]}
 
 
-def test_an_evaluation_that_fails_frees_what_it_holds(buffer: LoopbackBuffer) -> None:
-    trainer = trainer_of(buffer, eval_prompt_data=["e", "e.jsonl"], fetch_trajectory_retry_times=0)
-    buffer.script("/get_rollout_data", UNAVAILABLE)
-    with pytest.raises(RetriesUsedUpError):
-        trainer.evaluate()
-
-    assert buffer.only_job().state == "cancelled"
-
-
-def test_a_pass_rate_is_measured_over_whole_groups() -> None:
-    with LoopbackBuffer(["task-0", "task-1"], make_item=one_failed) as buffer:
-        trainer = trainer_of(buffer, eval_prompt_data=["e", "e.jsonl"], n_samples_per_eval_prompt=2, log_passrate=True)
-
-        assert trainer.evaluate()["e"]["rewards"] == [0.0, 1.0]
-
-
 # --- the functions for loops of one's own -----------------------------------------------------------------------------
 
 
@@ -726,13 +541,6 @@ async def test_get_rollout_data_raises_what_it_documents(buffer: LoopbackBuffer,
         await get_rollout_data(buffer.url, timeout=0.2)
     with pytest.raises(aiohttp.ClientError):
         await get_rollout_data(f"http://127.0.0.1:{unused_tcp_port}")
-
-
-def test_start_rollout_says_what_the_buffer_said(buffer: LoopbackBuffer) -> None:
-    reply = start_rollout(buffer.url, args_for(buffer), {"1": ["b"], "0": ["a", "a"]})
-
-    assert (reply["state"], reply["message"]) == ("running", "rollout started")
-    assert buffer.bodies("/start_rollout")[0]["skip_instance_ids"] == ["a", "a", "b"]
 
 
 # --- logging ---------------------------------------------------------------------------------------------------------
@@ -807,21 +615,6 @@ def test_a_setting_that_means_nothing_is_refused_before_anything_is_asked_for(bu
     assert buffer.requests == []
 
 
-def test_the_error_tree_holds_what_a_rollout_raises() -> None:
-    assert issubclass(InputExhaustedError, RolloutBufferError)
-    assert {RetriesUsedUpError.code, JobEndedError.code, InputExhaustedError.code} == {
-        "retries_used_up",
-        "job_ended",
-        "input_exhausted",
-    }
-
-
-def test_samples_stay_slimes_own_type(buffer: LoopbackBuffer) -> None:
-    (record,) = trainer_of(buffer).train(1)
-
-    assert all(type(sample) is Sample for sample in flat_samples(record.groups))
-
-
 # --- places that were not played -------------------------------------------------------------------------------------
 
 OWN_REWARDS: dict[str, Any] = {"custom_reward_post_process_path": "slime.rollout.agent_rollout.post_process_rewards"}
@@ -854,42 +647,6 @@ def test_a_place_that_was_not_played_is_taken_by_a_member_of_the_next_group() ->
         assert all(group.state == "delivered" for group in buffer.only_job().groups[:5])
 
 
-def test_where_slime_normalises_by_position_the_next_whole_group_takes_the_place_of_a_short_one() -> None:
-    with LoopbackBuffer([f"task-{number}" for number in range(8)], make_item=broken_in("task-0")) as buffer:
-        (record,) = trainer_of(buffer, n_samples_per_prompt=4, custom_reward_post_process_path=None).train(1)
-
-        assert shapes(record) == [("task-1", 4), ("task-2", 4)]
-
-
-def test_a_group_that_was_left_out_is_consumed_and_does_not_come_back() -> None:
-    with LoopbackBuffer([f"task-{number}" for number in range(8)], make_item=broken_in("task-0")) as buffer:
-        trainer = trainer_of(buffer, n_samples_per_prompt=4, custom_reward_post_process_path=None)
-        trainer.train(1)
-
-        consumed = [name for ids in trainer.data_source.get_metadata().values() for name in ids]
-        assert sorted(consumed) == ["task-0", "task-1", "task-2"]
-
-
-def test_dummies_stay_where_the_input_has_nothing_to_take_their_places(caplog: pytest.LogCaptureFixture) -> None:
-    with LoopbackBuffer(["task-0", "task-1"], make_item=broken_in("task-0")) as buffer:
-        trainer = trainer_of(buffer, n_samples_per_prompt=4, num_epoch=1, **OWN_REWARDS)
-        (record,) = trainer.train(1)
-
-        assert [sample.remove_sample for sample in record.samples].count(True) == 1
-        assert "dummies stay" in caplog.text
-        with pytest.raises(InputExhaustedError):
-            trainer.train(1)
-
-
-def test_a_short_batch_is_refilled_from_the_next_pass_where_the_input_is_repeated() -> None:
-    with LoopbackBuffer(["task-0", "task-1"], make_item=broken_in("task-0")) as buffer:
-        repeat: dict[str, Any] = {"num_epoch": 1, "rollout_buffer_on_exhausted": "repeat"}
-        (record,) = trainer_of(buffer, n_samples_per_prompt=4, **repeat, **OWN_REWARDS).train(1)
-
-        assert not any(sample.remove_sample for sample in record.samples)
-        assert [name for name, _ in shapes(record)] == ["task-0", "task-1", "task-0"]
-
-
 def test_an_estimator_that_takes_no_dummies_gets_none() -> None:
     with LoopbackBuffer(["task-0", "task-1"], make_item=broken_in("task-0")) as buffer:
         changes: dict[str, Any] = {
@@ -907,22 +664,3 @@ def test_a_generator_that_always_fails_is_stopped_at_the_first_batch() -> None:
         with pytest.raises(GeneratorError, match="no trajectory of this rollout"):
             trainer_of(buffer, **OWN_REWARDS).train(1)
         assert len([group for group in buffer.only_job().groups if group.state != "ready"]) == 2
-
-
-def test_one_that_fails_nearly_always_does_not_use_up_the_input() -> None:
-    names = [f"task-{number}" for number in range(60)]
-    with LoopbackBuffer(names, make_item=broken_in(*names[1:], slots=(0, 1, 2, 3))) as buffer:
-        (record,) = trainer_of(buffer, n_samples_per_prompt=4, **OWN_REWARDS).train(1)
-
-        assert [sample.remove_sample for sample in record.samples].count(True) == 4
-        assert len([group for group in buffer.only_job().groups if group.state != "ready"]) <= 8
-
-
-def test_an_error_of_a_rollout_comes_alone(buffer: LoopbackBuffer) -> None:
-    """Whoever reads the traceback meets no error about event loops that was handled long before."""
-    buffer.script("/get_rollout_data", UNAVAILABLE)
-
-    with pytest.raises(RetriesUsedUpError) as raised:
-        trainer_of(buffer, fetch_trajectory_retry_times=0).train(1)
-    assert isinstance(raised.value.__cause__, RolloutBufferError)
-    assert raised.value.__cause__.__context__ is None

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.errors import DamagedError, NotFoundError, RolloutBufferError, UnauthorizedError
+from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import ImageCache, ImageFetcher, process_cache
 from slime_plugins.rollout_buffer.trainer.job_feed import RetriesUsedUpError
@@ -81,14 +81,6 @@ async def test_each_image_is_asked_for_once_however_often_it_is_wanted() -> None
     assert shelf.asked == {name_of(A): 1, name_of(B): 1}
 
 
-async def test_what_does_not_fit_the_cache_is_delivered_all_the_same() -> None:
-    cache = ImageCache(len(A))
-    images = await fetcher(ImageShelf(A, B, C), cache).fetch([name_of(A), name_of(B), name_of(C)])
-
-    assert set(images.data.values()) == {A, B, C}
-    assert cache.held_bytes <= len(A)
-
-
 async def test_only_so_many_are_fetched_at_once() -> None:
     shelf = ImageShelf(*(b"screen %d" % number for number in range(40)))
 
@@ -120,23 +112,6 @@ async def test_an_image_that_nobody_has_is_missing_and_hurts_no_other() -> None:
     assert dict(images.data) == {name_of(A): A}
 
 
-async def test_an_image_that_is_damaged_where_it_lies_is_missing_too() -> None:
-    shelf = ImageShelf(A)
-    shelf.failures[name_of(A)] = [DamagedError("its pack is cut short")]
-
-    images = await fetcher(shelf, max_failures=None).fetch([name_of(A)])
-
-    assert (images.missing, shelf.asked[name_of(A)]) == ({name_of(A): "its pack is cut short"}, 1)
-
-
-async def test_a_refusal_of_another_kind_is_not_taken_for_a_missing_image() -> None:
-    shelf = ImageShelf(A)
-    shelf.failures[name_of(A)] = [UnauthorizedError("who are you?")]
-
-    with pytest.raises(RolloutBufferError, match="who are you"):
-        await fetcher(shelf).fetch([name_of(A)])
-
-
 async def test_wrong_bytes_are_fetched_anew_and_never_kept() -> None:
     shelf, cache = ImageShelf(A, B), ImageCache(1000)
     shelf.failures[name_of(A)] = [b"screen A"]
@@ -148,25 +123,6 @@ async def test_wrong_bytes_are_fetched_anew_and_never_kept() -> None:
     assert "other bytes" in images.missing[name_of(B)]
     assert shelf.asked == {name_of(A): 2, name_of(B): 3}
     assert cache.get(name_of(B)) is None
-
-
-def test_the_cache_drops_what_was_not_used_for_longest() -> None:
-    cache = ImageCache(24)
-    for data in (A, B, C):
-        cache.put(name_of(data), data)
-    cache.get(name_of(A))
-    cache.put(UNKNOWN, b"12345678")
-
-    assert [cache.get(name_of(data)) for data in (A, B, C)] == [A, None, C]
-
-
-def test_the_process_has_one_cache_of_the_size_asked_for_last() -> None:
-    cache = process_cache(100)
-    cache.put(name_of(A), A)
-
-    assert process_cache(50) is cache
-    assert cache.get(name_of(A)) == A
-    assert process_cache(3).get(name_of(A)) is None
 
 
 @given(st.integers(0, 40), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 15))))

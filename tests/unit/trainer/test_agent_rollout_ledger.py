@@ -50,31 +50,12 @@ def test_earlier_groups_come_first() -> None:
     assert names(store.take(1)) == ["c"]
 
 
-def test_prompts_that_the_data_source_adds_are_left_out() -> None:
-    store = GroupStore(source())
-    store.add([agent_group("a")])
-
-    assert names(store.take(3)) == ["a"]
-
-
 def test_the_buffer_filter_decides() -> None:
     store = GroupStore(source(buffer_filter_path=f"{__name__}.keep_the_last"))
     store.add([agent_group("a"), agent_group("b")])
 
     assert names(store.take(2)) == ["b"]
     assert store.held() == 0
-
-
-def test_more_than_asked_for_goes_back() -> None:
-    class Generous(CheckpointDataSource):
-        def get_samples(self, num_samples: int) -> list[Any]:
-            return super().get_samples(self.get_buffer_length())
-
-    store = GroupStore(Generous(trainer_args(n_samples_per_prompt=2)))
-    store.add([agent_group("a"), agent_group("b"), agent_group("c")])
-
-    assert names(store.take(1)) == ["a"]
-    assert names(store.take(2)) == ["b", "c"]
 
 
 def test_a_data_source_that_only_gives_prompts_is_left_alone() -> None:
@@ -91,13 +72,6 @@ def test_a_data_source_that_only_gives_prompts_is_left_alone() -> None:
     assert store.metadata() == {}
 
 
-def test_the_skip_list_is_of_earlier_rollouts_alone() -> None:
-    metadata = {"0": ["a"], "2": ["d"], "10": ["e"], "1": ["b", "c"], "other": ["x"]}
-
-    assert skip_list(consumed_before(metadata, 2, 0)) == ["a", "b", "c"]
-    assert skip_list(metadata) == ["a", "b", "c", "d", "e"]
-
-
 def test_only_the_last_pass_counts_for_its_job() -> None:
     metadata: dict[str, Any] = {}
     metadata |= consumed_metadata(metadata, 0, {0: ["a", "b"]}, 0)
@@ -108,14 +82,6 @@ def test_only_the_last_pass_counts_for_its_job() -> None:
     assert [pass_before(metadata, rollout_id) for rollout_id in range(4)] == [0, 0, 1, 1]
     assert skip_list(consumed_before(metadata, 1, 0)) == ["a", "b"]
     assert skip_list(consumed_before(metadata, 3, 1)) == ["a", "b"]
-
-
-def test_a_rollout_that_is_played_again_forgets_the_pass_it_had_reached() -> None:
-    metadata: dict[str, Any] = {**consumed_metadata({}, 1, {0: ["c"], 1: ["a"]}, 1)}
-    metadata |= consumed_metadata(metadata, 1, {0: ["c", "d"]}, 0)
-
-    assert pass_before(metadata, 2) == 0
-    assert skip_list(consumed_before(metadata, 2, 0)) == ["c", "d"]
 
 
 def test_a_list_of_finished_groups_is_a_skip_list() -> None:
@@ -137,26 +103,6 @@ def delivery_of(*numbers: int) -> RolloutData:
     items = tuple(RolloutItem(uid=f"u{n}", instance_id=f"i{n}", group_index=n) for n in numbers)
     meta_info = {"delivery_id": f"d{numbers}", "finished_groups": ["filtered", *(f"i{n}" for n in numbers)]}
     return RolloutData(success=True, message="", items=items, meta_info=meta_info)
-
-
-def test_a_delivery_that_comes_back_is_recognised() -> None:
-    progress = JobProgress()
-
-    assert progress.new_part(delivery_of(1)) == delivery_of(1)
-    progress.remember(delivery_of(1))
-    assert progress.new_part(delivery_of(1)) is None
-    progress.begin_next_pass()
-    assert progress.new_part(delivery_of(1)) == delivery_of(1)
-
-
-def test_a_group_that_comes_back_beside_new_ones_is_left_out() -> None:
-    progress = JobProgress()
-    progress.remember(delivery_of(1))
-
-    new = progress.new_part(delivery_of(1, 2))
-    assert new is not None
-    assert [item.group_index for item in new.items] == [2]
-    assert new.meta_info["finished_groups"] == ["filtered", "i2"]
 
 
 def test_groups_that_another_consumer_got_are_new_when_they_come_again() -> None:

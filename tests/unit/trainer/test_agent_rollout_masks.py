@@ -19,7 +19,7 @@ from slime.utils import mask_generator as built_in
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer import masks
-from slime_plugins.rollout_buffer.trainer.masks import check_masks, mask_generator
+from slime_plugins.rollout_buffer.trainer.masks import check_masks
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
@@ -102,26 +102,12 @@ def test_the_documents_class_works_from_a_file(file: Path, code: str, settings: 
     assert trained(**{key: value.format(file=file) for key, value in settings.items()}) == CUSTOM
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["my_masks:CustomTaskLossMaskGenerator", "my_masks.CustomTaskLossMaskGenerator", "my_masks"],
-)
-def test_it_works_by_its_import_path(file: Path, source: str) -> None:
-    file.write_text(IMPORTING)
-    assert trained(rollout_buffer_loss_mask=source, loss_mask_type="custom_task") == CUSTOM
-
-
 @pytest.mark.parametrize("by_file", [True, False])
 def test_a_registered_type_is_found_in_the_module_that_registers_it(file: Path, by_file: bool) -> None:
     file.write_text(REGISTERING)
     source = str(file) if by_file else "my_masks"
     assert trained(rollout_buffer_loss_mask=source, loss_mask_type="custom_task") == CUSTOM
     assert trained(rollout_buffer_loss_mask=source, loss_mask_type="custom_task") == CUSTOM  # registered once
-
-
-def test_a_type_that_is_registered_already_needs_no_source() -> None:
-    built_in.register_loss_mask_type("custom_task", lambda generator, messages, tools: ([1, 2, 3, 2], [0, 0, 1, 1]))
-    assert trained(loss_mask_type="custom_task") == CUSTOM
 
 
 def test_a_class_that_changes_the_built_in_mask_keeps_its_type(file: Path) -> None:
@@ -214,12 +200,3 @@ def test_a_mask_for_messages_of_its_own_kind_is_only_warned_of(file: Path, caplo
     )
     check_masks(read_mask_settings(args_with(rollout_buffer_loss_mask=f"{file}:Mask")))
     assert "does not take a plain conversation: KeyError('weight')" in caplog.text
-
-
-def test_built_in_types_load_no_tokenizer_to_be_checked() -> None:
-    check_masks(read_mask_settings(args_with(hf_checkpoint="/nowhere", loss_mask_type="distill_qwen")))
-
-
-def test_the_tokenizer_is_loaded_once() -> None:
-    settings = read_mask_settings(args_with())
-    assert mask_generator(settings) is mask_generator(settings)

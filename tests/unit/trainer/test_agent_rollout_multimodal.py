@@ -35,8 +35,6 @@ from slime_plugins.rollout_buffer.trainer.vision import (
     ImageUnavailableError,
     QwenVision,
     RowImages,
-    load_vision,
-    shown_in_messages,
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
@@ -164,17 +162,6 @@ def test_a_three_turn_episode_position_by_position(vision: QwenVision) -> None:
     assert [picture.getpixel((0, 0))[0] for picture in inputs.pictures] == [200, 100, 50]
 
 
-def test_pixels_stand_in_the_order_of_the_placeholders(vision: QwenVision) -> None:
-    alone = [vision.prepare(PillowImage.open(io.BytesIO(SCREENS[image]))) for image in (1, 0)]
-    generations = episode([1, 0])
-    inputs = RowImages(vision, ALL).attach(only_row(generations), generations)
-
-    assert inputs.train_inputs is not None
-    expected = np.concatenate([one.tensors["pixel_values"] for one in alone])
-    assert np.array_equal(inputs.train_inputs["pixel_values"], expected)
-    assert not np.array_equal(alone[0].tensors["pixel_values"], alone[1].tensors["pixel_values"])
-
-
 @pytest.mark.parametrize(("numbers", "family"), [(QWEN3, ImageFamily.QWEN3_VL), (QWEN2_5, ImageFamily.QWEN2_5_VL)])
 def test_both_families_expand_as_their_size_rule_says(numbers: dict[str, Any], family: ImageFamily) -> None:
     vision, _ = vision_of(numbers)
@@ -186,22 +173,6 @@ def test_both_families_expand_as_their_size_rule_says(numbers: dict[str, Any], f
     assert inputs.row.token_ids.count(PAD) == expected
     patch = numbers["patch_size"]
     assert inputs.train_inputs["pixel_values"].shape == (4 * expected, 3 * 2 * patch * patch)
-
-
-def test_an_image_is_prepared_once_for_all_rows_that_show_it() -> None:
-    vision, processor = vision_of(QWEN3)
-    images = RowImages(vision, ALL)
-    for generations in (episode([0, 1, 0]), episode([0, 3])):
-        images.attach(only_row(generations), generations)
-
-    assert processor.calls == 3
-
-
-def test_a_row_without_images_passes_as_it_is(vision: QwenVision) -> None:
-    row = only_row([Generation([1, 2], [3], images=())])
-    inputs = RowImages(vision, ALL).attach(row)
-
-    assert (inputs.row, inputs.train_inputs, inputs.pictures) == (row, None, ())
 
 
 @given(st.lists(st.one_of(st.integers(1, 50), st.sampled_from(range(4)).map(lambda image: ("image", image)))))
@@ -263,28 +234,10 @@ def test_a_placeholder_too_many_or_too_few_is_refused(vision: QwenVision) -> Non
     assert "2 image placeholders for 3 images" in refused(vision, silent, images=tuple(NAMES[:3]))
 
 
-def test_images_beyond_the_placeholders_of_a_turn_are_refused(vision: QwenVision) -> None:
-    """An engine ignores them without a word, and shows the model other ones than the row would."""
-    first, second = episode([0, 1], counted=False)
-    both = replace(first, images=(NAMES[0], NAMES[1]))
-
-    assert "turn 0 has 1 image placeholders for 2" in refused(vision, [both, second], images=(NAMES[0], NAMES[1]))
-
-
 def test_a_sampled_placeholder_is_refused(vision: QwenVision) -> None:
     turn = Generation(shown(1), [START, PAD, END], images=(NAMES[0],))
 
     assert "sampled by the model" in refused(vision, [turn], images=(NAMES[0], NAMES[1]))
-
-
-def test_a_placeholder_without_its_marker_is_refused(vision: QwenVision) -> None:
-    """The model would not find it when it computes positions."""
-    assert "does not follow" in refused(vision, [Generation([1, PAD, END], [5], images=(NAMES[0],))])
-    assert "does not follow" in refused(vision, [Generation([PAD, END], [5], images=(NAMES[0],))])
-
-
-def test_a_video_token_is_refused(vision: QwenVision) -> None:
-    assert "video" in refused(vision, [Generation(shown(1), [VIDEO], images=(NAMES[0],))])
 
 
 @pytest.mark.parametrize("turn", [0, 1])
@@ -311,10 +264,6 @@ def test_an_image_of_which_the_engine_made_other_tokens_is_named_though_the_sum_
     assert f"the engine made {made[0] + 1} tokens of image 0 of turn 1" in refused(vision, generations)
 
 
-def test_a_row_that_does_not_know_its_images_is_refused(vision: QwenVision) -> None:
-    assert "do not say" in refused(vision, episode([0]), images=None)
-
-
 class BentProcessor(CountingProcessor):
     """Says another grid than it makes patches for."""
 
@@ -330,14 +279,6 @@ def test_patches_that_do_not_fit_their_grid_are_refused(monkeypatch: pytest.Monk
     assert "288 patches with the grid" in refused(vision_of(QWEN3)[0], episode([0]))
 
 
-def test_joined_tensors_that_lost_an_image_are_refused(vision: QwenVision) -> None:
-    whole = vision.prepare(PillowImage.open(io.BytesIO(SCREENS[0])))
-    empty = {name: tensor[:0] for name, tensor in whole.tensors.items()}
-
-    with pytest.raises(ImageMismatchError, match="2 images have 1 grids"):
-        vision.join([whole, replace(whole, tensors=empty)])
-
-
 def test_an_image_that_is_missing_or_none_is_named(vision: QwenVision) -> None:
     generations = episode([0])
     gone = FetchedImages(missing={NAMES[0]: "there is no such image"})
@@ -350,14 +291,6 @@ def test_an_image_that_is_missing_or_none_is_named(vision: QwenVision) -> None:
 
 
 # --- where the images of a row come from -----------------------------------------------------------------------------
-
-
-def test_what_is_shown_after_the_last_reply_stands_in_no_row() -> None:
-    messages = messages_of([0, 1, 3])
-
-    assert shown_in_messages(messages) == (NAMES[0], NAMES[1], NAMES[3])
-    assert shown_in_messages(messages[:-1]) == (NAMES[0], NAMES[1])
-    assert shown_in_messages([{"role": "user", "content": "text"}, {"role": "assistant", "content": None}]) == ()
 
 
 def test_an_item_needs_every_image_it_names_anywhere() -> None:
@@ -404,13 +337,6 @@ def test_a_sample_carries_tensors_and_expanded_tokens_of_one_count(vision: QwenV
     assert converter.counts["image_tensor_bytes"] == 2 * 288 * 1536 * 4 + 2 * 3 * 8
 
 
-def test_pictures_are_kept_when_asked_for(vision: QwenVision) -> None:
-    (sample,), _ = converted(vision, item(), rollout_buffer_keep_images=True)
-
-    assert sample.multimodal_inputs is not None
-    assert [picture.size for picture in sample.multimodal_inputs["images"]] == [(64, 128), (64, 128)]
-
-
 def test_each_row_of_a_history_gets_its_own_images(vision: QwenVision) -> None:
     turns = [
         Generation(shown(1), [5], images=(NAMES[0],)),
@@ -424,22 +350,6 @@ def test_each_row_of_a_history_gets_its_own_images(vision: QwenVision) -> None:
     assert [sample.tokens.count(PAD) for sample in rows] == [72, 224, 152]
 
 
-def test_generations_that_do_not_tell_are_read_by_their_messages(vision: QwenVision) -> None:
-    silent = tuple(replace(generation, images=None) for generation in episode([0, 3]))
-    (sample,), _ = converted(vision, item([0, 3], generations=silent))
-
-    assert sample.tokens.count(PAD) == 72 + 152
-
-
-def test_generations_of_several_rows_that_do_not_tell_become_a_counted_dummy(vision: QwenVision) -> None:
-    turns = (Generation(shown(1), [5]), Generation(shown(2), [6]))
-    (sample,), converter = converted(vision, item(generations=turns))
-
-    assert sample.remove_sample
-    assert "do not say which images" in sample.metadata["dummy_reason"]
-    assert converter.counts["image_mismatches"] == 1
-
-
 def test_one_bad_trajectory_costs_its_siblings_nothing(vision: QwenVision) -> None:
     wrong = tuple(replace(generation, prompt_tokens=7) for generation in episode([0, 1]))
     unknown = (Generation(shown(1), [5], images=("0" * 64,)),)
@@ -451,42 +361,7 @@ def test_one_bad_trajectory_costs_its_siblings_nothing(vision: QwenVision) -> No
     assert converter.counts["malformed_items"] == 0
 
 
-def test_an_engine_that_counted_otherwise_in_the_episode_is_counted(vision: QwenVision) -> None:
-    told = item(extra_info={"prompt_tokens_mismatch": {"expected": 5, "reported": 6}})
-
-    assert converted(vision, told, item())[1].counts["engine_image_mismatches"] == 1
-
-
-def test_siblings_share_what_was_made_of_an_image_and_groups_do_not() -> None:
-    vision, processor = vision_of(QWEN3)
-    args = trainer_args(hf_checkpoint="none", n_samples_per_prompt=2)
-    items = [item(group_index=group, uid=f"{group}.{slot}") for group in range(2) for slot in range(2)]
-    SampleConverter(args, samples_per_group=2).groups(items, vision, ALL)
-
-    assert processor.calls == 2 * 2
-
-
-def test_without_a_processor_tokens_stay_as_the_engine_got_them() -> None:
-    (sample,), _ = converted(None, item())
-
-    assert sample.multimodal_train_inputs is None
-    assert sample.tokens.count(PAD) == 2
-    assert sample.metadata["has_images"]
-
-
-def test_a_text_trajectory_passes_a_model_that_sees(vision: QwenVision) -> None:
-    (sample,), _ = converted(vision, item((), generations=(Generation([1, 2], [3], [-0.5]),)))
-
-    assert (sample.tokens, sample.multimodal_train_inputs) == ([1, 2, 3], None)
-
-
 # --- the table of families -------------------------------------------------------------------------------------------
-
-
-def test_a_tokenizer_alone_is_no_way_to_see() -> None:
-    load_vision.cache_clear()
-
-    assert load_vision(str(DEMO_TOKENIZER_PATH)) is None
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -25,18 +25,6 @@ def normalized(samples: list[Sample], **changes: Any) -> list[float]:
     return post_process_rewards(trainer_args(**changes), samples)[1]
 
 
-def test_each_group_has_its_own_baseline() -> None:
-    samples = [sample(reward, group=group) for group, reward in [(0, 0.0), (0, 1.0), (1, 5.0), (1, 7.0)]]
-
-    assert normalized(samples, grpo_std_normalization=False) == [-0.5, 0.5, -1.0, 1.0]
-
-
-def test_a_trajectory_counts_once_however_many_rows_it_has() -> None:
-    rows = [sample(1.0, trajectory=0)] * 7 + [sample(0.0, trajectory=1)]
-
-    assert normalized(rows, grpo_std_normalization=False) == [0.5] * 7 + [-0.5]
-
-
 def test_dummies_count_not_at_all() -> None:
     """Neither in the baseline nor, with larger rewards for the others, in slime's mean over the step."""
     members = [sample(1.0, trajectory=0), sample(0.0, trajectory=1), sample(9.0, trajectory=2, dummy=True)]
@@ -70,17 +58,6 @@ def test_the_standard_deviation_is_the_one_slime_uses() -> None:
     expected = [(reward - mean) / (std + 1e-6) for reward in rewards]
 
     assert normalized([sample(reward) for reward in rewards]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("members", [[sample(0.7)], [sample(0.1)] * 3, [sample(1.0), sample(0.0, dummy=True)]])
-def test_a_group_without_differences_has_no_advantage(members: list[Sample]) -> None:
-    assert normalized(members) == [0.0] * len(members)
-
-
-def test_raw_rewards_stay_what_they_were() -> None:
-    raw, _ = post_process_rewards(trainer_args(), [sample(3.0), sample(1.0)])
-
-    assert raw == [3.0, 1.0]
 
 
 @pytest.mark.parametrize("changes", [{"rewards_normalization": False}, {"advantage_estimator": "ppo"}])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.trainer_stand_in import check_batch, flat_samples, trainer_args
-from slime.rollout import agent_rollout_samples
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import (
     SampleConverter,
     consumed_ids,
     finish_batch,
-    is_agent_group,
     rows_of,
     trajectories_of,
 )
 from slime.utils.mask_utils import Generation, WeightVersionSpan
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.trainer import rows
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings, mask_generator
-from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item
-from tests import chat_tokenizers
+from slime_plugins.rollout_buffer.wire import RolloutItem
 
 TWO_TURNS = (
     Generation([1, 2, 3], [10, 11], [-0.5, -0.25], weight_version="7"),
@@ -111,10 +106,6 @@ def test_messages_are_used_where_there_are_no_generations() -> None:
     assert sample.metadata["token_source"] == "messages"
 
 
-def test_the_tokenizer_is_loaded_once() -> None:
-    assert masks(str(DEMO_TOKENIZER_PATH)) is masks(str(DEMO_TOKENIZER_PATH))
-
-
 def test_drift_is_counted_and_changes_nothing() -> None:
     tokenizer = masks(str(DEMO_TOKENIZER_PATH)).tokenizer
     prompt = tokenizer.apply_chat_template(MESSAGES[:1], add_generation_prompt=True, return_dict=False)
@@ -125,31 +116,6 @@ def test_drift_is_counted_and_changes_nothing() -> None:
 
     assert (worker.counts["token_drift/clean"], worker.counts["token_drift/text"]) == (1, 1)
     assert [sample.tokens for sample in group] == [[*prompt, *said], [*prompt, *other]]
-
-
-def test_drift_is_not_measured_where_nobody_wants_it_and_never_costs_a_trajectory() -> None:
-    unreadable = item(messages=[{"role": "assistant", "content": 5}])
-    silent, asked = converter(1, rollout_buffer_report_drift=False), converter(1)
-
-    assert not flat_samples([silent.groups([unreadable]), asked.groups([unreadable])])[1].remove_sample
-    assert (silent.counts["token_drift/unknown"], asked.counts["token_drift/unknown"]) == (0, 1)
-
-
-def test_a_tokenizer_that_cannot_be_loaded_is_tried_once_and_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    workers = [converter(2, hf_checkpoint="/nowhere/at/all") for _ in range(2)]
-    groups = [group for worker in workers for group in worker.groups([item(), item(uid="b")])]
-
-    assert not any(sample.remove_sample for sample in flat_samples(groups))
-    assert [worker.counts["token_drift/unknown"] for worker in workers] == [2, 2]
-    assert caplog.text.count("token drift is not measured") == 1
-
-
-def test_without_a_tokenizer_none_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "mask_generator", lambda *_: pytest.fail("nothing was to be loaded"))
-    worker = converter(1, hf_checkpoint=None)
-
-    assert not flat_samples(worker.groups([item()]))[0].remove_sample
-    assert worker.counts["token_drift/unknown"] == 1
 
 
 def test_the_first_token_of_all_is_never_trained() -> None:
@@ -227,15 +193,6 @@ def test_what_cannot_be_trained_becomes_a_dummy_that_says_why(changes: dict[str,
     assert reason in bad.metadata["dummy_reason"]
 
 
-def test_a_dummy_carries_the_mean_of_its_group() -> None:
-    """So it moves neither slime's own baseline, which counts it, nor the logged mean."""
-    members = [item(reward=1.0, raw_reward=3.0), item(uid="b", reward=0.0), item(uid="c", error="broken", reward=None)]
-    *_, dummy = flat_samples(group_of(*members))
-
-    assert dummy.reward == 0.5
-    assert dummy.metadata["raw_reward"] == 1.5
-
-
 @pytest.mark.parametrize("token", [12_288, 2**24, 2**31, 10**12])
 def test_an_id_that_the_model_does_not_have_costs_its_own_trajectory_alone(token: int) -> None:
     """It would end the training of the whole batch on the device, and as a tensor even before."""
@@ -248,32 +205,6 @@ def test_an_id_that_the_model_does_not_have_costs_its_own_trajectory_alone(token
     assert f"the token id {token} is not in the vocabulary" in dummy.metadata["dummy_reason"]
     assert max(dummy.tokens) < 12_288
     assert worker.counts["malformed_items"] == 1
-
-
-def test_an_id_of_the_models_padding_is_trained(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"vocab_size": 151936}', encoding="utf-8")
-    padded = item(generations=(Generation([1, 2, 3], [151_935], [-0.5]),))
-    worker = converter(1, hf_checkpoint=str(tmp_path), rollout_buffer_report_drift=False)
-    (sample,) = flat_samples(worker.groups([padded])[0])
-
-    assert not sample.remove_sample
-
-
-def test_a_malformed_item_from_the_wire_costs_nobody_else() -> None:
-    wire = {"uid": "x", "instance_id": "task", "messages": 5, "reward": 1.0, "extra_info": {}, "group_index": 3}
-    worker = converter(2)
-    (group,) = worker.groups([item(), decode_item(wire)])
-
-    assert [sample.remove_sample for sample in flat_samples(group)] == [False, True]
-    assert worker.counts["malformed_items"] == 1
-
-
-def test_a_malformed_item_without_a_group_fills_the_short_one() -> None:
-    worker = converter(2)
-    groups = worker.groups([item(), item(uid="b", group_index=4), item(uid="c", group_index=4), decode_item("junk")])
-
-    assert [len(group) for group in groups] == [2, 2]
-    assert "must be an object" in flat_samples(groups[0])[1].metadata["dummy_reason"]
 
 
 def test_a_group_is_padded_or_cut_to_exactly_n() -> None:
@@ -319,14 +250,6 @@ def test_rows_of_fixed_micro_batches_go_evenly_into_the_ranks(changes: dict[str,
     assert len({tuple(row.metadata) for member in batch for row in member}) == 1
 
 
-def test_metadata_has_the_same_keys_on_every_sample() -> None:
-    group = group_of(item(extra_info={"tool": 1}), item(uid="b", extra_info={"other": 2}))
-    first, second = flat_samples(finish_batch([group], 0))
-
-    assert first.metadata.keys() == second.metadata.keys()
-    assert second.metadata["tool"] is None
-
-
 @pytest.mark.parametrize(
     ("given", "filled"),
     [
@@ -344,28 +267,6 @@ def test_a_dummy_has_the_round_number_that_slime_sums(given: list[Any], filled: 
     assert numbers[:3] == filled
     assert len({type(number) for number in numbers}) == 1
     assert sum(numbers) > 0
-
-
-def test_round_numbers_that_no_trajectory_tells_are_not_forwarded() -> None:
-    samples = flat_samples(finish_batch([group_of(item(extra_info={"round_number": "many"}), size=2)], 0))
-
-    assert not any("round_number" in sample.metadata for sample in samples)
-
-
-def test_the_source_of_a_dummy_is_that_of_its_group() -> None:
-    members = [item(extra_info={"source_name": "math"}), item(group_index=4, uid="b", extra_info={"source_name": 7})]
-    groups = converter(2).groups([*members, item(group_index=5, uid="c")])
-
-    names = [sample.metadata["source_name"] for sample in flat_samples(finish_batch(groups, 0))]
-    assert names == ["math", "math", "7", "7", "unknown", "unknown"]
-
-
-def test_rewards_are_numbers_of_one_type() -> None:
-    members = [item(reward=1, raw_reward=True), item(uid="b", reward=0.5), item(uid="c", reward=True, raw_reward=None)]
-    samples = flat_samples(finish_batch([group_of(*members, size=4)], 0))
-
-    assert {type(sample.reward) for sample in samples} == {float}
-    assert {type(sample.metadata["raw_reward"]) for sample in samples} == {float}
 
 
 WITHOUT_LOG_PROBS = tuple(dataclasses.replace(turn, output_log_probs=None) for turn in TWO_TURNS)
@@ -430,30 +331,6 @@ def test_rows_of_odd_length_get_an_untrained_token_where_slime_stops_at_them(
         assert (first.tokens, first.loss_mask, first.response_length) == ([1, 2, 3], [1], 1)
 
 
-def test_without_the_hook_no_nan_reaches_the_training(caplog: pytest.LogCaptureFixture) -> None:
-    agent_rollout_samples._warn_of_unknown_log_probs.cache_clear()
-    (group,) = converter(2).groups([item(generations=WITHOUT_LOG_PROBS), item(uid="b", generations=WITHOUT_LOG_PROBS)])
-    samples = flat_samples(finish_batch([group], 0, trainer_args(**ONE_STEP)))
-
-    assert [set(sample.rollout_log_probs or []) for sample in samples] == [{0.0}, {0.0}]
-    assert POSTPROCESS_PATH in caplog.text
-
-
-def test_log_probs_are_on_all_samples_or_on_none() -> None:
-    without = tuple(dataclasses.replace(turn, output_log_probs=None) for turn in TWO_TURNS)
-    mixed = flat_samples(finish_batch([group_of(item(), item(uid="b", generations=without))], 0))
-    padded = flat_samples(finish_batch([group_of(item(), size=2)], 0))
-
-    assert [sample.rollout_log_probs for sample in mixed] == [None, None]
-    assert padded[1].rollout_log_probs == [0.0]
-
-
-def test_bare_prompts_are_not_taken_for_agent_groups() -> None:
-    assert is_agent_group(group_of(item(generations=BROKEN_PREFIX)))
-    assert not is_agent_group([Sample(), Sample()])
-    assert not is_agent_group([])
-
-
 generations = st.lists(
     st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.lists(st.integers(0, 50), max_size=5)),
     min_size=1,
@@ -494,94 +371,3 @@ def test_any_batch_is_one_that_slime_takes(groups: list[list[RolloutItem]], roll
 
 
 # Trajectories that come as messages only.
-
-
-def checkpoint(name: str, folder: Path) -> str:
-    """A folder with a tokenizer and its chat template, as ``--hf-checkpoint`` names one."""
-    chat_tokenizers.load(name).save_pretrained(folder)
-    return str(folder)
-
-
-def trained_texts(path: str, samples: Sequence[Sample]) -> list[str]:
-    """What each row trains, its stretches joined."""
-    decode = masks(path).tokenizer.decode
-    texts = []
-    for sample in samples:
-        response = zip(sample.tokens[-sample.response_length :], sample.loss_mask or (), strict=True)
-        texts.append(decode([token for token, mask in response if mask]))
-    return texts
-
-
-@pytest.mark.parametrize("name", ["small-deepseek", "deepseek-r1-distill"])
-def test_a_finished_answer_pushes_its_thinking_as_a_cut_one_does(name: str, tmp_path: Path) -> None:
-    path = checkpoint(name, tmp_path)
-    worker = converter(2, hf_checkpoint=path, loss_mask_type="distill_qwen")
-    thinking = "Two and two. " * 40
-    right, wrong = (f"{thinking}\n</think>\n\n4", thinking)
-    cut = {"extra_info": {"finish_reason": "length"}, "reward": 0.0}
-    ask = MESSAGES[:1]
-    messages = [[*ask, {"role": "assistant", "content": text}] for text in (right, wrong)]
-    (group,) = worker.groups(
-        [
-            item(generations=(), messages=messages[0]),
-            item(uid="b", generations=(), messages=messages[1], **cut),
-        ]
-    )
-
-    assert trained_texts(path, flat_samples(group)) == [f"{right}<｜end▁of▁sentence｜>", wrong]
-    assert [sample.metadata["row_source"] for sample in flat_samples(group)] == ["turns", "turns"]
-    assert worker.counts["token_drift/rebuilt_turns"] == 2
-    assert worker.counts["row_tokens"] == sum(len(sample.tokens) for sample in flat_samples(group))
-
-
-@pytest.mark.parametrize("name", ["small-hybrid", "qwen3-hybrid"])
-def test_every_thought_of_a_conversation_is_trained_in_a_row_of_its_own(name: str, tmp_path: Path) -> None:
-    path = checkpoint(name, tmp_path)
-    replies = [f"<think>\nthought {at}\n</think>\n\nanswer {at}" for at in range(2)]
-    messages = [message for text in replies for message in (MESSAGES[0], {"role": "assistant", "content": text})]
-    worker = converter(1, hf_checkpoint=path, loss_mask_type="qwen3")
-    samples = flat_samples(finish_batch(worker.groups([item(generations=(), messages=messages)]), 0))
-
-    assert trained_texts(path, samples) == [f"{text}<|im_end|>" for text in replies]
-    assert {sample.rollout_id for sample in samples} == {0}
-    assert [sample.metadata["rows"] for sample in samples] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_cut"),
-    [
-        ({"extra_info": {"finish_reason": "length"}}, True),
-        ({"extra_info": {"finish_reason": "length"}, "stop_reason": "max_tokens", "outcome": "truncated"}, True),
-        ({"extra_info": {"finish_reason": "length"}, "stop_reason": "max_turns", "outcome": "truncated"}, False),
-        ({"extra_info": {"finish_reason": "stop"}}, False),
-        ({}, False),
-    ],
-)
-def test_only_a_reply_that_was_cut_itself_lacks_its_end_of_turn(changes: dict[str, Any], is_cut: bool) -> None:
-    sample = only_sample(generations=(), **changes)
-
-    assert trained_texts(str(DEMO_TOKENIZER_PATH), [sample]) == ["4" if is_cut else "4<|im_end|>"]
-
-
-def test_options_of_the_chat_template_reach_the_rebuilt_rows(tmp_path: Path) -> None:
-    path = checkpoint("small-thinking", tmp_path)
-    cut = item(generations=(), extra_info={"finish_reason": "length"})
-    prompts = []
-    for options in ({}, {"enable_thinking": False}):
-        worker = converter(1, hf_checkpoint=path, loss_mask_type="qwen3_5", apply_chat_template_kwargs=options)
-        (sample,) = flat_samples(worker.groups([cut]))
-        prompts.append(masks(path).tokenizer.decode(sample.tokens[: -sample.response_length]))
-
-    assert prompts[0].endswith("<think>\n")
-    assert prompts[1].endswith("<think>\n\n</think>\n\n")
-
-
-def test_rows_that_would_be_too_long_give_way_to_one_and_say_so(tmp_path: Path) -> None:
-    path = checkpoint("small-hybrid", tmp_path)
-    reply = {"role": "assistant", "content": "<think>\nso\n</think>\n\ntwo"}
-    long = item(generations=(), messages=[MESSAGES[0], reply] * 5)
-    worker = converter(1, hf_checkpoint=path, loss_mask_type="qwen3", rollout_buffer_max_row_tokens=100)
-    (sample,) = flat_samples(worker.groups([long]))
-
-    assert sample.metadata["row_source"] == "conversation"
-    assert worker.counts["token_drift/rebuilt_conversation"] == 1

@@ -97,16 +97,6 @@ def test_a_group_of_an_evaluation_is_measured_by_what_could_be_played_of_it() ->
     assert (payload.min_timeout_group_size_ratio, payload.min_valid_item_size_ratio) == (0, 0)
 
 
-def test_sampling_settings_that_slime_leaves_open_are_not_sent() -> None:
-    assert payload_of(rollout_top_k=-1)["sampling_params"].keys() == {"max_tokens", "temperature", "top_p"}
-    assert payload_of(rollout_top_k=20, rollout_stop=["x"])["sampling_params"]["top_k"] == 20
-
-
-def test_options_may_not_replace_what_slimes_arguments_say() -> None:
-    with pytest.raises(ConfigError, match="may not set task_type"):
-        payload_of(rollout_buffer_options={"task_type": "other"})
-
-
 def test_the_job_id_is_the_same_after_a_restart() -> None:
     assert read_settings(arguments()).job_id == read_settings(arguments()).job_id
 
@@ -164,14 +154,6 @@ def test_the_older_flag_that_slimes_parser_ignores_is_read_here(
     assert read_settings(arguments()).buffer_url == "http://127.0.0.1:8889"
 
 
-@pytest.mark.parametrize("words", [[], [FLAG], [FLAG, "--num-rollout"], ["--not-agent-rollout-buffer-url-list", "x"]])
-def test_a_flag_without_a_value_is_none(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", *words])
-
-    with pytest.raises(ConfigError, match="stands on no command line"):
-        read_settings(arguments(rollout_buffer_url=None))
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -191,21 +173,11 @@ def test_a_setting_that_means_nothing_is_refused(changes: dict[str, Any], senten
         read_settings(arguments(**changes))
 
 
-def test_minus_one_retries_for_ever() -> None:
-    assert read_settings(arguments(fetch_trajectory_retry_times=-1)).max_failures is None
-    assert read_settings(arguments(fetch_trajectory_retry_times=0)).max_failures == 0
-
-
 def test_the_token_comes_from_the_arguments_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLOUT_BUFFER_TOKEN", "from-the-environment")
 
     assert read_settings(arguments()).token == "from-the-environment"
     assert read_settings(arguments(rollout_buffer_token="given")).token == "given"
-
-
-def test_an_ipv6_router_stands_in_brackets() -> None:
-    assert payload_of(sglang_router_ip="fd00::1")["remote_engine_url"] == "http://[fd00::1]:30000"
-    assert payload_of(sglang_router_ip="[fd00::1]")["remote_engine_url"] == "http://[fd00::1]:30000"
 
 
 def test_eval_sets_come_from_slimes_pairs() -> None:
@@ -219,9 +191,3 @@ def test_eval_settings_of_a_set_come_before_those_of_all() -> None:
     (entry,) = eval_sets(arguments(eval_datasets=[dataset], eval_temperature=0.7, eval_top_p=0.5))
 
     assert (entry.samples_per_group, entry.temperature, entry.top_p, entry.max_tokens) == (3, 0.0, 0.5, 1024)
-
-
-@pytest.mark.parametrize("values", [None, [], ["a", "/a", "b"]])
-def test_an_evaluation_without_files_is_refused(values: list[str] | None) -> None:
-    with pytest.raises(ConfigError, match="--eval-prompt-data NAME PATH"):
-        eval_sets(arguments(eval_prompt_data=values))

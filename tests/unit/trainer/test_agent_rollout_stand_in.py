@@ -62,15 +62,3 @@ def test_a_checkpoint_keeps_metadata_and_no_groups(tmp_path: Path) -> None:
 
     assert other.get_metadata() == {"0": ["a"]}
     assert other.get_buffer_length() == 0
-
-
-def test_a_checkpoint_that_is_not_there_is_an_empty_one(tmp_path: Path) -> None:
-    source = CheckpointDataSource(trainer_args(load=str(tmp_path)))
-    source.load(5)
-
-    assert source.get_metadata() == {}
-
-
-def test_a_group_of_the_wrong_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 members, not 4"):
-        CheckpointDataSource(trainer_args()).add_samples([[Sample()] * 3])

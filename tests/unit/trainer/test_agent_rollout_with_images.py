@@ -18,11 +18,11 @@ from PIL import Image as PillowImage
 from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import reset_jobs
-from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
+from slime.rollout.agent_rollout_probe import LoopbackBuffer, probe_item
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.trainer import intake, job_feed
-from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages, process_cache
-from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures, tensor_bytes
+from slime_plugins.rollout_buffer.trainer.image_fetch import process_cache
+from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 
 PAD = 99
 
@@ -129,19 +129,6 @@ def test_rows_hold_expanded_tokens_and_their_images_in_order(buffer: LoopbackBuf
     assert record.metrics["rollout/buffer/images_fetched"] == 3
 
 
-def test_an_image_is_fetched_once_in_the_life_of_a_process(buffer: LoopbackBuffer, vision: ShadeVision) -> None:
-    trained(buffer, 3)
-
-    assert sorted(asked_images(buffer)) == sorted(f"/images/{sha256}" for sha256 in HASHES.values())
-
-
-def test_images_are_prepared_beside_the_event_loop(buffer: LoopbackBuffer, vision: ShadeVision) -> None:
-    trained(buffer)
-
-    assert vision.threads
-    assert threading.main_thread().name not in vision.threads
-
-
 def test_a_missing_image_costs_its_trajectories_and_no_other(buffer: LoopbackBuffer, vision: ShadeVision) -> None:
     del buffer.images[HASHES[1]]
     (record,) = trained(buffer)
@@ -149,21 +136,6 @@ def test_a_missing_image_costs_its_trajectories_and_no_other(buffer: LoopbackBuf
     assert [sample.remove_sample for sample in record.samples] == [False, True, False, True]
     assert "there is no image" in record.samples[1].metadata["dummy_reason"]
     assert record.metrics["rollout/buffer/images_missing"] == 2
-
-
-def test_a_wrong_byte_is_never_trained(buffer: LoopbackBuffer, vision: ShadeVision) -> None:
-    buffer.images[HASHES[0]] = png(55)
-    (record,) = trained(buffer)
-
-    assert [sample.remove_sample for sample in record.samples] == [True, False, True, False]
-    assert "other bytes" in record.samples[0].metadata["dummy_reason"]
-
-
-def test_an_image_lost_on_the_way_is_asked_for_again(buffer: LoopbackBuffer, vision: ShadeVision) -> None:
-    buffer.script(f"/images/{HASHES['first']}", ScriptedReply(status=503), ScriptedReply(lost=True))
-    (record,) = trained(buffer)
-
-    assert not any(sample.remove_sample for sample in record.samples)
 
 
 def test_a_rollout_whose_images_are_all_gone_says_so(buffer: LoopbackBuffer, vision: ShadeVision) -> None:
@@ -203,15 +175,6 @@ def test_a_vision_model_without_its_processor_stops_before_anything_is_trained_b
     assert bool(buffer.requests) is started
 
 
-def test_a_vision_model_is_trained_on_tokens_alone_where_the_settings_say_so(
-    buffer: LoopbackBuffer, vision_checkpoint: str
-) -> None:
-    (record,) = trained(buffer, hf_checkpoint=vision_checkpoint, rollout_buffer_images="tokens")
-
-    assert asked_images(buffer) == []
-    assert [sample.tokens.count(PAD) for sample in record.samples] == [2] * 4
-
-
 def test_pictures_of_a_group_become_tensors_in_several_threads_and_each_once(
     buffer: LoopbackBuffer, vision: ShadeVision
 ) -> None:
@@ -231,12 +194,6 @@ def test_a_delivery_whose_tensors_do_not_fit_the_memory_is_refused_before_they_a
     assert vision.calls == 1
 
 
-def test_what_tensors_take_is_known_from_the_first_picture_that_can_be_read() -> None:
-    images = FetchedImages(data={"cut off": FIRST[:-30], "no picture": b"x", "first": FIRST, "own": OWN[0]})
-    assert tensor_bytes(ShadeVision(), ["cut off", "no picture", "first", "own", "own"], images) == 8 * 4
-    assert tensor_bytes(ShadeVision(), ["no picture", "unknown"], images) == 0
-
-
 def test_a_batch_that_will_not_fit_the_memory_is_said_with_its_first_delivery(
     buffer: LoopbackBuffer,
     vision: ShadeVision,
@@ -249,19 +206,3 @@ def test_a_batch_that_will_not_fit_the_memory_is_said_with_its_first_delivery(
     with caplog.at_level(logging.WARNING):
         trained(buffer)
     assert len([line for line in caplog.messages if "and the whole batch about" in line]) == 1
-
-
-def test_a_model_that_sees_is_not_warned(
-    buffer: LoopbackBuffer, vision: ShadeVision, caplog: pytest.LogCaptureFixture
-) -> None:
-    agent_rollout._warn_once.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        trained(buffer)
-
-    assert not any("screenshots" in line for line in caplog.messages)
-
-
-def test_a_pixel_type_that_means_nothing_is_refused_at_once(buffer: LoopbackBuffer) -> None:
-    with pytest.raises(ConfigError, match="float32 or bfloat16"):
-        trained(buffer, rollout_buffer_pixel_dtype="int4")
-    assert buffer.requests == []

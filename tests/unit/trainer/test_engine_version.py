@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slime_plugins.rollout_buffer.trainer import engine_version
 from slime_plugins.rollout_buffer.trainer.engine_version import weight_version_of
 
 
@@ -48,20 +47,9 @@ async def test_of_the_engines_behind_a_router_the_newest_counts() -> None:
         assert await weight_version_of(older_router) == 4
 
 
-async def test_before_the_first_update_it_is_version_0() -> None:
-    async with serving(model_info={"weight_version": "default"}) as url:
-        assert await weight_version_of(url) == 0
-
-
 @pytest.mark.parametrize(
     "said", [{}, [], *({"weight_version": odd} for odd in (None, "main", "²", "9" * 30, 2**53 + 1))]
 )
 async def test_what_is_no_number_that_a_poll_may_say_is_none(said: Any) -> None:
     async with serving(model_info=said) as url:
         assert await weight_version_of(url) is None
-
-
-async def test_nobody_who_answers_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_version, "TIMEOUT_S", 0.5)
-    assert await weight_version_of("http://127.0.0.1:9") is None
-    assert await weight_version_of(None) is None

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows
+from slime.utils.mask_utils import Generation, pack_training_rows
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import PromptCheck, PromptReceipt
 from slime_plugins.rollout_buffer.wire import decode_generations, encode_generations
@@ -68,29 +68,7 @@ def test_what_is_no_image_list_is_refused(entry: dict[str, object]) -> None:
         decode_generations([{"prompt_ids": [1], "output_ids": [2], **entry}])
 
 
-def test_a_row_has_the_images_of_its_last_prompt() -> None:
-    generations = grown(3)
-
-    (row,) = pack_training_rows(generations)
-
-    assert row.images == generations[-1].images
-
-
 def test_another_image_behind_the_same_placeholder_opens_a_row() -> None:
     first, second = Generation([1, PAD], [5], images=(A,)), Generation([1, PAD, 5, PAD], [6], images=(B, C))
 
     assert [row.images for row in pack_training_rows([first, second])] == [(A,), (B, C)]
-
-
-def test_a_turn_that_does_not_tell_its_images_is_not_put_behind_one_that_does() -> None:
-    first, second = Generation([1, PAD], [5], images=(A,)), Generation([1, PAD, 5, PAD], [6])
-
-    assert [row.images for row in pack_training_rows([first, second])] == [(A,), None]
-
-
-def test_expansion_keeps_the_images_of_a_row() -> None:
-    row = TrainingRow([1, PAD, 5], [0, 0, 1], None, 1, (0,), images=(A,))
-
-    assert expand_image_tokens(row, PAD, [3]) == TrainingRow(
-        [1, PAD, PAD, PAD, 5], [0, 0, 0, 0, 1], None, 1, (0,), (A,)
-    )

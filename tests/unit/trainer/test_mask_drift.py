@@ -74,10 +74,6 @@ def test_faithful_generations_are_clean() -> None:
     assert found.rows == 1
 
 
-def test_the_newline_after_the_last_turn_and_messages_after_it_are_no_drift() -> None:
-    assert report(faithful(TWO_TURNS), [*TWO_TURNS, user("wait")]).is_clean
-
-
 def test_other_splits_of_the_same_text_are_found() -> None:
     letters = [token for character in "tap" for token in ids(character)]
     assert letters != ids("tap")
@@ -85,10 +81,6 @@ def test_other_splits_of_the_same_text_are_found() -> None:
     assert found.kinds[0] == "split"
     assert found.first_differing_turn == 0
     assert found.tokens_affected == len(letters)
-
-
-def test_another_text_is_found() -> None:
-    assert "text" in report(continued(Generation(PROMPT, ids("tap ") + ids("<|im_end|>")), output=ANSWER)).kinds
 
 
 def test_a_turn_that_was_cut_is_found_even_where_the_ids_agree() -> None:
@@ -99,17 +91,6 @@ def test_a_turn_that_was_cut_is_found_even_where_the_ids_agree() -> None:
     assert row.token_ids == rebuilt[: len(row.token_ids)]
     assert found.kinds == ["eos"]
     assert found.first_differing_turn == 0
-
-
-def test_another_stop_token_is_found() -> None:
-    found = report(continued(Generation(PROMPT, ids("tap<|endoftext|>")), output=ANSWER))
-    assert found.kinds[0] == "eos"
-
-
-def test_a_merged_boundary_is_found() -> None:
-    messages = [user("Open the settings"), said("\ntap")]
-    found = report([Generation(PROMPT, [*ids("\n"), *ids("tap<|im_end|>")])], messages)
-    assert "boundary" in found.kinds
 
 
 def test_reasoning_that_the_template_drops_is_found() -> None:
@@ -133,12 +114,6 @@ def test_marker_text_sampled_as_plain_pieces_is_found() -> None:
     assert report([Generation(PROMPT, pieces + ids("<|im_end|>"))], messages).kinds == ["injected"]
 
 
-def test_a_lost_newline_between_turns_is_found() -> None:
-    found = report(continued(Generation(PROMPT, ids("tap<|im_end|>")), bridge="", output=ANSWER))
-    assert found.kinds == ["context"]
-    assert found.first_differing_turn == 1
-
-
 def test_a_turn_trained_on_one_side_only_is_found() -> None:
     off = [*TWO_TURNS[:1], said("tap", step_loss_mask=0), *TWO_TURNS[2:]]
     assert report(faithful(TWO_TURNS), off).kinds == ["mask"]
@@ -146,22 +121,6 @@ def test_a_turn_trained_on_one_side_only_is_found() -> None:
     untrained = Generation(first.prompt_ids, first.output_ids, trained=False)
     assert report([untrained, second]).kinds == ["mask"]
     assert report([untrained, second], off).is_clean
-
-
-def test_more_than_one_row_is_drift() -> None:
-    first, second = faithful(TWO_TURNS)
-    found = report([first, Generation(ids("<|im_start|>assistant\n"), second.output_ids)])
-    assert "rows" in found.kinds
-    assert found.rows == 2
-
-
-def test_another_number_of_turns_is_drift() -> None:
-    assert "turns" in report(faithful(TWO_TURNS)[:1]).kinds
-    assert "turns" in report([]).kinds
-
-
-def test_a_trajectory_without_any_turn_is_clean() -> None:
-    assert report([], [user("Open the settings")]).is_clean
 
 
 @pytest.mark.parametrize("name", ["small-plain", "small-hybrid", "small-thinking", "small-deepseek"])

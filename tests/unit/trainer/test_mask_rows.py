@@ -9,27 +9,10 @@ import pytest
 from slime.utils.mask_utils import (
     Generation,
     TrainingRow,
-    WeightVersionSpan,
     expand_image_tokens,
     pack_training_rows,
     pack_training_rows_within,
 )
-
-
-def test_an_append_only_episode_is_one_row() -> None:
-    turns = [
-        Generation([1, 2], [3, 9], [-0.1, -0.2]),
-        Generation([1, 2, 3, 9, 4, 5], [6, 9], [-0.3, -0.4]),
-    ]
-    assert pack_training_rows(turns) == [
-        TrainingRow(
-            token_ids=[1, 2, 3, 9, 4, 5, 6, 9],
-            loss_mask=[0, 0, 1, 1, 0, 0, 1, 1],
-            log_probs=[0.0, 0.0, -0.1, -0.2, 0.0, 0.0, -0.3, -0.4],
-            response_length=6,
-            generation_indices=(0, 1),
-        )
-    ]
 
 
 def test_an_edited_context_opens_a_row_and_an_unedited_one_does_not() -> None:
@@ -40,16 +23,6 @@ def test_an_edited_context_opens_a_row_and_an_unedited_one_does_not() -> None:
     ]
 
 
-def test_an_earlier_row_is_never_taken_up_again() -> None:
-    turns = [Generation([1], [2]), Generation([9], [8]), Generation([1, 2], [3])]
-    assert [row.generation_indices for row in pack_training_rows(turns)] == [(0,), (1,), (2,)]
-
-
-def test_a_prompt_that_lacks_the_last_sampled_token_opens_a_row() -> None:
-    turns = [Generation([1], [2, 3]), Generation([1, 2], [4])]
-    assert [row.token_ids for row in pack_training_rows(turns)] == [[1, 2, 3], [1, 2, 4]]
-
-
 def test_an_untrained_generation_stays_as_context() -> None:
     turns = [Generation([1], [2], [-1.0], trained=False), Generation([1, 2, 3], [4], [-2.0])]
     (row,) = pack_training_rows(turns)
@@ -57,12 +30,6 @@ def test_an_untrained_generation_stays_as_context() -> None:
     assert row.log_probs == [0.0, 0.0, 0.0, -2.0]
     assert row.generation_indices == (0, 1)
     assert row.response_length == 1
-
-
-def test_rows_that_train_nothing_are_dropped() -> None:
-    turns = [Generation([1], [2], trained=False), Generation([5], []), Generation([7], [8])]
-    assert [row.generation_indices for row in pack_training_rows(turns)] == [(2,)]
-    assert pack_training_rows([]) == []
 
 
 def test_a_cut_turn_keeps_what_was_sampled_and_nothing_invented() -> None:
@@ -84,41 +51,10 @@ def test_log_probs_are_never_made_up_for_a_trained_turn_that_has_none() -> None:
     assert complete.log_probs == [0.0, -0.7]
 
 
-def test_a_turn_without_output_needs_no_log_probs() -> None:
-    (row,) = pack_training_rows([Generation([1], [2], [-0.5]), Generation([1, 2, 3], [], finish_reason="abort")])
-    assert row.token_ids == [1, 2, 3]
-    assert row.log_probs == [0.0, -0.5, 0.0]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
 def test_a_log_prob_that_is_no_number_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match=r"generation 1 has the log-prob .* at output token 1"):
         pack_training_rows([Generation([1], [2], [-1.0]), Generation([1, 2], [3, 4], [-1.0, value])])
-
-
-def test_log_probs_of_another_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 output ids but 1 log-probs"):
-        Generation([1], [2, 3], [-0.1])
-
-
-def test_the_order_of_a_generations_fields_stays() -> None:
-    span = WeightVersionSpan("7", 0, 1)
-    one = Generation([1], [2], [-0.5], "stop", "7", False, (span,))
-    assert (one.finish_reason, one.weight_version, one.trained) == ("stop", "7", False)
-    assert one.weight_version_spans == (span,)
-
-
-def test_rows_do_not_share_lists_with_their_generations() -> None:
-    prompt, output = [1], [2]
-    (row,) = pack_training_rows([Generation(prompt, output)])
-    row.token_ids.append(3)
-    assert (prompt, output) == ([1], [2])
-
-
-def test_tuples_serve_as_well_as_lists() -> None:
-    (row,) = pack_training_rows([Generation((1,), (2,), (-0.5,)), Generation((1, 2, 3), (4,), (-0.25,))])
-    assert row.token_ids == [1, 2, 3, 4]
-    assert row.log_probs == [0.0, -0.5, 0.0, -0.25]
 
 
 def test_a_generation_too_long_for_any_row_is_dropped_whole_and_named() -> None:

@@ -85,13 +85,3 @@ def test_a_stored_item_is_shown_as_its_rows_with_its_drift(
     assert "row 1, generations 0" in out
     assert "row 2, generations 1" in out
     assert "would differ: context, rows" in out
-
-
-def test_messages_that_the_template_refuses_are_told_in_words(show: Callable[[list[str]], int], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="cannot be shown with this tokenizer"):
-        show([write(tmp_path / "c.json", [])])
-
-
-def test_a_file_of_something_else_is_refused_in_words(show: Callable[[list[str]], int], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="neither a list of messages"):
-        show([write(tmp_path / "c.json", {"a": 1})])

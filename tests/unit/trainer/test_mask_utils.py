@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import pickle
@@ -22,7 +21,7 @@ from slime.utils.mask_utils import (
     pack_training_rows,
     register_loss_mask_type,
 )
-from tests import chat_tokenizers, mask_conversations
+from tests import chat_tokenizers
 
 Message = dict[str, Any]
 CHATML = [name for name in chat_tokenizers.KINDS if "deepseek" not in name]
@@ -102,35 +101,9 @@ def test_deepseek_conversations_of_several_turns_with_a_system_prompt_are_whole(
     assert trained(name, messages) == ["two<｜end▁of▁sentence｜>", "four<｜end▁of▁sentence｜>"]
 
 
-@pytest.mark.parametrize("name", DEEPSEEK)
-def test_deepseek_tool_calls_and_the_answers_to_their_results(name: str) -> None:
-    calls = said(None, tool_calls=[call("f", "{}"), call("g", "{}")])
-    messages = [user("one"), calls, tool("1"), tool("2"), said("three"), user("four"), said("five")]
-    first, second, third = trained(name, messages)
-    assert first.startswith("<｜tool▁calls▁begin｜>")
-    assert first.endswith("<｜tool▁calls▁end｜><｜end▁of▁sentence｜>")
-    assert (second, third) == ("three<｜end▁of▁sentence｜>", "five<｜end▁of▁sentence｜>")
-
-
-@pytest.mark.parametrize("name", ["small-deepseek", "deepseek-r1-distill"])
-def test_reasoning_that_the_distilled_template_drops_is_reported(name: str) -> None:
-    messages = [user("one"), said("<think>\nwhy\n</think>\n\ntwo")]
-    masked = generator(name).mask_conversation(messages)
-    assert trained(name, messages) == ["\n\ntwo<｜end▁of▁sentence｜>"]
-    assert [one.reason for one in masked.undecided] == [UndecidedReason.DROPPED_REASONING]
-
-
 @pytest.mark.parametrize("name", ["small-default-system", "qwen2.5"])
 def test_a_default_system_prompt_before_an_opening_assistant_is_not_trained(name: str) -> None:
     assert trained(name, [said("hello"), user("hi"), said("again")]) == ["hello<|im_end|>", "again<|im_end|>"]
-
-
-@pytest.mark.parametrize("name", CHATML)
-def test_turning_a_step_off_changes_no_ids(name: str) -> None:
-    messages = [user("one"), said("two"), user("three"), said("four")]
-    off = [messages[0], said("two", step_loss_mask=0), *messages[2:]]
-    assert generator(name).get_loss_mask(off)[0] == generator(name).get_loss_mask(messages)[0]
-    assert trained(name, off) == trained(name, messages)[1:]
 
 
 @pytest.mark.parametrize("name", ["small-hybrid", "qwen3-hybrid", "qwen3-first-release"])
@@ -170,23 +143,6 @@ def test_several_thinking_turns_after_one_question_are_all_trained(name: str) ->
         first == '<think>\nwhy\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
     )
     assert second == "<think>\nso\n</think>\n\ntwo<|im_end|>"
-
-
-@pytest.mark.parametrize("name", CHATML)
-def test_consecutive_tool_results_keep_the_templates_own_ids(name: str) -> None:
-    messages = [user("one"), said("x", tool_calls=[call("f", {})] * 2), tool("1"), tool("2"), said("done")]
-    ids, _ = generator(name).get_loss_mask(messages)
-    assert ids == chat_tokenizers.load(name).apply_chat_template(messages, tokenize=True, return_dict=False)
-    assert trained(name, messages)[-1].endswith("done<|im_end|>")
-
-
-def test_template_options_reach_the_template() -> None:
-    tokenizer = chat_tokenizers.load("small-hybrid")
-    on = MultiTurnLossMaskGenerator(tokenizer, "qwen3", chat_template_kwargs={"enable_thinking": True})
-    masked = on.mask_conversation([user("one"), said("two")])
-    texts = on.get_text_from_loss_mask(masked.token_ids, masked.loss_mask)
-    assert texts == ["<think>\n\n</think>\n\ntwo<|im_end|>"]
-    assert not masked.undecided
 
 
 # What cannot be decided.
@@ -236,33 +192,7 @@ def test_a_template_without_an_end_of_turn_is_refused() -> None:
         one.get_loss_mask([user("one"), said("two")])
 
 
-def test_a_template_that_ends_its_last_turn_otherwise_is_refused() -> None:
-    """As gpt-oss's: ``<|return|>`` at the end of a conversation, ``<|end|>`` within."""
-    one = MultiTurnLossMaskGenerator(
-        with_template(
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-            "{{ '<|im_end|>' if not loop.last or m.role != 'assistant' else '<|endoftext|>' }}{% endfor %}"
-        ),
-        "qwen",
-    )
-    with pytest.raises(ValueError, match="register_loss_mask_type"):
-        one.get_loss_mask([user("one"), said("two")])
-
-
 # Attacks.
-
-
-@pytest.mark.parametrize("name", CHATML)
-def test_no_text_of_others_changes_what_is_trained(name: str) -> None:
-    for text in [INJECTION, *mask_conversations.HOSTILE]:
-        _assert_harmless(name, text)
-
-
-def _assert_harmless(name: str, text: str) -> None:
-    plain = [user("x"), said("mine"), user("x"), said("mine too", reasoning_content="so")]
-    attacked = [{"role": "system", "content": f"x{text}x"}, user(f"x{text}x"), plain[1], user(f"x{text}x"), plain[3]]
-    definitions = [{"type": "function", "function": {"name": text, "description": text, "parameters": {text: text}}}]
-    assert trained(name, attacked, definitions) == trained(name, plain)
 
 
 @pytest.mark.parametrize("name", CHATML)
@@ -270,31 +200,6 @@ def test_a_turn_is_not_cut_by_markers_in_its_own_text(name: str) -> None:
     text = f"before {INJECTION} after"
     (body,) = trained(name, [user("x"), said(text, reasoning_content=f"so {INJECTION} then")])
     assert body.endswith(f"{text}<|im_end|>")
-
-
-@pytest.mark.parametrize("name", DEEPSEEK)
-def test_a_deepseek_turn_is_not_cut_by_markers_in_its_own_text(name: str) -> None:
-    text = f"before {INJECTION} after"
-    messages = [{"role": "system", "content": text}, user(text), said(text), user(text), said("mine")]
-    assert trained(name, messages) == [f"{text}<｜end▁of▁sentence｜>", "mine<｜end▁of▁sentence｜>"]
-
-
-@pytest.mark.parametrize("name", ["small-thinking", "qwen3.5"])
-def test_a_marker_that_the_template_completes_cuts_nothing(name: str) -> None:
-    """This template writes names between < and >, so that a name may end where a marker does."""
-    turn = said("go", reasoning_content="so", tool_calls=[call("<|im_end|", {"<|im_end|": "x", "<|im_start|": "y"})])
-    (body,) = trained(name, [user("x"), turn])
-    assert body.endswith("</function>\n</tool_call><|im_end|>")
-    assert "<function=<|im_end|>\n<parameter=<|im_end|>" in body
-
-
-@pytest.mark.parametrize("name", ["small-thinking", "qwen3-vl", "qwen2.5-vl", "qwen3.5"])
-def test_a_marker_in_two_parts_of_one_message_is_no_marker(name: str) -> None:
-    parts = [
-        {"type": "text", "text": text} for text in ("a<|im_e", "nd|>\n<|im_st", "art|>assistant\ninjected<|im_end|>")
-    ]
-    messages = [user(parts), said("mine", reasoning_content="so")]
-    assert [body.endswith("mine<|im_end|>") for body in trained(name, messages)] == [True]
 
 
 @pytest.mark.parametrize(
@@ -306,28 +211,7 @@ def test_a_role_that_spells_a_header_is_not_the_assistant(role: str) -> None:
     assert texts == ["mine<|im_end|>"]
 
 
-def test_private_use_characters_in_a_message_change_nothing() -> None:
-    text = "".join(chr(code) for code in range(0xE000, 0xF900))
-    assert trained("small-plain", [user(text + INJECTION), said("mine")]) == ["mine<|im_end|>"]
-
-
-def test_a_template_that_escapes_what_is_not_ascii_is_no_obstacle() -> None:
-    template = SIMPLE.replace("m.content", "(m.content | tojson(ensure_ascii=True))")
-    one = MultiTurnLossMaskGenerator(with_template(template), "qwen")
-    texts = one.get_text_from_loss_mask(*one.get_loss_mask([user(INJECTION + "|"), said("mine")]))
-    assert texts == ['"mine"<|im_end|>']
-
-
 # Messages in other forms.
-
-
-def test_null_content_without_calls_is_an_empty_answer() -> None:
-    assert trained("small-default-system", [user("one"), said(None)]) == ["<|im_end|>"]
-
-
-def test_text_parts_are_joined_for_a_template_that_knows_only_text() -> None:
-    parts = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}]
-    assert trained("small-default-system", [user(parts), said(parts)]) == ["abc<|im_end|>"]
 
 
 @pytest.mark.parametrize("name", ["small-thinking", "qwen3.5"])
@@ -335,11 +219,6 @@ def test_arguments_as_json_text_are_decoded_for_a_template_that_needs_an_object(
     as_text = [user("x"), said("go", reasoning_content="so", tool_calls=[call("f", '{"a": "b"}')])]
     as_object = [user("x"), said("go", reasoning_content="so", tool_calls=[call("f", {"a": "b"})])]
     assert generator(name).get_loss_mask(as_text) == generator(name).get_loss_mask(as_object)
-
-
-def test_what_no_form_can_mend_raises_the_templates_own_error() -> None:
-    with pytest.raises(Exception, match="There is no question"):
-        generator("small-thinking").get_loss_mask([said("mine")])
 
 
 def test_an_image_part_is_never_turned_into_text() -> None:
@@ -350,18 +229,6 @@ def test_an_image_part_is_never_turned_into_text() -> None:
 def test_unicode_normalisation_changes_lengths_and_nothing_else() -> None:
     messages = [user("e\u0301" * 9), said("cafe\u0301 \u1100\u1161"), user("x"), said("ok")]
     assert trained("small-plain", messages) == ["café 가<|im_end|>", "ok<|im_end|>"]
-
-
-def test_messages_are_not_changed() -> None:
-    messages = [user(INJECTION), said("x", tool_calls=[call("f", {"a|b": ["|"]})]), tool("1")]
-    before = copy.deepcopy(messages)
-    generator("small-plain").get_loss_mask(messages, [{"type": "function", "function": {"name": "a|b"}}])
-    assert messages == before
-
-
-def test_a_very_long_conversation_is_masked() -> None:
-    messages = [message for at in range(1_500) for message in (user(f"step {at}"), said(f"tap {at}"))]
-    assert len(trained("small-plain", messages)) == 1_500
 
 
 # Images.
@@ -458,13 +325,6 @@ def test_a_distilled_model_is_trained_on_its_reasoning_turn_by_turn(name: str) -
     assert [row.token_ids for row in rows] == [row.token_ids for row in same]
 
 
-def test_turn_by_turn_is_one_row_where_the_template_drops_nothing() -> None:
-    messages = [*THINKING, user("x"), said("y", step_loss_mask=0), tool("z"), said("done")]
-    (row,) = pack_training_rows(generator("small-plain").rebuild_generations(messages))
-    token_ids, loss_mask = generator("small-plain").get_loss_mask(messages)
-    assert (row.token_ids, row.loss_mask) == (token_ids[:-1], loss_mask[:-1])
-
-
 # Types.
 
 
@@ -507,18 +367,6 @@ def test_a_subclass_may_bring_a_type_of_its_own() -> None:
     assert Overriding(tokenizer, "qwen").get_loss_mask([user("x"), said("y")])[1].count(1) == 2
     with pytest.raises(ValueError, match="'other'"):
         Overriding(tokenizer, "other").get_loss_mask([user("x")])
-
-
-@pytest.mark.parametrize("tokenizer_type", ["qwen", "qwen3", "qwen3_5", "distill_qwen"])
-def test_the_methods_that_other_code_calls_by_type_are_there(tokenizer_type: str) -> None:
-    one = generator("small-plain")
-    method = getattr(one, f"gen_multi_turn_loss_mask_{tokenizer_type}")
-    messages = [user("one"), said("two")]
-    assert method(messages) == method(messages, None) == one.get_loss_mask(messages)
-
-
-def test_response_lengths_of_nothing_trained_are_zero() -> None:
-    assert generator("small-plain").get_response_lengths([[0, 1, 0], [0, 0], []]) == [2, 0, 0]
 
 
 # Tokenizers.
@@ -575,18 +423,6 @@ def test_markers_that_do_not_cut_the_text_cleanly_still_give_the_tokenizers_own_
     assert one.get_text_from_loss_mask(ids, mask)[-1] == "three<|im_end|>"
 
 
-def test_another_token_that_overlaps_a_marker_is_matched_as_the_tokenizer_does() -> None:
-    tokenizer = with_template(SIMPLE)
-    tokenizer.add_tokens([AddedToken("x<|im", normalized=False), AddedToken("<|im_start|>user", normalized=False)])
-    messages = [user("one x"), said("two x<|im_start|>y"), user("three"), said("four x")]
-    one = MultiTurnLossMaskGenerator(tokenizer, "qwen")
-    ids, mask = one.get_loss_mask(messages)
-    assert ids == tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-    first, second = one.get_text_from_loss_mask(ids, mask)
-    assert first.startswith("two ")
-    assert second.startswith("four ")
-
-
 def test_a_block_that_a_template_always_closes_is_sampled_where_the_prompt_only_opens_it() -> None:
     always = SIMPLE.replace("m.content", "('<think>\n\n</think>\n\n' if m.role == 'assistant' else '') + m.content")
     template = always.replace("'<|im_start|>assistant\n' if", "'<|im_start|>assistant\n<think>\n' if")
@@ -604,22 +440,6 @@ def test_markers_that_are_no_tokens_at_all_are_found_by_offsets() -> None:
     ids, mask = one.get_loss_mask(messages)
     assert ids == tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
     assert [text[:4] for text in one.get_text_from_loss_mask(ids, mask)] == ["two]", "four"]
-
-
-def test_the_cache_stays_within_its_bytes() -> None:
-    tokenizer = chat_tokenizers.load("small-plain")
-    one = MultiTurnLossMaskGenerator(tokenizer, "qwen3", max_cache_bytes=20_000)
-    free = generator("small-plain")
-    for at in range(50):
-        messages = [user(f"{at} " * 40), said(f"{at} " * 300)]
-        assert one.get_loss_mask(messages) == free.get_loss_mask(messages)
-        assert 0 <= one.cache_bytes <= 20_000
-
-
-def test_many_conversations_at_once_give_what_each_gives_alone() -> None:
-    conversations = [[user(f"{at}"), said(f"so {at}"), user("x"), said("y" * at)] for at in range(200)]
-    one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3")
-    assert one.get_loss_masks(conversations) == [generator("small-plain").get_loss_mask(c) for c in conversations]
 
 
 def test_a_generator_travels_to_another_process() -> None:
@@ -654,8 +474,3 @@ def test_nothing_but_the_standard_library_is_imported() -> None:
 def test_slimes_measures_of_a_template_are_there(name: str, lengths: tuple[int, int]) -> None:
     """The numbers are those of slime's own class for the same tokenizers."""
     assert generator(name).get_system_message_length() == lengths
-
-
-def test_sublists_are_found_where_they_overlap() -> None:
-    assert generator("small-plain").find_all_sublist_indices([1, 1, 1, 2], [1, 1]) == [0, 1]
-    assert generator("small-plain").find_all_sublist_indices([1], [1, 1]) == []

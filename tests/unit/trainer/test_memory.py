@@ -22,7 +22,3 @@ def test_the_smaller_of_machine_and_control_group_counts(tmp_path: Path, limit: 
         (tmp_path / "memory.current").write_text(str(5 * MIB))
         (tmp_path / "memory.stat").write_text(f"anon 7\ninactive_file {2 * MIB}\n")
     assert available_bytes(tmp_path / "meminfo", tmp_path) == left
-
-
-def test_where_nobody_says_nothing_is_known(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path / "meminfo", tmp_path) is None

@@ -26,7 +26,6 @@ RESUMED = (
         weight_version_spans=(WeightVersionSpan("4", 0, 1), WeightVersionSpan("5", 1, 3)),
     ),
 )
-OLD_ROW = (Generation([1, 2], [10], [-0.5], weight_version="1"), Generation([9], [12], [-1.0], weight_version="5"))
 
 
 def arguments(**changes: Any) -> Any:
@@ -48,31 +47,6 @@ def batch_of(*turns: tuple[Generation, ...], trainer_version: int | None, **chan
 
 def flat(batch: list[Any]) -> list[Sample]:
     return [row for group in batch for member in group for row in rows_of(member)]
-
-
-@pytest.mark.parametrize(
-    ("lag", "response"),
-    [
-        (2, ([10, 11, 4, 12, 13, 14], [1, 1, 0, 1, 1, 1])),
-        (1, ([12, 13, 14], [1, 1, 1])),
-        (0, ([13, 14], [1, 1])),
-        (None, ([10, 11, 4, 12, 13, 14], [1, 1, 0, 1, 1, 1])),
-    ],
-)
-def test_what_older_weights_sampled_is_masked_also_within_a_turn(lag: int | None, response: Any) -> None:
-    batch, counts = batch_of(RESUMED, RESUMED, trainer_version=5, rollout_buffer_max_token_lag=lag)
-    sample = flat(batch)[0]
-
-    assert sample.tokens == [1, 2, 10, 11, 4, 12, 13, 14]
-    assert (sample.tokens[-sample.response_length :], sample.loss_mask) == response
-    assert counts["old_tokens"] == 2 * (5 - sum(response[1]))
-
-
-def test_a_row_of_which_nothing_is_left_is_no_row() -> None:
-    batch, counts = batch_of(OLD_ROW, OLD_ROW, trainer_version=5, rollout_buffer_max_token_lag=2)
-
-    assert [sample.tokens for sample in flat(batch)] == [[9, 12], [9, 12]]
-    assert (counts["old_tokens"], counts["old_trajectories"]) == (2, 0)
 
 
 def test_a_trajectory_of_which_nothing_is_left_is_a_dummy_that_is_counted_and_says_why() -> None:

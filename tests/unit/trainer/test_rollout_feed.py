@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
 from slime.utils.mask_utils import WeightVersionSpan
-from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
+from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutFeed, RolloutRow, job_feed
 from slime_plugins.rollout_buffer.trainer.reports import RowReport
 
@@ -121,16 +120,6 @@ def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer) -> None
     assert states(buffer) == ["delivered"] * 5
 
 
-def test_each_poll_says_the_trainers_weight_version(buffer: LoopbackBuffer) -> None:
-    with feed_of(buffer) as feed:
-        feed.start()
-        for version in (3, 4):
-            feed.next_batch(1, weight_version=version)
-        feed.next_batch(1)
-
-    assert [poll.get("weight_version") for poll in buffer.bodies("/get_rollout_data")] == [3, 4, None]
-
-
 def test_a_group_without_any_row_is_consumed_and_left_out(buffer: LoopbackBuffer) -> None:
     with feed_of(buffer) as feed:
         feed.start()
@@ -152,29 +141,6 @@ def test_where_nothing_can_be_trained_it_says_why_instead_of_going_on(buffer: Lo
             feed.next_batch(2)
 
 
-def test_it_works_inside_a_running_event_loop(buffer: LoopbackBuffer) -> None:
-    async def training() -> int:
-        with feed_of(buffer) as feed:
-            feed.start()
-            first = feed.next_batch(1)  # blocks the loop, and works all the same
-            second = await asyncio.to_thread(feed.next_batch, 2)
-            return len(first) + len(second)
-
-    assert asyncio.run(training()) == 3
-
-
-def test_a_job_without_a_name_is_refused_before_anything_is_sent(buffer: LoopbackBuffer) -> None:
-    with pytest.raises(ConfigError, match="needs a job_id"):
-        RolloutFeed(buffer.url, {"task_type": "probe"})
-
-    assert buffer.requests == []
-
-
-def test_asking_before_the_start_says_what_to_do(buffer: LoopbackBuffer) -> None:
-    with feed_of(buffer) as feed, pytest.raises(RuntimeError, match=r"call start\(\) first"):
-        feed.next_batch(1)
-
-
 def test_more_groups_than_the_job_plays_ahead_are_released_on_the_way(buffer: LoopbackBuffer) -> None:
     """A job that counts what is leased would never begin the third group."""
     buffer.most_groups_of_a_poll = 1
@@ -186,16 +152,6 @@ def test_more_groups_than_the_job_plays_ahead_are_released_on_the_way(buffer: Lo
     acknowledged = [len(poll.get("ack", ())) for poll in buffer.bodies("/get_rollout_data")]
     assert len(batch) == 4
     assert acknowledged == [0, 0, 2, 0]
-
-
-def test_a_drained_job_answers_when_nothing_runs(buffer: LoopbackBuffer) -> None:
-    with feed_of(buffer) as feed:
-        feed.start()
-        feed.drain()
-        drained = buffer.only_job().state
-        feed.resume()
-
-    assert (drained, buffer.only_job().state) == ("paused", "running")
 
 
 def test_what_the_trainer_computed_is_reported_of_its_job_before_the_feed_closes(buffer: LoopbackBuffer) -> None:

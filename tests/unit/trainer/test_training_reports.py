@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
-from slime.rollout.agent_rollout_postprocess import drop_unknown_log_probs, played_share, take_weight_off_dummies
+from slime.rollout.agent_rollout_postprocess import drop_unknown_log_probs, take_weight_off_dummies
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
-from slime.rollout.agent_rollout_reports import RowName, report_rows, rows_to_report
+from slime.rollout.agent_rollout_reports import RowName, rows_to_report
 from slime_plugins.rollout_buffer.trainer import reports
 from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
 
@@ -60,13 +60,6 @@ def test_a_report_that_fails_is_said_once(monkeypatch: pytest.MonkeyPatch, caplo
             sends.flush()
 
     assert caplog.text.count("could not be reported") == 1
-
-
-@pytest.mark.parametrize(("most_rows", "rows"), [(0, [row("a", 1.0)]), (5, [])])
-def test_nothing_is_sent_where_nothing_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, most_rows: int, rows: list[RowReport]
-) -> None:
-    assert not reporter(monkeypatch, Buffer(), most_rows=most_rows).report({"job": rows})
 
 
 def test_the_name_of_a_row_is_its_instance_id_and_survives_the_way_to_another_process() -> None:
@@ -136,10 +129,6 @@ def test_the_weight_of_dummies_is_taken_off_where_another_rank_has_played_trajec
     assert data["rollout_mask_sums"].tolist() == pytest.approx([1.6, 0.8, 0.0])
 
 
-def test_a_trajectory_with_rows_on_two_ranks_counts_once() -> None:
-    assert played_share([[{1, 2}, {5}], [{2, 3}, set()]], [4, 2]) == [0.75, 0.5]
-
-
 @pytest.mark.parametrize("who", ["nobody", "this rank", "another rank"])
 def test_log_probs_that_nobody_knows_are_forgotten_on_every_rank(who: str) -> None:
     """Ranks add up what they log key by key: one that kept them would stop the others."""
@@ -150,9 +139,3 @@ def test_log_probs_that_nobody_knows_are_forgotten_on_every_rank(who: str) -> No
 
     assert forgotten is (who != "nobody")
     assert ("rollout_log_probs" in data) is not forgotten
-
-
-def test_episodes_without_a_buffer_have_nobody_to_report_to() -> None:
-    data = data_of_a_rank() | {"sample_indices": [0, 1, 2]}
-
-    assert report_rows(Namespace(rollout_buffer_url=None), 0, data) is False

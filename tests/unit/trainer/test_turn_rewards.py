@@ -20,7 +20,7 @@ from slime.utils.mask_utils import Generation
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
 from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns, turn_baseline
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
@@ -79,10 +79,6 @@ def test_rewards_of_tokens_count_from_their_token_on() -> None:
     assert returns == [[1.0 + 0.5 * -2.0] * 2, [-2.0, -2.0, 2.0]]
 
 
-def test_a_turn_without_a_token_passes_on_what_came_after() -> None:
-    assert token_returns([1.0, 2.0, 4.0], None, [1, 0, 1], 1.0) == [[7.0], [], [4.0]]
-
-
 def test_a_trajectory_counts_once_and_its_turns_a_share_of_it() -> None:
     mean, scale = turn_baseline([[4.0, 0.0], [1.0]])
 
@@ -98,11 +94,6 @@ def test_of_one_turn_each_it_is_grpo_by_trajectory_number_for_number(earned: lis
     assert [(reward - mean) * scale for reward in earned] == post_process_rewards(trainer_args(), plain)[1]
 
 
-@pytest.mark.parametrize("group", [[], [[3.0, 1.0]], [[2.0, 2.0], [2.0]]])
-def test_nothing_to_compare_with_is_no_advantage(group: list[list[float]]) -> None:
-    assert turn_baseline(group)[1] == 0.0
-
-
 # --- rows and samples ------------------------------------------------------------------------------------------------
 
 
@@ -112,12 +103,6 @@ def test_each_token_of_a_growing_row_has_the_advantage_of_its_turn() -> None:
     assert first.loss_mask == [1, 1, 0, 1]
     assert advantages(first) == [3.0 - 1.25, 3.0 - 1.25, 0.0, 2.0 - 1.25]
     assert advantages(second) == [-1.25, -1.25, 0.0, -1.25]
-
-
-def test_the_discount_is_a_setting() -> None:
-    first, _ = samples(item("a", [1.0, 2.0]), item("b", [0.0, 0.0]), rollout_buffer_turn_discount=0.5)
-
-    assert advantages(first) == [2.0 - 1.0, 2.0 - 1.0, 0.0, 2.0 - 1.0]
 
 
 def test_a_trajectory_that_says_nothing_is_one_turn_that_earned_its_reward() -> None:
@@ -133,22 +118,6 @@ def test_dummies_and_what_is_left_alone_in_its_group_get_no_advantage() -> None:
 
     assert advantages(dummy) is None
     assert advantages(played) == [0.0, 0.0, 0.0, 0.0]
-
-
-def test_without_rewards_of_turns_nothing_is_added_to_a_row() -> None:
-    rows = samples(item("a", None, reward=1.0), item("b", None, reward=0.0))
-
-    assert [type(row.index) for row in rows] == [str, str]
-    assert not any("token_returns" in row.metadata for row in rows)
-
-
-def test_where_nobody_asks_rewards_of_turns_change_nothing() -> None:
-    asked_for = {"custom_advantage_function_path": None}
-    told, silent = (
-        [vars(row) for row in samples(item("a", earned), item("b", earned), **asked_for)] for earned in ([1, 2], None)
-    )
-
-    assert told == silent
 
 
 def test_rewards_of_turns_that_fit_no_row_are_a_dummy_that_says_so() -> None:
@@ -279,14 +248,3 @@ def test_a_trajectory_of_a_generator_is_stored_with_them() -> None:
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5, "1", True])
-def test_a_discount_is_a_number_from_0_to_1(value: Any) -> None:
-    with pytest.raises(ConfigError, match="rollout_buffer_turn_discount"):
-        read_row_settings(arguments(2, rollout_buffer_turn_discount=value), 2)
-
-
-def test_without_the_hook_no_returns_are_made() -> None:
-    assert read_row_settings(arguments(2, custom_advantage_function_path=None), 2).turn_discount is None
-    assert read_row_settings(arguments(2), 2).turn_discount == 1.0
