@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +63,7 @@ def start(
             raise ConfigError("say what to start: a payload file, or --task-type with what that task type needs")
         reply = connect(url).start_rollout(body)
     if as_json:
-        print_json(asdict(reply))
+        print_json(reply.model_dump(mode="json"))
         return
     what = "was there already, and goes on" if reply.attached else "starts"
     console.print(f"{reply.job_id} {what}. How far it is: rollout-buffer status {reply.job_id}", soft_wrap=True)

@@ -114,7 +114,8 @@ def test_the_environment_is_made_once_with_uv_where_it_is(programs: Path, tmp_pa
         assert f"uv pip install --python {folder}/bin/python {constraint}" in calls
     else:
         assert f"python3.12 -m venv {folder}" in calls
-        assert any(call.endswith(f"-m pip install --disable-pip-version-check --no-compile {constraint}") for call in calls)
+        install = f"-m pip install --disable-pip-version-check --no-compile {constraint}"
+        assert any(call.endswith(install) for call in calls)
 
 
 @pytest.mark.parametrize("with_uv", [False, True])
