@@ -17,7 +17,8 @@ __all__ = ["ARROWS", "BOXES", "Arrow", "Box", "architecture_svg"]
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "architecture.svg"
 BUFFER = "slime_plugins/rollout_buffer"
-WIDTH, HEIGHT = 1150, 660
+LAB = "lab/src/rollout_buffer_lab"
+WIDTH, HEIGHT = 1210, 790
 LINE = 19
 
 
@@ -52,79 +53,102 @@ class Arrow:
 
 
 BOXES: Mapping[str, Box] = {
-    "trainer host": Box(title="trainer", subtitle="slime, its GPUs", x=12, y=12, width=300, height=636, frame=True),
+    "trainer host": Box(title="trainer", subtitle="slime, its GPUs", x=12, y=12, width=300, height=596, frame=True),
     "buffer host": Box(
-        title="buffer host", subtitle="rollout-buffer serve", x=412, y=12, width=400, height=636, frame=True
+        title="buffer host", subtitle="rollout-buffer serve", x=412, y=12, width=440, height=596, frame=True
     ),
-    "device hosts": Box(title="device hosts", subtitle="a Ray cluster", x=932, y=12, width=206, height=636, frame=True),
+    "device hosts": Box(title="device hosts", subtitle="a Ray cluster", x=956, y=12, width=242, height=596, frame=True),
+    "lab": Box(
+        title="lab",
+        subtitle="rollout-buffer-lab, a package of its own: stands in for engine, trainer and devices",
+        x=12, y=628, width=1186, height=150, frame=True,
+    ),
     "trainer": Box(
         title="rollout function",
         subtitle="in slime's RolloutManager",
-        x=32, y=66, width=260, height=224,
+        x=28, y=66, width=268, height=224,
         modules=(
             "slime/rollout/agent_rollout.py",
             f"{BUFFER}/trainer",
             "slime/rollout/agent_rollout_samples.py",
-            "slime/utils/mask_utils.py",
+            "slime/utils/mask_generator.py",
         ),
     ),
     "samples": Box(
-        title="slime trains", subtitle="Samples, data source, checkpoint", x=32, y=340, width=260, height=62,
+        title="slime trains", subtitle="Samples, data source, checkpoint", x=28, y=340, width=268, height=62,
     ),
-    "engine": Box(title="SGLang router", subtitle="started by slime", x=32, y=530, width=260, height=62),
+    "engine": Box(title="SGLang router", subtitle="started by slime", x=28, y=530, width=268, height=62),
     "supervisor": Box(
         title="supervisor",
         subtitle="starts, restarts and ends the others",
-        x=432, y=66, width=360, height=62,
-        modules=(f"{BUFFER}/supervisor/supervisor.py",),
+        x=432, y=66, width=400, height=62,
+        modules=(f"{BUFFER}/supervisor",),
     ),
     "server": Box(
         title="server",
         subtitle="gunicorn workers, no state",
         x=432, y=148, width=210, height=142,
-        modules=(f"{BUFFER}/server/routes_data.py", f"{BUFFER}/server/app.py", f"{BUFFER}/server/routes_inspect.py",
+        modules=(f"{BUFFER}/server/asgi.py", f"{BUFFER}/server/routes_data.py", f"{BUFFER}/server/app.py",
                  f"{BUFFER}/server/routes_dashboard.py"),
     ),
     "gateway": Box(
         title="gateway",
         subtitle="for other agents",
-        x=652, y=148, width=140, height=142,
-        modules=(f"{BUFFER}/gateway", f"{BUFFER}/gateway/slot_claims.py"),
+        x=652, y=148, width=180, height=142,
+        modules=(f"{BUFFER}/gateway/sessions.py", f"{BUFFER}/gateway/recording.py"),
     ),
     "store": Box(
         title="store",
         subtitle="SQLite (WAL) and pack files, fsynced",
-        x=432, y=340, width=360, height=104,
-        modules=(f"{BUFFER}/buffer.py", f"{BUFFER}/storage/tables/", f"{BUFFER}/state/deliveries.py",
+        x=432, y=340, width=400, height=104,
+        modules=(f"{BUFFER}/buffer.py", f"{BUFFER}/storage/tables", f"{BUFFER}/state/deliveries.py",
                  f"{BUFFER}/storage/pack_writer.py"),
     ),
     "runner": Box(
         title="runner",
         subtitle="one process per job, asyncio",
-        x=432, y=504, width=360, height=104,
+        x=432, y=488, width=400, height=104,
         modules=(f"{BUFFER}/runner", f"{BUFFER}/generator", f"{BUFFER}/engine", f"{BUFFER}/rules/groups.py"),
     ),
     "manager": Box(
         title="device manager",
-        subtitle="who has which device",
-        x=946, y=340, width=178, height=84,
+        subtitle="assigns devices to episodes",
+        x=972, y=340, width=210, height=84,
         modules=(f"{BUFFER}/devices/device_manager.py",),
     ),
     "devices": Box(
         title="device worker",
         subtitle="one per device",
-        x=946, y=504, width=178, height=104,
+        x=972, y=488, width=210, height=104,
         modules=(f"{BUFFER}/devices/worker.py", f"{BUFFER}/devices/interface.py"),
+    ),
+    "engines of the lab": Box(
+        title="engines",
+        subtitle="rollout-buffer engine",
+        x=28, y=680, width=268, height=84,
+        modules=(f"{LAB}/scripted_engine", f"{LAB}/embedded_engine"),
+    ),
+    "trainers of the lab": Box(
+        title="trainers",
+        subtitle="rollout-buffer demo, rollout-buffer learn",
+        x=432, y=680, width=400, height=84,
+        modules=(f"{LAB}/trainer_stand_in.py", f"{LAB}/learning"),
+    ),
+    "phones of the lab": Box(
+        title="simulated phone",
+        subtitle="device: simulated",
+        x=972, y=680, width=210, height=84,
+        modules=(f"{LAB}/simulated_phone",),
     ),
 }  # fmt: skip
 """Every box by its name; frames first, so that the rest is drawn over them."""
 
 ARROWS: tuple[Arrow, ...] = (
-    Arrow(label="1 start_rollout", points=((292, 186), (432, 186)), label_at=(318, 180), route="/start_rollout"),
+    Arrow(label="1 start_rollout", points=((296, 186), (432, 186)), label_at=(318, 180), route="/start_rollout"),
     Arrow(
-        label="6 get_rollout_data", points=((432, 224), (292, 224)), label_at=(316, 218), route="/get_rollout_data"
+        label="6 get_rollout_data", points=((432, 224), (296, 224)), label_at=(316, 218), route="/get_rollout_data"
     ),
-    Arrow(label="8 ack", points=((292, 262), (432, 262)), label_at=(344, 256), route="/ack"),
+    Arrow(label="8 ack", points=((296, 262), (432, 262)), label_at=(344, 256), route="/ack"),
     Arrow(label="7 Samples", points=((162, 290), (162, 340)), label_at=(172, 320)),
     Arrow(label="weights", points=((162, 402), (162, 530)), label_at=(172, 470)),
     Arrow(
@@ -132,19 +156,19 @@ ARROWS: tuple[Arrow, ...] = (
         imports=("server", "buffer"), both_ways=True,
     ),
     Arrow(
-        label="sessions", points=((722, 290), (722, 340)), label_at=(732, 320),
+        label="sessions", points=((742, 290), (742, 340)), label_at=(752, 320),
         imports=("gateway", "buffer"), both_ways=True,
     ),
     Arrow(
-        label="5 slots; trajectories, judged groups", points=((537, 504), (537, 444)), label_at=(547, 478),
+        label="5 slots; trajectories, judged groups", points=((537, 488), (537, 444)), label_at=(547, 470),
         imports=("runner", "buffer"), both_ways=True,
     ),
     Arrow(
-        label="3 generate", points=((432, 561), (292, 561)), label_at=(328, 555),
+        label="3 generate", points=((432, 561), (296, 561)), label_at=(328, 555),
         imports=("runner", "engine.factory"),
     ),
-    Arrow(label="2 lease", points=((792, 532), (868, 532), (868, 382), (946, 382)), label_at=(876, 374)),
-    Arrow(label="4 reset, act, score", points=((792, 582), (946, 582)), label_at=(820, 576)),
+    Arrow(label="2 lease", points=((832, 516), (904, 516), (904, 382), (972, 382)), label_at=(910, 374)),
+    Arrow(label="4 reset, act, score", points=((832, 566), (972, 566)), label_at=(838, 560)),
 )  # fmt: skip
 """Numbered in the order of a rollout."""
 
@@ -180,21 +204,21 @@ def _box(box: Box) -> Iterator[str]:
     yield _text("title", box.x + 12, box.y + 22, box.title)
     yield _text("says", box.x + 12, box.y + 22 + LINE, box.subtitle)
     for number, module in enumerate(box.modules):
-        yield _text("module", *_place_of_room(box, number), _short(module))
+        yield _text("module", *_place_of_module(box, number), _short(module))
 
 
-def _place_of_room(box: Box, number: int) -> tuple[int, int]:
-    """Wide boxes hold two columns of modules."""
+def _place_of_module(box: Box, number: int) -> tuple[int, int]:
+    """Wide boxes hold two columns of modules; flat ones hold them at the right of the title."""
+    if box.height < 80:
+        return box.x + box.width // 2 + 72, box.y + 22
     columns = 2 if box.width > 300 else 1
     row, column = divmod(number, columns)
-    top = box.y + 22 + LINE * 2 + 6
-    if len(box.modules) == 1 and box.height < 80:
-        return box.x + box.width - 120, box.y + 22
-    return box.x + 12 + column * (box.width // 2), top + LINE * row
+    line = LINE if box.height > 84 else LINE - 3
+    return box.x + 12 + column * (box.width // 2), box.y + 24 + LINE + line * (row + 1)
 
 
 def _short(module: str) -> str:
-    name = module.removeprefix(f"{BUFFER}/").removeprefix("slime/")
+    name = module.removeprefix(f"{BUFFER}/").removeprefix(f"{LAB}/").removeprefix("slime/")
     return name if name.endswith(".py") else f"{name}/"
 
 
