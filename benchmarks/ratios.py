@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["READERS", "Finding", "Ratio", "Verdict", "compare", "read_ratios"]
-
 LEAST_TOLERANCE = 0.10
 """A median may be this much below the recorded one, however steady the recorded run was."""
 TOLERANCE_OF_ONE_ROUND = 0.25
@@ -166,11 +164,20 @@ def _episodes(found: Sequence[Mapping[str, Any]]) -> list[Ratio]:
     return ratios
 
 
+def _prompts(found: Mapping[str, Any]) -> list[Ratio]:
+    of = f"a turn of {found['turn_seconds']:g} s"
+    return [
+        _round_by_round(f"prompts: {of} after {name}, compared to not compared", seconds["blind"], seconds["compared"])
+        for name, seconds in found["prompts"].items()
+    ]
+
+
 READERS: Mapping[str, Callable[[Any], list[Ratio]]] = {
     "buffer": _buffer,
     "masks": _masks,
     "gateway": _gateway,
     "scheduler": _scheduler,
     "episodes": _episodes,
+    "prompts": _prompts,
 }
 """For each benchmark, how its JSON becomes ratios."""

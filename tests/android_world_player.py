@@ -17,8 +17,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 from tests.simulated_phone_player import SOLUTIONS as PHONE_SOLUTIONS
 from tests.simulated_phone_player import Player, Solution
 
-__all__ = ["SOLUTIONS"]
-
 NOW = datetime(2023, 10, 15, 15, 34)
 MAX_SCREENS = 60
 

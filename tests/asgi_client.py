@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.server.app import create_app as create_flask
 from slime_plugins.rollout_buffer.server.asgi import Application
 
-__all__ = ["create_app"]
-
 
 def create_app(settings: ServeSettings) -> Flask:
     """Builds Flask's application, with the routes that are not Flask's."""

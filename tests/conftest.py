@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.asgi_client import create_app
 from tests.reruns import SECOND_CHANCE
-from tests.skips import unexpected
+from tests.skips import needs, unexpected
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # No example has a deadline, and none is drawn too slowly: the machine may be busy. What a test says for itself it says
 # through tests.example_counts, which knows the profile.
-settings.register_profile("quick", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000)
 settings.load_profile("quick")
 
@@ -54,9 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Says behind all other lines, where CI is set, which skip fails the run: this machine could have run the test."""
+    """Prints behind all other lines how many tests were skipped for want of what, and which skips fail a run of CI."""
     yield
     skipped = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    for need, count in Counter(needs(skipped)).most_common():
+        terminalreporter.write_line(f"skipped {count}: {need}")
     for reason in unexpected(skipped) if os.environ.get("CI") else []:
         terminalreporter.write_line(f"UNEXPECTED SKIP {reason}", red=True)
 

@@ -12,8 +12,6 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 
-__all__ = ["GuardedDevice", "create_device", "make_sdk", "recorded"]
-
 EMULATOR = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
 """Deaf to SIGTERM, as an emulator is that hangs."""
 

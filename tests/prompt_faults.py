@@ -11,8 +11,6 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-__all__ = ["Change", "changing", "retokenised", "unchanged", "without_ids"]
-
 Change = Callable[[dict[str, Any]], None]
 """Changes the body of a ``POST /generate``, or the answer to it, in place."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["SECOND_CHANCE"]
-
 SERVERS = "starts a supervisor with gunicorn and runners; a crowded machine starves one of them past its deadline"
 RAY = "starts a Ray of its own, whose head and workers give up on a crowded machine"
 BROWSER = "starts Chromium, which drops what it is told while the machine is crowded"
@@ -43,7 +41,6 @@ SECOND_CHANCE: Mapping[str, str] = {
     "test_gateway_serve": SERVERS,
     "test_grafana_prometheus": SERVERS,
     "test_images_real_engine": ENGINE,
-    "test_log_lines": SERVERS,
     "test_miniwob_faults": BROWSER,
     "test_miniwob_gymnasium": BROWSER,
     "test_miniwob_pages": BROWSER,

@@ -10,23 +10,23 @@ import re
 from collections.abc import Iterable
 
 EXPECTED = {
+    r"ROLLOUT_BUFFER_TEST_(SLIME|MEGATRON)|this slime": "a checkout of slime, with Megatron-LM for its train step",
     r"ROLLOUT_BUFFER_TEST_(ENGINE|TEXT|VISION)|_URL=|_URL and .*_MODEL|SLIME_TEST_MODEL": "a running SGLang server",
-    r"ROLLOUT_BUFFER_TEST_SLIME": "a checkout of slime and its requirements",
-    r"ROLLOUT_BUFFER_TEST_MEGATRON": "a checkout of Megatron-LM, with slime's patch",
-    r"android_world|ANDROID_WORLD": "the android_world package, which is on no package index",
-    r"ROLLOUT_BUFFER_TEST_AGENTS_PYTHON": "an environment with agent frameworks",
-    r"ROLLOUT_BUFFER_TEST_NPM": "a folder with OpenAI's client from npm, and node",
-    r"ROLLOUT_BUFFER_TEST_WHEEL": "minutes for an environment of its own; scripts/verify wheel",
     r"\btorch\b": "torch, which no process of this project needs",
-    r"[Pp]rometheus": "a Prometheus server",
-    r"systemd-analyze": "systemd",
-    r"nginx is not installed": "the package nginx-light, which only who opens the port to strangers needs",
-    r"chromedriver": "the package chromium-driver, which only the comparison with MiniWoB's own environment needs",
-    r"Debian's adb": "the package adb, which only packagers of Android and a test of its server need",
-    r"is played by the buffer alone|is installed here": "nothing: the case does not apply here",
+    r"android_world|ANDROID_WORLD": "the android_world package, which is on no package index",
+    r"ROLLOUT_BUFFER_TEST_(AGENTS_PYTHON|NPM|WHEEL)": "an environment of its own: agent frameworks, npm, the wheel",
+    r"[Pp]rometheus|systemd-analyze|chromedriver|Debian's adb|nginx": "a Debian package: prometheus, adb, nginx …",
     r"mount|tmpfs|loop device": "the right to mount a file system",
+    r"is played by the buffer alone|is installed here": "nothing: the case does not apply here",
 }
-"""What the reason of a skip says, as a regular expression, and what the test would need."""
+"""What the reason of a skip says, as a regular expression, and what the test would need: ten entries at most."""
+
+
+def needs(reasons: Iterable[str]) -> list[str]:
+    """Returns what each skipped test would need, or its reason where that is not in the list."""
+    return [
+        next((need for pattern, need in EXPECTED.items() if re.search(pattern, reason)), reason) for reason in reasons
+    ]
 
 
 def unexpected(reasons: Iterable[str]) -> list[str]:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["abort", "fill", "mounted", "mounted_ext4"]
-
 
 @contextlib.contextmanager
 def mounted(folder: Path, *, megabytes: int) -> Iterator[Path]:

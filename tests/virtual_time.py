@@ -8,8 +8,6 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["VirtualTimeLoop", "in_virtual_time"]
-
 
 class _JumpingSelector(selectors.DefaultSelector):
     """Moves time on instead of waiting for it. What real files and threads have to say is still waited for."""

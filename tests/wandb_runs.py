@@ -18,8 +18,6 @@ BLOCK_BYTES = 32 * 1024
 WHOLE, LAST = 1, 4
 TIMEOUT_S = 20.0
 
-__all__ = ["artifact_files_in", "logged_in", "metrics_defined_in", "offline_run"]
-
 
 @contextmanager
 def offline_run(folder: Path) -> Iterator[Any]:

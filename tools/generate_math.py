@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-__all__ = ["generate", "main"]
-
 DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "data" / "demo_math.jsonl"
 SEED = 7
 INSTRUCTION = "Put your final answer within \\boxed{}."

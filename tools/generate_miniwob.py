@@ -20,8 +20,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, task_names
 
-__all__ = ["generate", "main"]
-
 OUTPUT = Path(__file__).resolve().parent.parent / "data" / "miniwob.jsonl"
 SEEDS = 4
 SHUFFLE_SEED = 42

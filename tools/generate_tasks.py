@@ -33,8 +33,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CurriculumError", "Entry", "generate", "main", "read_curriculum"]
-
 DATA = Path(__file__).resolve().parent.parent / "data"
 PARAMS_PER_TASK = 20
 SHUFFLE_SEED = 42

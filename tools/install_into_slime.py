@@ -32,8 +32,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["Overlay", "OverlayError", "main"]
-
 SOURCE = Path(__file__).resolve().parent.parent
 PATTERNS = (
     "slime/rollout/agent_rollout*.py",

@@ -29,8 +29,6 @@ from tools.launching.preconditions import looked_at, missing
 from tools.launching.settings import VARIABLES, misspelt, read_settings
 from tools.launching.steps import compose, show
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the training's exit code, or 2 after a sentence that says what to mend."""

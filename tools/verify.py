@@ -31,8 +31,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["ROWS", "Result", "Row", "main"]
-
 ROOT = Path(__file__).resolve().parents[1]
 MAX_S = 3600.0
 _ANSWER_S = 5.0

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ARROWS", "BOXES", "Arrow", "Box", "architecture_svg"]
-
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "architecture.svg"
 BUFFER = "slime_plugins/rollout_buffer"
 LAB = "lab/src/rollout_buffer_lab"

@@ -19,8 +19,6 @@ from slime.utils.mask_utils import Generation, MultiTurnLossMaskGenerator, Train
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 
-__all__ = ["PICTURES", "Strip", "picture_svg", "strips_of"]
-
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images"
 WIDTH, MARGIN, LINE, CHARACTER = 660, 14, 26, 7.25
 QUESTION = {"role": "user", "content": "What is 15 * 23?"}

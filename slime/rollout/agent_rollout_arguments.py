@@ -18,17 +18,6 @@ from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, ShortGroups, re
 from slime.rollout.agent_rollout_versions import execution_field
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = [
-    "ESTIMATORS_WITHOUT_DUMMIES",
-    "STD_ESTIMATORS",
-    "check_arguments",
-    "data_parallel_size",
-    "log_probs_come_with_the_loss",
-    "rows_divisor",
-    "sees_images",
-    "wants_even_rows",
-]
-
 ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
 """They assert that every sequence has a trained token."""
 STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})

@@ -20,8 +20,6 @@ from slime.rollout.agent_rollout_samples import NORMALIZING_ESTIMATORS, Group, a
 from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
 from slime_plugins.rollout_buffer.errors import GeneratorError
 
-__all__ = ["OWN_REWARDS_PATH", "BatchRule", "make_odd_dummies", "played", "rule_of"]
-
 logger = logging.getLogger(__name__)
 
 OWN_REWARDS_PATH = "slime.rollout.agent_rollout.post_process_rewards"

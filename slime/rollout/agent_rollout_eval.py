@@ -15,8 +15,6 @@ from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.trainer.evaluation import play_once
 
-__all__ = ["evaluate"]
-
 
 async def evaluate(
     args: Any, rollout_id: int, settings: RolloutSettings, client: AsyncRolloutBufferClient

@@ -15,16 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "POSTPROCESS_PATH",
-    "drop_unknown_log_probs",
-    "knows_log_probs",
-    "played_share",
-    "played_trajectories",
-    "speaks_for_its_rows",
-    "take_weight_off_dummies",
-]
-
 POSTPROCESS_PATH = "slime.rollout.agent_rollout.post_process_rollout_data"
 
 Gather = Callable[[Any], Sequence[Any]]

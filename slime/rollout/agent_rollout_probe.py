@@ -21,8 +21,6 @@ from typing import Any
 
 from slime.rollout import agent_rollout
 
-__all__ = ["LoopbackBuffer", "LoopbackGroup", "ScriptedReply", "generate_rollout", "probe_item"]
-
 PROBE_GROUPS = 2
 PROBE_SAMPLES_PER_GROUP = 2
 MAX_WAIT_S = 0.05

@@ -11,8 +11,6 @@ from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.trainer.records import RolloutRow
 
-__all__ = ["RECORD_FIELDS", "fill_records", "record_fields", "without_records"]
-
 RECORD_FIELDS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts")
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from slime.rollout.agent_rollout_settings import read_report_rows, read_settings
 from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
 
-__all__ = ["RowName", "report_rows", "reporters", "rows_to_report"]
-
 
 class RowName(str):
     """An instance id that also names one row: its job, the trajectory's uid and the row's number.

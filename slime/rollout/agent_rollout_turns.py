@@ -20,8 +20,6 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.trainer.token_facts import laid_out
 from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
 
-__all__ = ["give_turn_advantages", "set_advantages"]
-
 
 def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> int:
     """Names, with each row of a group in which turns earned rewards, the advantage of each of its tokens.

@@ -13,8 +13,6 @@ from typing import Any
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["check_rows", "execution_field", "execution_of", "set_execution"]
-
 
 def execution_field(sample_type: type[Any] = Sample) -> str | None:
     """Returns the field that the rows of one execution share; None where this slime knows none."""

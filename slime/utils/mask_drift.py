@@ -12,8 +12,6 @@ from enum import StrEnum
 
 from slime.utils.mask_rows import Generation, TrainingRow
 
-__all__ = ["DriftKind", "DriftReport", "Rebuilt", "RebuiltTurn", "compare_with_rebuilt"]
-
 
 class DriftKind(StrEnum):
     """One way in which carried and rebuilt tokens differ."""

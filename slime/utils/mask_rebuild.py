@@ -28,8 +28,6 @@ from slime.utils.mask_template import (
     Writer,
 )
 
-__all__ = ["ConversationReader", "WrittenTurn"]
-
 THINK, THINK_END = "<think>", "</think>"
 _QUESTION = "probe-question"
 _THOUGHT = "probe-thought"

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-__all__ = ["RECORDS_MAGIC", "ROUTED_EXPERTS", "TOP_P_TOKENS", "RecordBytes", "TokenRecords", "joined_records"]
-
 ROUTED_EXPERTS = "routed_experts"
 """For each token but the first, the experts of the pass that sampled it, or read the token before it."""
 TOP_P_TOKENS = "top_p_tokens"

@@ -12,20 +12,6 @@ from enum import StrEnum
 
 from slime.utils.mask_records import RecordBytes
 
-__all__ = [
-    "Generation",
-    "PromptCheck",
-    "PromptReceipt",
-    "TrainingRow",
-    "WeightVersionSpan",
-    "align_with_expanded",
-    "expand_image_tokens",
-    "get_response_lengths",
-    "pack_training_rows",
-    "pack_training_rows_within",
-    "response_length_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class WeightVersionSpan:

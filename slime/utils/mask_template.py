@@ -21,25 +21,6 @@ from itertools import islice
 from types import NoneType
 from typing import Any, Protocol
 
-__all__ = [
-    "THINKING_SWITCHES",
-    "ChatTemplate",
-    "Dialect",
-    "Message",
-    "Messages",
-    "RenderedTurn",
-    "Rendering",
-    "Tools",
-    "Undecided",
-    "UndecidedError",
-    "UndecidedReason",
-    "VisionTokens",
-    "Writer",
-    "discover_dialect",
-    "discover_vision_tokens",
-    "with_reasoning_content",
-]
-
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 Tools = Sequence[Any] | None

@@ -25,8 +25,6 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
-__all__ = ["Chunk", "ChunkTokenizer", "added_token_texts"]
-
 _SHORT = 64  # characters of header or trailer that are worth tokenising on their own
 _MANY = 256  # chunks that are worth several threads
 _BYTES_PER_TOKEN = 48  # an id as an object, its pointer, and two offsets in the chunks that need them

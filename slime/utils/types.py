@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-__all__ = ["Sample"]
-
 
 @dataclass
 class Sample:

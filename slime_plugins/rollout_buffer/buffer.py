@@ -13,6 +13,16 @@ Servers, runners and the supervisor each hold a ``Buffer`` of their own on the s
 
 from __future__ import annotations
 
+if (
+    __name__ == "__main__"
+):  # ``python buffer.py``, as slime's users start it: serves, from where ``types.py`` hides nothing
+    import os
+    import sys
+
+    os.environ["PYTHONPATH"] = os.path.abspath(__file__).rsplit(os.sep, 3)[0]
+    os.execv(sys.executable, [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *sys.argv[1:]])
+
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -53,9 +63,9 @@ from slime_plugins.rollout_buffer.state import (
     deliveries,
     delivery_leases,
     delivery_meta,
+    group_opening,
     job_lookup,
     job_start,
-    large_starts,
     staleness,
 )
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
@@ -77,11 +87,13 @@ from slime_plugins.rollout_buffer.storage.tables import (
     delivery_rows,
     group_rows,
     job_rows,
+    plan_rows,
     service_rows,
     trajectory_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.input_rows import pack_input
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     AckResult,
@@ -126,19 +138,16 @@ class Buffer:
         Raises:
             ConflictError: a job of that id exists and is a different one.
             StorageFullError: the disk, or its quota, has no room for it.
-            UnavailableError: it is a large job that another call is starting just now.
         """
+        pack = functools.cache(lambda: pack_input(instances) if instances else None)
         with self.store.read() as connection:
-            way, job = job_start.way_of_start(connection, payload)
-        if way in (Way.CREATE, Way.SUPERSEDE):
+            start = job_start.decide_start(connection, payload)
+        if start.way is Way.CREATE:
             self.store.check_room()
-        if large_starts.is_large(payload, instances):
-            if way in (Way.CREATE, Way.SUPERSEDE):
-                return large_starts.start_large(self.store, self._clock, payload, instances)
-            if way is Way.TAKE_OVER and job is not None:
-                return large_starts.take_over_large(self.store, self._clock, job.key, payload, instances)
+        if start.keeps_input:
+            pack()  # before the transaction: others write meanwhile
         with self.store.write() as connection:
-            return job_start.start_job(connection, self._clock(), payload, instances)
+            return job_start.start_job(connection, self._clock(), payload, pack)
 
     def job(self, job_id: str) -> JobRecord:
         """Returns a job.
@@ -282,8 +291,14 @@ class Buffer:
             return job_rows.get_job(connection, job_key)
 
     def open_groups(self, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
-        """Returns open groups in playing order, from the one after (epoch, position) on."""
+        """Returns open groups in playing order, from the one after (epoch, position) on; opens what is needed."""
         with self.store.read() as connection:
+            found = group_rows.open_groups(connection, job_key, after=after, limit=limit)
+            plan = plan_rows.find_plan(connection, job_key)
+        if len(found) == limit or plan is None or not plan.unopened:
+            return found
+        with self.store.write() as connection:
+            group_opening.open_next(connection, job_key, limit)
             return group_rows.open_groups(connection, job_key, after=after, limit=limit)
 
     def groups_in_play(self, job_key: int) -> list[GroupRecord]:
@@ -293,11 +308,10 @@ class Buffer:
                 return []
             return group_rows.opened_groups(connection, job_key)
 
-    def instance(self, job_key: int, position: int) -> Instance:
-        """Returns one line of the job's input."""
+    def instance(self, group: GroupRecord) -> Instance:
+        """Returns the instance of a group, with its line of the job's input."""
         with self.store.read() as connection:
-            data = orjson.loads(group_rows.instance_line(connection, job_key, position))
-        return Instance(instance_id=wire.identifier(data["instance_id"], "instance_id"), data=data)
+            return group_opening.instance_of(connection, group)
 
     def skipped_instance_ids(self, job_key: int) -> list[str]:
         """Returns the ids that a plain generator is not to play, once per skipped epoch."""

@@ -19,8 +19,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["ChatTokens", "image_placeholder_of"]
-
 _IMAGE_PLACEHOLDERS = ("<|image_pad|>",)
 """The token that stands for one image, by model family; the first that the tokenizer knows is used."""
 

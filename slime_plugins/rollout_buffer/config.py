@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["ServeSettings", "read_token", "sentences"]
-
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8889
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"

@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["holds_mask", "redacted", "redacted_values"]
-
 MASK: Final = "***"
 
 # Only what has an @ behind it is looked at, so that no part of a long text is scanned twice.

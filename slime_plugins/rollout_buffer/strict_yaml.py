@@ -8,8 +8,6 @@ import yaml
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["load_yaml"]
-
 MAX_ALIASED_VALUES: Final = 10_000
 """Values that aliases may repeat in one text: nine lists of nine aliases each stand for a billion."""
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["hub_trouble", "load_tokenizer"]
-
 HUB_TIMEOUT_S: Final = 5.0
 """How long the model hub may take to say that it has a file. Libraries try for most of a minute, for each file anew."""
 _OFFLINE: Final = "the hub is not asked from here, and it is not in the cache"

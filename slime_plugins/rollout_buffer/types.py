@@ -168,6 +168,13 @@ class Instance:
     instance_id: str
     data: Mapping[str, Any]
 
+    @property
+    def task(self) -> str:
+        """What it is one of: its ``metadata.task_name``, its id where it has none."""
+        metadata = self.data.get("metadata")
+        named = metadata.get("task_name") if isinstance(metadata, Mapping) else None
+        return str(named or self.instance_id)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:

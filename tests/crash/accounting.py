@@ -16,7 +16,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.storage.pack_writer import Place
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.wire import image_hashes
+from slime_plugins.rollout_buffer.wire import image_hashes, named_records
 from tests.crash import checkpoint_trainer, writer
 from tests.crash.workload import (
     DEVICES_JOB,
@@ -153,8 +153,8 @@ def bytes_and_rows_agree(view: StoreView) -> Findings:
         except RolloutBufferError as error:
             yield f"{row['uid']}: {error.message}"
         else:
-            for missing in set(image_hashes(body)) - images.keys():
-                yield f"{row['uid']} shows the image {missing}, which is not stored"
+            for missing in {*image_hashes(body), *named_records(body)} - images.keys():
+                yield f"{row['uid']} names the image or token records {missing}, which are not stored"
 
 
 def bodies(view: StoreView) -> Iterator[tuple[str, bytes]]:

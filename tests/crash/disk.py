@@ -8,8 +8,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-__all__ = ["SmallDisk"]
-
 
 class SmallDisk:
     """Mounts itself over a folder; can be filled to the last byte and emptied again."""

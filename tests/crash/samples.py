@@ -88,8 +88,8 @@ class Sampler(threading.Thread):
 
     def _check_rows(self, database: sqlite3.Connection) -> None:
         for row in database.execute(
-            "SELECT job_id, (SELECT count(*) FROM groups WHERE job_key = jobs.key) AS n, instance_count * num_epoch "
-            "FROM jobs"
+            "SELECT job_id, (SELECT count(*) FROM groups WHERE job_key = jobs.key) + coalesce(unopened + skipped, 0), "
+            "instance_count * num_epoch FROM jobs LEFT JOIN plans ON job_key = key"
         ):
             if row[1] != row[2]:
                 self._note(f"job {row[0]} has {row[1]} groups, not {row[2]}")

@@ -50,6 +50,7 @@ def test_the_demo_in_mode_history_brings_48_trajectories_in_more_rows(tmp_path: 
         assert {row["metadata"].get("rollout_mode") for row in members} <= {"history", None}
 
 
+@pytest.mark.large
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_of_edited_contexts_trains_what_was_said_behind_the_last_deletion(tmp_path: Path) -> None:

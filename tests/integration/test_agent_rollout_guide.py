@@ -233,26 +233,7 @@ async def test_a_timeout_says_how_its_job_ended(start_buffer: StartBuffer, stand
         await get_rollout_data(buffer.url, None, 2.0)
 
 
-async def test_a_loop_gets_the_job_that_it_started_beside_others(
-    start_buffer: StartBuffer, stand_in_engine: int
-) -> None:
-    buffer = start_buffer()
-    buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "of-somebody-else"})
-    buffer.client.write([written("theirs")], job_id="of-somebody-else")
-    told = await asyncio.to_thread(start_rollout, buffer.url, arguments(buffer, stand_in_engine), {})
-
-    data, meta_info = await get_rollout_data(buffer.url, 1, timeout=100.0)
-    assert meta_info["job_id"] == told["job_id"]
-    assert {record["instance_id"].split("_")[0] for record in data} == {"math"}
-
-
 # --- refused on purpose ----------------------------------------------------------------------------------------------
-
-
-def test_samples_do_not_take_truncated() -> None:
-    """slime's own record has ``status`` in its place, and the record is slime's."""
-    with pytest.raises(TypeError, match="truncated"):
-        Sample(truncated=False)  # type: ignore[call-arg]  # what is refused
 
 
 def test_problems_without_a_label_cannot_be_rewarded(start_buffer: StartBuffer, stand_in_engine: int) -> None:

@@ -21,10 +21,9 @@ from rollout_buffer_lab.trainer_stand_in import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
-from tests.android_world_expert import expert_replies, say
+from tests.android_world_expert import expert_replies
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 TASKS = ("SystemWifiTurnOn", "SimpleSmsSend")
@@ -152,37 +151,6 @@ async def test_what_breaks_is_never_a_reward_that_is_trained(mode: str, engine: 
     assert raw == pytest.approx([good[0].reward] * (len(good) + 1))
 
 
-@BOTH_MODES
-async def test_an_engine_that_is_told_to_give_up_ends_the_episode(mode: str) -> None:
-    """slime aborts what it does not need any more and waits until it has ended: nothing may be sampled again."""
-    async with running(StandInSettings(port=0, skill=1.0, token_latency_s=0.02)) as url:
-        playing = asyncio.create_task(_as_task(mode, url))
-        await asyncio.sleep(0.7)
-        await _abort_all(url)
-        (sample,) = rows(await asyncio.wait_for(playing, 10))
-        await close_resources()
-    assert (sample.status, sample.remove_sample) == (Sample.Status.ABORTED, True)
-
-
-async def _as_task(mode: str, url: str) -> Sample | list[Sample]:
-    return await MODES[mode](args_for(url), slimes_sample(), slimes_sampling())
-
-
-async def _abort_all(url: str) -> None:
-    import aiohttp
-
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{url}/abort_request", json={"abort_all": True}) as reply,
-    ):
-        assert reply.status == 200
-
-
-async def test_a_wrong_setting_is_an_error_and_no_sample(engine: str) -> None:
-    with pytest.raises(ConfigError, match="max_turn is not a setting"):
-        await rollout.generate(args_for(engine, android_world={"max_turn": 3}), slimes_sample(), slimes_sampling())
-
-
 # ---- the environment interface ---------------------------------------------------------------------------------------
 
 
@@ -207,29 +175,3 @@ async def test_the_environment_plays_a_task_as_an_episode_does(engine: str) -> N
     env.close()
     env.close()
     await close_resources()
-
-
-async def test_in_the_environment_bad_replies_cost_turns_and_running_out_of_them_earns_nothing(engine: str) -> None:
-    env = build_env(slimes_sample(), args_for(engine, max_turns=2))
-    with pytest.raises(EnvironmentSetupError, match="not reset"):
-        await env.step("hello")
-    await env.reset()
-    observation, over, done = await env.step("no call")
-    assert (over, done["malformed"]) == (False, "it has no <tool_call>")
-    assert "no <tool_call>" in env.format_observation(observation)["content"][0]["text"]
-    _, over, _ = await env.step(say(action="wait"))
-    assert over
-    assert await env.compute_final_reward() == 0.0
-    env.close()
-
-
-async def test_more_environments_than_phones_take_turns(engine: str) -> None:
-    async def one(index: int) -> float:
-        env = build_env(slimes_sample(index=index), args_for(engine))
-        await env.reset()
-        await env.step(say(action="terminate", status="failure"))
-        reward = await env.compute_final_reward()
-        env.close()
-        return reward
-
-    assert await asyncio.gather(*map(one, range(7))) == [pytest.approx(-0.45)] * 7

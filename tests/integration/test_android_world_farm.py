@@ -202,6 +202,7 @@ def failed_attempts(data: Path) -> list[tuple[str, str, int]]:
     return [(*what, count) for what, count in counted.most_common()]
 
 
+@pytest.mark.large
 def test_forty_tasks_on_eight_devices_become_samples(folder: Path, params: dict[str, Any]) -> None:
     sdk = make_simulated_sdk(folder / "sdk", python=PYTHON)
     script = Script(tasks=TASKS, params=params, parts={(position, 1): (HESITATION,) for position in range(len(TASKS))})

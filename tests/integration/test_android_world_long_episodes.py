@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import StandInSettings
-from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -36,11 +35,12 @@ from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
     SamplingParams,
-    StopReason,
     Trajectory,
 )
-from tests.recorded_phone import ADDRESS, REPEATED, UNIQUE
+from tests.recorded_phone import ADDRESS, UNIQUE
 from tests.support import start_external
+
+pytestmark = pytest.mark.large
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 AT_ONCE = 64
@@ -112,26 +112,6 @@ async def stand_in() -> AsyncIterator[Engine]:
             yield engine
         finally:
             await engine.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@BOTH_MODES
-@pytest.mark.parametrize("at_once", [16, pytest.param(AT_ONCE, marks=pytest.mark.large)])
-async def test_many_episodes_of_fifty_steps_at_once_are_all_accounted_for(mode: str, at_once: int) -> None:
-    async with stand_in() as engine, generator_on(engine, mode, LONG) as generator:
-        played = await asyncio.gather(*(generator.play(episode(number, REPEATED)) for number in range(at_once)))
-    assert [trajectory.uid for trajectory in played] == [f"episode-{number}" for number in range(at_once)]
-    for trajectory in played:
-        assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_TURNS, 0.0)
-        assert trajectory.extra_info["turns"] == len(trajectory.generations) == LONG
-        assert len(trajectory.messages) == 1 + 2 * LONG
-        rows = pack_training_rows(trajectory.generations)
-        assert len(rows) == (LONG if mode == "history" else 1)
-        trained = sum(sum(row.loss_mask) for row in rows)
-        assert trained == sum(len(generation.output_ids) for generation in trajectory.generations)
-        assert sum(len(row.images or ()) for row in rows) == LONG
-        assert len(trajectory.images) == 6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_V
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 
+pytestmark = pytest.mark.large
+
 MODEL = os.environ.get("SLIME_TEST_MODEL", "")
 PORT = os.environ.get("SLIME_TEST_SGLANG_PORT", "")
 HOST = os.environ.get("SLIME_TEST_SGLANG_HOST", "127.0.0.1")

@@ -32,6 +32,7 @@ def test_every_benchmark_is_here() -> None:
     assert {path.stem.removeprefix("bench_") for path in (ROOT / "benchmarks").glob("bench_*.py")} == set(SMALL)
 
 
+@pytest.mark.large
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:

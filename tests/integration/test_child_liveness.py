@@ -41,6 +41,7 @@ def reason_of(buffer: BufferProcess) -> str:
         return ""
 
 
+@pytest.mark.large
 @pytest.mark.slow
 def test_a_gateway_and_a_gunicorn_that_are_stopped_are_replaced_and_nothing_else_is(start_buffer: StartBuffer) -> None:
     port = free_port()

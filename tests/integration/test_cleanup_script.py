@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.config import SETTING_PREFIX
 from slime_plugins.rollout_buffer.generator.android_world.emulator import guard as emulator_guard
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
@@ -186,12 +185,6 @@ def test_what_only_looks_like_ours_survives(host: Host) -> None:
     assert {name: lives(pid) for name, pid in decoys.items()} == dict.fromkeys(decoys, True)
 
 
-def test_a_marked_emulator_that_nobody_recorded_is_ended(host: Host) -> None:
-    orphan = host.program(EMULATOR, "-avd", "cleanup_test_7", "-port", "5560", mark="cleanup_test_7")
-    assert f"ending unrecorded {orphan} of cleanup_test_7" in host.cleanup()
-    until(lambda: not lives(orphan))
-
-
 def test_a_dry_run_says_everything_and_does_nothing(host: Host) -> None:
     emulator = host.guard("cleanup_test_0")
     clone_avd(host.avd_home, "Base", "cleanup_test_0")
@@ -215,20 +208,6 @@ def test_only_clones_with_our_mark_are_removed_and_only_when_asked(host: Host) -
     ]  # fmt: skip
 
 
-def test_the_variables_that_come_before_the_file_for_devices_do_so_here(host: Host, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(host.avd_home, elsewhere)
-    for name in ("cleanup_test_0", "mine_0"):
-        clone_avd(elsewhere, "Base", name)
-    emulator = host.program(EMULATOR, "-avd", "mine_0", "-port", "5560", mark="mine_0")
-    variables = {
-        f"{SETTING_PREFIX}ANDROID_AVD_HOME": str(elsewhere),
-        f"{SETTING_PREFIX}BASE_AVD_NAME_PATTERN": "'mine_{}'",
-    }
-    assert f"ending unrecorded {emulator} of mine_0" in host.cleanup("--avd", **variables)
-    assert sorted(path.name for path in elsewhere.glob("*.avd")) == ["Base.avd", "cleanup_test_0.avd"]
-
-
 def test_all_removes_temporary_folders_and_locks_that_nobody_holds(host: Host) -> None:
     for name in ("rollout_buffer_device_0_abc", "rollout_buffer_android_world_11_x", "rollout_buffer_notes", "else"):
         (host.temporary / name).mkdir()
@@ -241,12 +220,6 @@ def test_all_removes_temporary_folders_and_locks_that_nobody_holds(host: Host) -
     assert sorted(path.name for path in host.temporary.iterdir()) == ["else", "rollout_buffer_notes"]
     assert [path.name for path in host.locks.iterdir()] == ["5556.lock"]
     assert lives(holder)
-
-
-def test_an_unknown_option_or_config_changes_nothing(host: Host) -> None:
-    for words in (["--everything"], ["--config", str(host.folder / "none.yaml")]):
-        done = subprocess.run([str(SCRIPT), *words], capture_output=True, text=True, timeout=20, check=False)
-        assert (done.returncode, done.stdout) == (2, "")
 
 
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))

@@ -127,12 +127,13 @@ def test_a_long_document_is_stored_once_and_sent_to_nobody(start_buffer: StartBu
     assert len(items) == 8
     assert all(len(json.dumps(item.raw)) < 300_000 for item in items)
     with closing(sqlite3.connect(buffer.folder / "data" / "buffer.sqlite3")) as connection:
-        ((lines,),) = connection.execute("SELECT sum(length(line)) FROM instances").fetchall()
+        ((lines,),) = connection.execute("SELECT sum(length(lines)) FROM input_chunks").fetchall()
     assert lines <= size
     stored = sum(path.stat().st_size for path in (buffer.folder / "data" / "packs").rglob("*") if path.is_file())
     assert stored < size / 2
 
 
+@pytest.mark.large
 def test_snapshots_are_rebuilt_from_what_was_delivered(start_buffer: StartBuffer, stand_in_engine: int) -> None:
     buffer = start_buffer()
     documents(buffer.folder, 3)
@@ -150,6 +151,7 @@ def test_snapshots_are_rebuilt_from_what_was_delivered(start_buffer: StartBuffer
             assert snapshot.full_history[-1]["role"] in ("assistant", "tool")
 
 
+@pytest.mark.large
 def test_a_small_context_is_punished_and_a_plain_loop_deletes_nothing(
     start_buffer: StartBuffer, stand_in_engine: int
 ) -> None:

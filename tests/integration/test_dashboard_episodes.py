@@ -7,7 +7,6 @@ each is shown for what it is. Needs what ``test_dashboard_browser`` needs.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from slime_plugins.rollout_buffer.tools.generate_documents import generate
 from tests.integration.conftest import BufferProcess, answers, wait_until
 from tests.integration.test_dashboard_browser import Visit, browser, current
@@ -107,40 +106,4 @@ def test_a_session_of_the_gateway_says_so_and_how_many_branches_it_had(
     tree = here.page.get_by_role("region", name="Branches")
     tree.get_by_text("What is 1 + 1?").wait_for()
     assert tree.locator(".branch-turn").count() == 2
-    here.check()
-
-
-def test_a_rollout_of_a_server_elsewhere_says_so(
-    start_buffer: StartBuffer, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit], tmp_path: Path
-) -> None:
-    buffer, port = start_buffer(), free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "remote-rollout", "--port", str(port)]
-    remote = ChildProcess("remote", command, log_file=tmp_path / "remote.log")
-    try:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, f"its start\n{remote.log_tail()}")
-        options = {"remote_rollout_url": f"http://127.0.0.1:{port}", "remote_rollout_tokenizer": "demo"}
-        lines = [{"instance_id": "7+8", "prompt": "Calculate 7 + 8", "label": "15"}]
-        job_id = played(buffer, stand_in_engine, task_type="remote_rollout", instances=lines, **options)
-        here = show(buffer, job_id)
-        here.page.get_by_text("a rollout server elsewhere ran the agent, in 2 turns").wait_for()
-        here.check()
-    finally:
-        remote.stop(20)
-
-
-def test_history_mode_has_a_row_for_every_turn(
-    start_buffer: StartBuffer, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
-) -> None:
-    buffer = start_buffer("--android", "device_pool=local", "--android", "num_workers=1")
-    metadata = {"task_name": "SystemWifiTurnOn", "params_idx": 1}
-    lines = [{"instance_id": "wifi", "prompt": "Complete a task on Android", "metadata": metadata}]
-    options = {"android_world": {"rollout_mode": "history", "max_turns": 4}}
-    job_id = played(buffer, stand_in_engine, task_type="android_world", instances=lines, **options)
-    here = show(buffer, job_id)
-    (light,) = buffer.client.trajectories(job_id=job_id)["trajectories"]
-    here.page.get_by_text("each turn had a prompt of its own").wait_for()
-    here.page.get_by_text("Tokens, mask and log-probs").click()
-    here.page.get_by_text("Tokens of a training row").wait_for()
-    assert here.page.get_by_label("Row").locator("option").count() == light["turns"]
-    here.page.locator(".glass img").evaluate("image => image.decode()")
     here.check()

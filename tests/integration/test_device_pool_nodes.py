@@ -26,7 +26,6 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
-from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.registry import Plugin
@@ -45,9 +44,10 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
-from tests.integration.conftest import descendants, is_alive
+from tests.integration.conftest import descendants
 
 pytestmark = [
+    pytest.mark.large,
     pytest.mark.slow,
     # Not imported here: Ray reads its token's place when it is imported, and the cluster is not up yet.
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
@@ -148,15 +148,6 @@ def nodes_of(devices: list[dict[str, Any]]) -> Counter[str]:
 
 
 # ---- where workers land ----------------------------------------------------------------------------------------------
-
-
-async def test_what_no_node_offers_is_said_at_once(head: str, first_node: Node) -> None:
-    begun = time.monotonic()
-    with pytest.raises(DeviceError, match=r"no node offers \{CPU: 0\.1, toaster: 1\}: the cluster has ") as caught:
-        async with pool_at(head, resources_per_worker={"num_cpus": 0.1, "custom": {"toaster": 1}}, boot_timeout_s=120):
-            pass
-    assert "phone: 2" in caught.value.message
-    assert time.monotonic() - begun < 100
 
 
 async def test_workers_land_only_where_their_resource_is_and_the_rest_wait_and_say_why(
@@ -272,22 +263,6 @@ async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
 
 
 # ---- what else breaks ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.large  # that a worker which hangs is killed and replaced, test_device_pool_ray.py claims of one cluster
-async def test_a_stopped_worker_process_counts_as_hung_and_is_killed_and_replaced(head: str, first_node: Node) -> None:
-    async with pool_at(head, num_workers=1, step_timeout_s=5) as pool:
-        async with await pool.acquire() as device:
-            stopped = int((await device.reset("Solved", 0)).details["pid"])
-            os.kill(stopped, signal.SIGSTOP)
-            with pytest.raises(DeviceError, match="did not finish"):
-                await device.step(CLICK)
-        async with await pool.acquire() as device:
-            assert int((await device.reset("Solved", 0)).details["pid"]) != stopped
-        deadline = time.monotonic() + 30
-        while is_alive(stopped):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
 
 
 async def test_two_trainings_and_an_evaluation_share_two_phones_and_all_come_to_their_end(

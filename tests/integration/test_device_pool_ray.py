@@ -18,33 +18,23 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollout_buffer_lab.scripted_engine.conversation import read_conversation
-from rollout_buffer_lab.scripted_engine.policy import reply_to
-from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import (
     MANAGER_NAME,
     NAMESPACE,
     RayDevicePool,
-    _RemoteDeviceManager,
 )
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
-from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.miniwob.config import MiniWobSettings
-from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
-from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
 from tests.android_world_expert import expert_replies, turn_of
-from tests.miniwob_browsers import needs_a_browser
-from tests.miniwob_browsers import processes_below as below
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 pytestmark = [
@@ -166,18 +156,6 @@ async def test_the_next_runner_finds_the_same_devices(cluster: str) -> None:
     assert seen[0] == seen[1]
 
 
-async def test_errors_of_a_device_arrive_as_they_were_raised(cluster: str) -> None:
-    async with pool_at(cluster) as pool, await pool.acquire() as device:
-        with pytest.raises(EnvironmentSetupError, match="there is no task NoSuch"):
-            await device.reset("NoSuch", 0)
-        await device.reset("Offline", 0)
-        with pytest.raises(DeviceError, match="the fake device is offline"):
-            await device.step(CLICK)
-        await device.reset("Bug", 0)
-        with pytest.raises(DeviceError, match="ZeroDivisionError"):
-            await device.step(CLICK)
-
-
 async def test_a_worker_that_dies_costs_one_attempt_and_is_replaced(cluster: str) -> None:
     async with pool_at(cluster) as pool:
         async with await pool.acquire() as device:
@@ -194,33 +172,9 @@ async def test_a_worker_that_dies_costs_one_attempt_and_is_replaced(cluster: str
     assert counters[lost]["replacements"] == 1
 
 
-@pytest.mark.parametrize(
-    ("task", "words"), [("Solved", "a device worker is gone"), ("Dies", "the fake device has died")]
-)
-async def test_a_death_ends_its_episode_while_the_engine_is_silent(cluster: str, task: str, words: str) -> None:
-    """The worker is killed, or its device dies in it; nobody calls it when it happens."""
-    async with pool_at(cluster, num_workers=1) as pool:
-        before = await deaths(pool)
-        start = time.monotonic()
-        with pytest.raises(DeviceError, match=words):
-            await die_while_waiting(pool, task)
-        assert time.monotonic() - start < 60
-        async with await pool.acquire() as device:
-            await device.reset("Solved", 0)
-            assert await deaths(pool) == before + 1
-
-
 async def deaths(pool: RayDevicePool) -> int:
     """How often the first device has died on this cluster, which the tests share."""
     return int((await pool.counters())[0]["failures"].get("died", 0))
-
-
-async def die_while_waiting(pool: RayDevicePool, task: str) -> None:
-    async with await pool.acquire() as device:
-        process = int((await device.reset(task, 0)).details["pid"])
-        if task == "Solved":
-            os.kill(process, signal.SIGKILL)
-        await asyncio.sleep(120)
 
 
 async def test_a_hung_worker_is_killed_and_replaced(cluster: str) -> None:
@@ -271,28 +225,6 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
     victim.stdout.close()
 
 
-async def until_in_line(pool: RayDevicePool, runners: int) -> None:
-    deadline = time.monotonic() + 30
-    while sum((await pool.snapshot())["runners_waiting"].values()) < runners:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
-
-
-async def test_a_runner_that_leaves_while_it_waits_takes_no_device_along(cluster: str) -> None:
-    """A cancelled job: what it asked for would come free and be lent to nobody, until the lease of that ends."""
-    async with pool_at(cluster, "stays", num_workers=1, lease_timeout_s=120) as staying:
-        async with pool_at(cluster, "leaves", num_workers=1, lease_timeout_s=120) as leaving:
-            held = await leaving.acquire()
-            waiting = [asyncio.create_task(leaving.acquire(purpose)) for purpose in Purpose]
-            await until_in_line(staying, len(waiting))
-            next_one = asyncio.create_task(staying.acquire())
-            for task in waiting:
-                task.cancel()
-            held.give_back()
-        async with asyncio.timeout(15), await next_one as device:
-            await device.reset("Solved", 0)
-
-
 async def test_a_manager_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:
     began: list[str] = []
 
@@ -337,28 +269,6 @@ def test_no_cluster_is_started_without_a_token(tmp_path: Path) -> None:
     assert "RAY_AUTH_TOKEN_PATH must name a file" in done.stderr
 
 
-async def test_the_loop_goes_on_while_devices_are_slow(cluster: str) -> None:
-    turns = 0
-
-    async def watch() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0.01)
-            turns += 1
-
-    async with pool_at(cluster) as pool:
-
-        async def episode() -> None:
-            async with await pool.acquire() as device:
-                await device.reset("Slow", 0)
-                await device.step(CLICK)
-
-        watcher = asyncio.create_task(watch())
-        await asyncio.gather(*(episode() for _ in range(4)))
-        watcher.cancel()
-    assert turns > 10  # about a hundred; held up by four slow steps it would be a few
-
-
 async def test_simulated_phones_play_whole_episodes_in_their_workers(cluster: str) -> None:
     phones = AndroidWorldSettings(screenshot_max_pixels=100_000, lease_timeout_s=2).for_devices()
     async with pool_at(cluster, **phones.model_dump()) as pool:
@@ -386,61 +296,6 @@ def request_for(task_name: str) -> EpisodeRequest:
         attempt=0,
         sampling_params=SamplingParams(max_new_tokens=1024),
     )
-
-
-@needs_a_browser
-async def test_browser_pages_are_played_in_their_workers_and_one_that_is_killed_is_played_anew(cluster: str) -> None:
-    """Its browser and its driver end with it."""
-    pages = MiniWobSettings(device_pool=PoolKind.RAY, lease_timeout_s=5, boots_at_once=2).for_devices()
-    killed: list[int] = []
-
-    def reply(request: GenerateRequest) -> str:
-        if str(request.session_id).startswith("victim") and not killed:
-            killed.append(workers[0])
-            os.kill(workers[0], signal.SIGKILL)
-        said = read_conversation(tokenizer.decode(request.input_ids), [])
-        return reply_to(said, skill=1.0, rng=SessionRng(0, str(request.session_id)))
-
-    async with pool_at(cluster, **pages.model_dump() | {"num_workers": 1}) as pool:
-        generator = MiniWobGenerator(pool)
-        context = GeneratorContext(
-            job_id="job",
-            engine=FakeEngine(reply, tokenizer=tokenizer, delay_s=0.1),
-            tokenizer=tokenizer,
-            concurrency=1,
-            options={"miniwob": {"observation": "elements"}},
-        )
-        await generator.start(context)
-        assert (await generator.play(page_request("first"))).reward == 1.0
-        workers = [process_of(device) for device in await pool.counters()]
-        browsers = {each.pid for worker in workers for each in below(worker)}
-        assert browsers
-        with pytest.raises(DeviceError, match="is gone"):
-            await generator.play(page_request("victim"))
-        assert (await generator.play(page_request("victim"))).reward == 1.0
-        assert killed
-        for browser in browsers:
-            await until_gone(str(browser))
-
-
-def process_of(device: dict[str, Any]) -> int:
-    return int(device["place"].rpartition("process ")[2])
-
-
-def page_request(name: str) -> EpisodeRequest:
-    return episode_request({"instance_id": name, "metadata": {"task_name": "click-button", "params_idx": 3}})
-
-
-async def test_an_actor_whose_cluster_was_left_is_a_typed_error(cluster: str) -> None:
-    import ray
-
-    manager = _RemoteDeviceManager(cluster, "")
-    await manager.configure(settings().model_dump(mode="json"))
-    await asyncio.to_thread(ray.shutdown)
-
-    with pytest.raises(DeviceError, match="has left the cluster"):
-        await manager.renew("somebody", [1])
-    assert not ray.is_initialized()  # a call without a cluster must not start one
 
 
 def test_local_ray_ends_with_its_parent(token: None, tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ what was measured.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import signal
 import sqlite3
@@ -20,9 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +39,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TASKS = (ROOT / "data" / "task_list.txt").read_text().split()
 DISKS = ("userdata-qemu.img", "cache.img", "encryptionkey.img")
 DISK_BYTES = 2_000_000
-MAX_DEVICES = int(os.environ.get("ROLLOUT_BUFFER_TEST_FARM_DEVICES", "64"))
-REPORT = os.environ.get("ROLLOUT_BUFFER_TEST_FARM_REPORT", "")
 UP = {"ready", "leased", "checking"}
 pytestmark = [
     pytest.mark.skipif(ADB is None, reason="Debian's adb is not installed"),
@@ -269,24 +264,3 @@ def test_four_devices_come_up_over_a_restart_and_a_wedged_one_costs_its_neighbou
     assert set(well.values()) == {1}
     struck = {avd for avd, word in last_illness.items() if word != "exit"}
     assert {f"slime_aw_{index}" for index in range(4)} - well.keys() <= struck
-
-
-@pytest.mark.large
-def test_as_many_devices_as_a_host_takes_come_up_and_play_every_task_once(folder: Path) -> None:
-    pattern = ("exit", "well", "crash", "well", "well", "wedge", "well", "exit", "well", "well")
-    faults = tuple(islice(cycle(pattern), MAX_DEVICES))
-    job = play(folder, MAX_DEVICES, TASKS, faults)
-    starts = [line.split() for line in (folder / "avd" / "starts").read_text().splitlines()]
-    report(job, Counter(word for _, word in starts))
-    check(folder, job, TASKS, faulty=1)
-    assert {avd for avd, _ in starts} == {f"slime_aw_{index}" for index in range(MAX_DEVICES)}
-
-
-def report(job: Mapping[str, Any], starts: Mapping[str, int]) -> None:
-    """Appends what was measured to the file that was asked for."""
-    if REPORT:
-        told = ("seconds", "megabytes", "failures", "slots", "attempts")
-        numbers = {"devices": MAX_DEVICES, "starts": starts} | {key: job[key] for key in told}
-        numbers["failures"] = Counter(re.sub(r"\d+", "N", one) for one in job["failures"].elements())
-        with Path(REPORT).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(numbers) + "\n")

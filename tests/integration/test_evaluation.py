@@ -184,6 +184,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(slow_engine: str, tmp_p
     assert "sampling_params" in said
 
 
+@pytest.mark.large
 @pytest.mark.slow
 def test_weights_that_change_in_the_middle_are_told(slow_engine: str, tmp_path: Path) -> None:
     output = tmp_path / "out"
@@ -199,6 +200,7 @@ def test_weights_that_change_in_the_middle_are_told(slow_engine: str, tmp_path: 
     assert "changed during it" in " ".join(process.log_tail(60).split())
 
 
+@pytest.mark.large
 @pytest.mark.slow
 def test_what_breaks_is_tried_again_and_never_the_policys_failure(stand_in_engine: int, tmp_path: Path) -> None:
     (tmp_path / "generators").mkdir()
@@ -232,21 +234,7 @@ def test_what_breaks_is_tried_again_and_never_the_policys_failure(stand_in_engin
     assert {name: after[name] for name in "ab"} == {name: before[name] for name in "ab"}
 
 
-@pytest.mark.slow
-def test_a_buffer_that_serves_already_can_play_it_and_is_left_with_nothing_to_hand_out(
-    start_buffer: Callable[..., BufferProcess], stand_in_engine: int, tmp_path: Path
-) -> None:
-    buffer = start_buffer()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    arguments = ["--task-type", "math", "--tasks", f"{sums(elsewhere, 9)}@[2:5]", "--samples-per-task", "2"]
-    engine = f"http://127.0.0.1:{stand_in_engine}"
-    report, _ = run(evaluation(engine, tmp_path / "out", *arguments, "--buffer-url", buffer.url))
-    assert [one["instance_id"] for one in report["instances"]] == ["sum-2", "sum-3", "sum-4"]
-    assert buffer.client.job(report["job_id"])["groups"]["delivered"] == 3
-    assert not (tmp_path / "out" / "buffer").exists()
-
-
+@pytest.mark.large
 @pytest.mark.slow
 def test_an_openai_compatible_server_plays_phones_and_edited_contexts(tmp_path: Path) -> None:
     port = free_port()

@@ -111,11 +111,6 @@ def test_a_killed_gateway_comes_back_and_its_open_sessions_are_played_again(
     assert item.uid == again["session_id"]
 
 
-def test_serve_without_the_flag_starts_no_gateway(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer()
-    assert not any("gateway" in command for command in buffer.children().values())
-
-
 def test_a_taken_gateway_port_is_said_at_once(start_buffer: StartBuffer, stand_in_engine: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(free_port())]
     command += ["--data-dir", str(tmp_path / "other"), "--gateway-port", str(stand_in_engine)]

@@ -21,7 +21,6 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
-from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
@@ -174,14 +173,6 @@ async def test_a_mask_of_the_wrong_length_is_refused_and_the_right_one_follows(
         assert trainer.get_session("r").response_mask.count(0) == expected
 
 
-async def test_zeros_on_the_first_turn_are_refused() -> None:
-    async with trainer_with_an_engine() as (_, url):
-        status, refusal = await asked(url, [SYSTEM, SUM], [0, 0, 0])
-
-    assert status == 422
-    assert "on the first turn nothing has entered yet: send null" in refusal["error"]["message"]
-
-
 async def test_a_context_that_was_cut_without_a_mask_is_refused() -> None:
     async with trainer_with_an_engine() as (_, url):
         _, first = await asked(url, [SYSTEM, SUM], None)
@@ -253,32 +244,6 @@ def test_a_mask_test_that_fails_is_shown_and_fails_the_command(tmp_path: Path) -
     assert ended.exit_code == 1
     assert "FAILED test_wrong" in ended.output
     assert "response_mask == []" in ended.output
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [("def x(:", "is no Python"), ("x = 1\n", "test_"), (None, "cannot be read")]
-)
-def test_a_file_without_tests_says_so(tmp_path: Path, text: str | None, says: str) -> None:
-    file = tmp_path / "my_tests.py"
-    if text is not None:
-        file.write_text(text)
-
-    ended = CliRunner().invoke(app, ["mask-tests", str(file)])
-
-    assert ended.exit_code == 2
-    assert says in ended.output + ended.stderr
-
-
-async def test_the_stand_in_calls_the_calculator_only_where_one_is_offered() -> None:
-    async with stand_in.running(StandInSettings(port=0, skill=1.0)) as url:
-
-        async def reply(*messages: dict[str, Any], **more: Any) -> str:
-            _, said = await call("POST", f"{url}/v1/chat/completions", {"messages": list(messages), **more})
-            return str(said["choices"][0]["message"]["content"])
-
-        assert "<tool_call>" in await reply(SUM, tools=list(CALCULATOR_SCHEMAS))
-        assert "<tool_call>" in await reply(SYSTEM, SUM)
-        assert "<tool_call>" not in await reply(SUM)
 
 
 async def test_the_request_of_the_page_is_one_that_is_taken() -> None:

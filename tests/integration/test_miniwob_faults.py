@@ -9,7 +9,7 @@ import pytest
 from tests.miniwob_browsers import needs_a_browser
 from tests.miniwob_faults import Account, Fault, play_under_faults
 
-pytestmark = [needs_a_browser, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.large, needs_a_browser, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def test_no_fault_is_rewarded_and_no_episode_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

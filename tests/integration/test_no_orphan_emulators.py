@@ -171,6 +171,7 @@ def test_no_emulator_outlives_its_guard_or_its_worker(farm: BufferProcess, recor
     wait_until(all_gone([guard, *emulators]), TIMEOUT_S, "the end of the worker's emulator")
 
 
+@pytest.mark.large
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)

@@ -68,7 +68,6 @@ from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 
 TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
 PROBE = prompt_probe(TOKENIZER, SIZE_RULES[ImageFamily.QWEN3_VL])
-PAD = PROBE.checker.placeholder_id
 SPLIT = [TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "the"]
 NO_MASKS = MaskSettings(tokenizer_path=None, loss_mask_type="qwen", source=None)
 MASKS = MaskSettings(tokenizer_path=str(DEMO_TOKENIZER_PATH), loss_mask_type="qwen", source=None)
@@ -294,13 +293,6 @@ async def test_the_doctor_says_it_as_well(tmp_path: Path) -> None:
     assert "the engine drops the system prompt of prompts of text" in ill.detail
 
 
-async def test_an_engine_that_says_nothing_is_not_taken_for_exact() -> None:
-    async with scripted() as engine_url, changing(engine_url, unchanged, without_ids) as url:
-        found = await probed(url)
-    assert found == EngineFidelity(text=Kept.UNTOLD, images=Kept.UNTOLD)
-    assert "does not say which ids it runs of prompts with images" in found.complaint
-
-
 async def test_an_engine_that_changes_prompts_is_sent_none_where_exact_ones_are_required() -> None:
     async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
         engine = make_engine(url, tokenizer=TOKENIZER, requires_exact_prompts=True)
@@ -418,13 +410,6 @@ async def test_a_job_says_what_its_engine_does_and_counts_what_it_costs(buffer: 
     assert f'rollout_buffer_prompts{{job_id="{job.job_id}",statistic="differing",task_type="two_turns"}} 2.0' in page
 
 
-async def test_a_turn_that_goes_on_from_what_the_engine_ran_begins_no_row(buffer: Buffer) -> None:
-    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
-        job = await run(buffer, url, TwoTurns())
-    prompts = buffer.describe(job)["measures"]["prompts"]
-    assert (prompts["differing"], prompts["forked"], prompts["extra_tokens"]) == (2, 0, 0)
-
-
 async def test_turns_of_a_silent_engine_are_trained_only_where_their_prompts_are_safe(buffer: Buffer) -> None:
     async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER), without_ids) as url:
         job = await run(buffer, url, TwoTurns())
@@ -438,10 +423,3 @@ async def test_a_job_that_requires_exact_prompts_plays_nothing_on_an_engine_that
         job = await run(buffer, url, generator, exact_prompts="require")
     assert (job.state.value, generator.played) == ("failed", 0)
     assert "exact_prompts is require, and the engine decodes prompts of text and tokenises them anew" in job.cause
-
-
-async def test_a_job_that_requires_exact_prompts_plays_on_an_engine_that_keeps_them(buffer: Buffer) -> None:
-    async with scripted() as url:
-        job = await run(buffer, url, TwoTurns(), exact_prompts="require")
-    assert job.state.value == "finished"
-    assert buffer.describe(job)["measures"]["prompts"]["equal"] == 4

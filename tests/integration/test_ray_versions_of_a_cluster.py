@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from tests.integration.conftest import wait_until
 
 pytestmark = [
+    pytest.mark.large,
     pytest.mark.slow,
     pytest.mark.timeout(240),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),

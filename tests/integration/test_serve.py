@@ -9,18 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
-from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import UnknownTaskTypeError
 from tests.integration.conftest import BufferProcess, answers, wait_until
 from tests.support import written
 
@@ -43,69 +39,7 @@ def math_file(folder: Path, count: int) -> Path:
     return path
 
 
-def math_args(buffer: BufferProcess, engine_port: int, count: int = 40, **changes: Any) -> Namespace:
-    return trainer_args(
-        **{
-            "rollout_buffer_url": buffer.url,
-            "rollout_task_type": "math",
-            "prompt_data": str(math_file(buffer.folder, count)),
-            "sglang_router_port": engine_port,
-            "hf_checkpoint": str(DEMO_TOKENIZER_PATH),
-            "save": str(buffer.folder / "checkpoints"),
-            "load": str(buffer.folder / "checkpoints"),
-            "rollout_num_process": 16,
-            **changes,
-        }
-    )
-
-
-def groups_of(record: RolloutRecord) -> list[str]:
-    return [str(group[0].index) for group in record.groups]
-
-
 # --- a trainer -------------------------------------------------------------------------------------------------------
-
-
-def test_three_rollouts_bring_48_samples_in_exact_groups(start_buffer: StartBuffer, stand_in_engine: int) -> None:
-    buffer = start_buffer()
-    reset_jobs()
-    records = TrainerStandIn(math_args(buffer, stand_in_engine)).train(3)
-    samples = [sample for record in records for sample in record.samples]
-    assert len(samples) == 48
-    assert len({str(sample.group_index) for sample in samples}) == 12
-    assert {sample.reward for sample in samples} == {0.0, 1.0}
-    (job,) = buffer.client.jobs()
-    assert job["slots"]["delivered"] == 48
-    assert not job["attempts"].get("failed")
-
-
-def test_a_trainer_killed_after_its_checkpoint_goes_on_with_the_rest(
-    start_buffer: StartBuffer, stand_in_engine: int
-) -> None:
-    buffer = start_buffer()
-    args = math_args(buffer, stand_in_engine)
-    reset_jobs()
-    first = TrainerStandIn(args).train(1)
-    reset_jobs()  # a new process knows nothing but the checkpoint
-    rest = TrainerStandIn(args, start_rollout_id=1).train(2)
-    seen = [name for record in (*first, *rest) for name in groups_of(record)]
-    assert len(set(seen)) == len(seen) == 12
-
-
-def test_a_trainer_killed_before_its_checkpoint_gets_the_same_again(
-    start_buffer: StartBuffer, stand_in_engine: int
-) -> None:
-    buffer = start_buffer()
-    args = math_args(buffer, stand_in_engine)
-    reset_jobs()
-    trainer = TrainerStandIn(args)
-    (first,) = trainer.train(1)
-    (lost,) = trainer.train(1, save_interval=None)
-    reset_jobs()
-    rest = TrainerStandIn(args, start_rollout_id=1).train(2)
-    again = {name for record in rest for name in groups_of(record)}
-    assert set(groups_of(lost)) <= again
-    assert not set(groups_of(first)) & again
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------------
@@ -157,6 +91,7 @@ def test_a_killed_runner_is_replaced_and_nothing_is_lost_or_played_twice(
     assert job["attempts"]["finished"] == 300
 
 
+@pytest.mark.large
 @pytest.mark.slow
 def test_a_frozen_runner_is_replaced_and_nothing_is_lost_or_played_twice(
     start_buffer: StartBuffer, stand_in_engine: int
@@ -195,49 +130,6 @@ def test_cancelling_ends_the_runner(start_buffer: StartBuffer, stand_in_engine: 
 
 
 # --- generators of other people --------------------------------------------------------------------------------------
-
-PLAIN_GENERATOR = """
-import json, requests
-TASK_TYPE = "plain"
-REWARD_RANGE = (-1, 1)
-
-def run_rollout(data):
-    for line in open(data["input_file"]):
-        name = json.loads(line)["instance_id"]
-        if name in data["skip_instance_ids"]:
-            continue
-        for i in range(int(data["num_repeat_per_sample"])):
-            item = {"uid": f"{name}/{i}", "instance_id": name, "reward": -1 + i, "extra_info": {"i": i},
-                    "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": str(i)}]}
-            requests.post(data["remote_buffer_url"] + "/buffer/write", json=item, timeout=30).raise_for_status()
-
-def normalize_group_data(group):
-    name, items = group
-    return name, [{**item, "raw_reward": item["reward"], "reward": item["reward"] * 10} for item in items]
-"""
-
-
-def test_slimes_plain_form_of_a_generator_is_understood(start_buffer: StartBuffer, tmp_path: Path) -> None:
-    folder = tmp_path / "generators"
-    folder.mkdir()
-    (folder / "plain.py").write_text(PLAIN_GENERATOR)
-    (folder / "broken.py").write_text("TASK_TYPE = 'broken'\nimport no_such_module\n")
-    buffer = start_buffer("--generator-dir", str(folder))
-    with pytest.raises(UnknownTaskTypeError, match="no_such_module"):
-        buffer.client.start_rollout({"task_type": "broken"})
-    buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "another"})
-    payload = {
-        "task_type": "plain",
-        "job_id": "plain/1 %",
-        "input_file": str(math_file(tmp_path, 3)),
-        "remote_engine_url": "http://127.0.0.1:1",
-        "num_repeat_per_sample": 3,
-        "skip_instance_ids": ["sum-11"],
-    }
-    job_id = buffer.client.start_rollout(payload).job_id
-    assert sorted(poll_all(buffer.client, job_id)) == [f"sum-{n}/{i}" for n in (10, 12) for i in range(3)]
-    job = buffer.client.job(job_id)
-    assert job["slots"]["skipped"] == 3
 
 
 # --- polling and serving ---------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from tests.integration.conftest import BufferProcess, answers, wait_until
 
 pytestmark = [
+    pytest.mark.large,
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.timeout(600),

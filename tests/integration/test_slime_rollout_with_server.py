@@ -23,10 +23,9 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.trainer import job_feed
-from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError
 from slime_plugins.rollout_buffer.wire import decode_item
 from tests.asgi_client import create_app
 
@@ -229,40 +228,12 @@ def test_nothing_is_lost_or_trained_twice_when_trainers_are_killed(url: str, tmp
     assert sorted(trained) == sorted(INSTANCES)
 
 
-def test_rollout_0_of_a_new_process_starts_anew(url: str, tmp_path: Path) -> None:
-    train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES)
-    reset_jobs()
-    again = train_with_writer(url, trainer_of(url, tmp_path), 3, INSTANCES)
-    states = {job["job_id"]: job["slots"]["delivered"] for job in RolloutBufferClient(url).jobs()}
-
-    assert sorted(instances(again)) == sorted(INSTANCES)
-    assert len(states) == 2
-    assert states["the-job"] == 48
-
-
 def test_used_up_input_is_an_error_at_once(url: str, tmp_path: Path) -> None:
     trainer = trainer_of(url, tmp_path)
     train_with_writer(url, trainer, 3, INSTANCES)
 
     with pytest.raises(InputExhaustedError, match="rollout 3 has 0 of 4 groups"):
         trainer.train(1)
-
-
-def test_a_cancelled_job_is_an_error_at_once(url: str, tmp_path: Path) -> None:
-    trainer = trainer_of(url, tmp_path)
-    train_with_writer(url, trainer, 1, INSTANCES[:4])
-    RolloutBufferClient(url).cancel("the-job")
-
-    with pytest.raises(JobEndedError, match="the-job is cancelled: cancelled by request"):
-        trainer.train(1)
-
-
-def test_other_work_under_the_same_name_is_refused_in_the_buffers_words(url: str, tmp_path: Path) -> None:
-    train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES[:4])
-    reset_jobs()
-
-    with pytest.raises(ConflictError, match="the-job exists with other settings"):
-        trainer_of(url, tmp_path, start=1, n_samples_per_prompt=2).train(1)
 
 
 def test_an_offloaded_trainer_pauses_the_job_between_rollouts(url: str, tmp_path: Path) -> None:

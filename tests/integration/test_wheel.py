@@ -19,6 +19,7 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from tests.integration.conftest import answers, wait_until
 
@@ -64,9 +65,14 @@ def run(installed: Path, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("task", ["android_world", "statelm"])
-def test_the_demo_runs_from_the_wheel_alone(installed: Path, tmp_path: Path, task: str) -> None:
-    assert "All well" in run(installed, tmp_path, "rollout-buffer", "demo", "--rollouts", "1", "--task", task)
+def test_the_product_alone_says_where_the_demo_is(installed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [installed / "rollout-buffer", "demo"], cwd=tmp_path, env=PLAIN, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "demo is of the package rollout-buffer-lab, which is not installed: pip install" in done.stderr
+    find = "import importlib.util as u; print(u.find_spec('rollout_buffer_lab'))"
+    assert run(installed, tmp_path, "python", "-c", find).strip() == "None"
 
 
 def test_the_command_says_its_version_and_the_package_is_typed(installed: Path, tmp_path: Path) -> None:
@@ -109,3 +115,37 @@ def test_the_image_serves_the_whole_dashboard_and_its_generators(served: str) ->
             assert (reply.status_code, reply.content) == (200, path.read_bytes()), name
     client = RolloutBufferClient(served, token="a-token-of-sixteen-or-more-letters")
     assert {"math", "android_world", "statelm", "remote_rollout"} <= set(client.health()["task_types"])
+
+
+TRAINER = """
+import sys
+from trainer_stand_in import TrainerStandIn, trainer_args
+
+url, engine, tokenizer, lines = sys.argv[1:]
+trainer = TrainerStandIn(trainer_args(
+    rollout_buffer_url=url, rollout_buffer_token="a-token-of-sixteen-or-more-letters", prompt_data=lines,
+    hf_checkpoint=tokenizer, sglang_router_port=int(engine), rollout_task_type="math",
+    rollout_batch_size=2, num_epoch=4,
+))
+for record in trainer.train(2, save_interval=None):
+    print("trained", len(record.samples))
+"""
+
+
+def test_math_an_external_job_and_slimes_function_run_on_the_wheel_alone(
+    installed: Path, served: str, stand_in_engine: int, tmp_path: Path
+) -> None:
+    """The engine and the trainer are somebody else's: processes, and a file, outside of that environment."""
+    shutil.copy(ROOT / "lab" / "src" / "rollout_buffer_lab" / "trainer_stand_in.py", tmp_path)
+    lines = shutil.copy(ROOT / "data" / "demo_math.jsonl", tmp_path / "data")
+    (tmp_path / "train.py").write_text(TRAINER)
+    tokenizer = str(DEMO_TOKENIZER_PATH)
+    said = run(installed, tmp_path, "python", "train.py", served, str(stand_in_engine), tokenizer, str(lines))
+    assert said.count("trained 8") == 2
+
+    client = RolloutBufferClient(served, token="a-token-of-sixteen-or-more-letters")
+    payload = {"task_type": "external", "instances": [{"instance_id": "a"}], "num_repeat_per_sample": 1}
+    job = client.start_rollout(payload)
+    item = {"uid": "u", "instance_id": "a", "messages": [{"role": "user", "content": "?"}], "reward": 1.0}
+    client.write([item], job_id=job.job_id)
+    assert [found.uid for found in client.get_rollout_data(job_id=job.job_id).items] == ["u"]

@@ -15,16 +15,15 @@ from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
-from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
+from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import attempts_by_error
-from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord, as_group
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
-    GroupState,
     Instance,
     Outcome,
     StopReason,
@@ -83,16 +82,10 @@ class PlayedJobMachine(RuleBasedStateMachine):
         return self.buffer.start_job(request_models.parse(StartPayload, body), instances).job
 
     def _all_groups(self) -> dict[str, GroupRecord]:
+        self.buffer.open_groups(self.job.key, after=(-1, -1), limit=len(NAMES))
         with self.buffer.store.read() as connection:
-            rows = connection.execute("SELECT key, position, instance_id FROM groups").fetchall()
-        return {
-            row["instance_id"]: GroupRecord(
-                key=row["key"], job_key=self.job.key, epoch=0, position=row["position"],
-                instance_id=row["instance_id"], state=GroupState.OPEN, cause="", cause_code=CauseCode.NONE,
-                opened_at=None, last_write_at=None, delivery_key=None,
-            )
-            for row in rows
-        }  # fmt: skip
+            rows = connection.execute("SELECT * FROM groups").fetchall()
+        return {row["instance_id"]: as_group(row) for row in rows}
 
     # --- runners -----------------------------------------------------------------------------------------------------
 

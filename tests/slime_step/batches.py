@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
 from slime_plugins.rollout_buffer.trainer.token_facts import laid_out
 from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 
-__all__ = ["GENERATORS", "ODD", "Row", "mixed_rewards", "recorded", "turn_lengths", "with_dummies", "with_turn_rewards"]
-
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "slime_batches"
 GENERATORS = ("android_world_history", "android_world_incremental", "math", "remote_rollout", "statelm")
 

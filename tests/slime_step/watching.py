@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Seen", "plain", "watched"]
-
 Seen = dict[str, Any]
 
 KEPT = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.skips import unexpected
+from tests.skips import EXPECTED, unexpected
 
 
 def test_what_needs_a_gpu_server_or_a_foreign_checkout_may_be_skipped() -> None:
@@ -20,3 +20,7 @@ def test_a_missing_browser_or_package_may_not() -> None:
         "Skipped: Ray is not installed",
     ]
     assert unexpected(reasons) == sorted(reasons)
+
+
+def test_what_may_be_skipped_is_ten_reasons_at_most() -> None:
+    assert len(EXPECTED) <= 10

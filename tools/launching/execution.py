@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from tools.launching.models import LaunchError
 from tools.launching.steps import Step
 
-__all__ = ["run"]
-
 HEALTH_TIMEOUT_S = 60.0
 
 

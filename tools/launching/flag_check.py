@@ -16,8 +16,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["unknown_flags"]
-
 KNOWN_BY_THE_LAST_PARSER = "--hf-checkpoint"
 
 

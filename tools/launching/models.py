@@ -6,22 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = [
-    "MATH_MODELS",
-    "TEXT_COMMIT",
-    "VISION_COMMIT",
-    "VISION_MODELS",
-    "Kind",
-    "LaunchError",
-    "MathModel",
-    "VisionModel",
-    "default_model",
-    "math_model",
-    "owner_of",
-    "shape_of",
-    "vision_model",
-]
-
 TEXT_COMMIT, VISION_COMMIT = "624b824a8", "df926b6a9"
 """The slimes that are tried here: for text and Qwen3.5, and the newest that takes Qwen3-VL and Qwen2.5-VL."""
 

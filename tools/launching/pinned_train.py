@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "pin"]
-
 MODULE = "slime.ray.placement_group"
 ACTOR = "RolloutManager"
 

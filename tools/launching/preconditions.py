@@ -25,8 +25,6 @@ from tools.launching.slime_checkout import bridges, loads_hf_weights
 from tools.launching.steps import obstacles, repository_of
 from tools.launching.train_arguments import train_arguments
 
-__all__ = ["CHECKS", "Check", "looked_at", "missing"]
-
 LINES_LOOKED_AT = 1000
 ANSWER_S = 5.0
 FREE_GPU_MB = 2048

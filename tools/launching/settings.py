@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 from tools.launching.models import Kind, LaunchError, default_model, owner_of, shape_of
 from tools.launching.slime_checkout import backend_of, takes_weight_off_dummies
 
-__all__ = ["ROOT", "VARIABLES", "Farm", "LaunchSettings", "is_loopback", "misspelt", "read_settings"]
-
 ROOT = Path(__file__).resolve().parents[2]
 IS_OVERLAY = not (ROOT / "tools" / "install_into_slime.py").exists()
 """Whether this program lies in a slime checkout, as a part of the overlay, and not in the project itself."""

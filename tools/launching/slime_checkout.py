@@ -7,18 +7,6 @@ from pathlib import Path
 
 from tools.launching.models import LaunchError
 
-__all__ = [
-    "backend_of",
-    "backends_of",
-    "bridges",
-    "has_flag",
-    "loads_hf_weights",
-    "rows_share_weight",
-    "takes_weight_off_dummies",
-    "trains_qwen3_5_vl",
-    "trains_qwen3_vl",
-]
-
 
 def backends_of(slime: Path) -> tuple[str, ...]:
     """Returns the backends that this slime trains with: fsdp, where it is, before megatron.

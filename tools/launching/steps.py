@@ -24,8 +24,6 @@ from tools.launching.settings import ROOT, LaunchSettings
 from tools.launching.slime_checkout import rows_share_weight, trains_qwen3_5_vl, trains_qwen3_vl
 from tools.launching.train_arguments import config_path, custom_config, train_arguments
 
-__all__ = ["Step", "compose", "obstacles", "repository_of", "show"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:

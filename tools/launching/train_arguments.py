@@ -9,8 +9,6 @@ from tools.launching.models import Kind, math_model, vision_model
 from tools.launching.settings import LaunchSettings
 from tools.launching.slime_checkout import bridges, takes_weight_off_dummies
 
-__all__ = ["config_path", "custom_config", "train_arguments"]
-
 
 def train_arguments(settings: LaunchSettings) -> list[str]:
     """Returns slime's arguments, without the shape of the model, which slime's own script for it gives."""

@@ -20,8 +20,6 @@ from slime.rollout.agent_rollout import generate_rollout, post_process_rewards
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 
-__all__ = ["CheckpointDataSource", "RolloutRecord", "TrainerStandIn", "check_batch", "flat_samples", "trainer_args"]
-
 Group = list[Any]
 
 DEFAULT_ARGUMENTS: dict[str, Any] = {

@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
 from tests.miniwob_browsers import needs_a_browser
 
-pytestmark = [needs_a_browser, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.large, needs_a_browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
 TASKS = [json.loads(line) for line in demo.INPUT_FILES[demo.MINIWOB].read_text(encoding="utf-8").splitlines()]
 FEW = ("click-button", "enter-password", "click-tab-2-hard", "navigate-tree", "simple-algebra")

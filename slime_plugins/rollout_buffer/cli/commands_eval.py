@@ -36,8 +36,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
 
-__all__ = ["register"]
-
 ANDROID_WORLD = "android_world"
 DEMO_TASKS = Path(__file__).resolve().parents[1] / "assets" / "demo_android_world.jsonl"
 NOTE_INTERVAL_S = 30.0

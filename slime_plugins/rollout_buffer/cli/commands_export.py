@@ -36,8 +36,6 @@ from slime_plugins.rollout_buffer.wire import image_media_type
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
-__all__ = ["register"]
-
 PAGE = 100
 ROWS_AT_ONCE = 16
 GROUPS_REMEMBERED = 256

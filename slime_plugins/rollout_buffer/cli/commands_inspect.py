@@ -38,8 +38,6 @@ from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
-__all__ = ["register", "tagged_parts"]
-
 LONG_TEXT = 4000
 IMAGE_WIDTH = 32
 _OPENING = re.compile(r"<(thinking|think|tool_call|conclusion)>")

@@ -11,8 +11,6 @@ import typer
 from slime_plugins.rollout_buffer.cli.common import AsJson, console, print_json, report_errors
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["register", "seconds_of"]
-
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 

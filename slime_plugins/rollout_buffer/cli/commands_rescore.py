@@ -17,8 +17,6 @@ from slime_plugins.rollout_buffer.extensions import Group, installed, load, miss
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.state.rewards.versions import Judge
 
-__all__ = ["judge_of", "register"]
-
 
 def register(app: typer.Typer) -> None:
     """Adds the command of this file."""

@@ -31,8 +31,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT, GatewaySettings
 from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 
-__all__ = ["register", "set_android_settings"]
-
 logger = logging.getLogger(__name__)
 
 _SERVE: Mapping[str, Any] = {name: field.default for name, field in ServeSettings.model_fields.items()}

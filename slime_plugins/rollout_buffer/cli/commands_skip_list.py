@@ -36,8 +36,6 @@ from slime_plugins.rollout_buffer.types import GroupState
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
-__all__ = ["consumed_ids", "read_skip_list", "register"]
-
 PAGE = 500
 FIELD = "skip_instance_ids"
 ListFile = Annotated[Path, typer.Argument(help="A skip list: JSON, or one instance id a line.")]

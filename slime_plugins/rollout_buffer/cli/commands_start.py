@@ -20,8 +20,6 @@ from slime_plugins.rollout_buffer.cli.common import (
 )
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Adds the command of this file."""

@@ -32,32 +32,6 @@ from slime_plugins.rollout_buffer.errors import (
 if TYPE_CHECKING:  # what speaks HTTP takes longer to load than all else of `--help`
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
-__all__ = [
-    "DEFAULT_URL",
-    "EXIT_CODES",
-    "AndroidConfig",
-    "AndroidSetting",
-    "AsJson",
-    "CommandLine",
-    "ExitCode",
-    "GeneratorDirs",
-    "JobId",
-    "RayAddress",
-    "RayCpus",
-    "Url",
-    "answer_in_json",
-    "assignments",
-    "connect",
-    "console",
-    "ended",
-    "errors",
-    "local_time",
-    "print_json",
-    "print_page",
-    "refuse_existing",
-    "report_errors",
-]
-
 
 class ExitCode(IntEnum):
     """What a command's end says."""

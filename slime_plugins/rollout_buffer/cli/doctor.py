@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.extensions import Group, installed
+from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
     allocated_bytes,
@@ -38,8 +38,6 @@ from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.installation import advice_on_two_slimes, install_extra
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
-
-__all__ = ["Examination", "Finding", "State", "check_launch", "examine", "verdict"]
 
 _PYTHON = ((3, 11), (3, 12), (3, 13))
 _EXTRAS = {
@@ -197,9 +195,12 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _extensions(_: Examination) -> list[Finding]:
-    """What installed packages add, one finding each; one that does not load is missing."""
+def _extensions(examination: Examination) -> list[Finding]:
+    """What installed packages add, one finding each; one that does not load, or whose device is set, is missing."""
     found = []
+    device = examination.settings.device
+    if device != _REAL and ":" not in device and device not in installed(Group.DEVICES):
+        found.append(Finding(name=f"devices {device}", state=State.MISSING, detail=missing(Group.DEVICES, device)))
     for extension in (extension for group in Group for _, extension in sorted(installed(group).items())):
         name, detail = f"{extension.group.name.lower()} {extension.name}", f"{extension.package}, {extension.target}"
         try:

@@ -34,8 +34,6 @@ from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_heal
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["RolloutResponse", "TestedServer", "run_mask_tests"]
-
 ROLLOUT_ID: Final = "test-3"
 TEST_TIMEOUT_S: Final = 300.0
 ENGINE_START_TIMEOUT_S: Final = 60.0

@@ -13,8 +13,6 @@ from rich.text import Text
 
 from slime_plugins.rollout_buffer.types import GroupState
 
-__all__ = ["job_table"]
-
 _COLORS = {
     GroupState.OPEN: "dim",
     GroupState.READY: "cyan",

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
-__all__ = ["BootSchedule", "retry_pause_s"]
-
 _MAX_PAUSE = 16
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
 
-__all__ = ["DeviceCounters"]
-
 _KEPT_DURATIONS = 1000
 _KEPT_LEASES = 100
 

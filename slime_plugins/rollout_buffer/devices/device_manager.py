@@ -40,8 +40,6 @@ from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["DeviceManager", "Grant", "Launcher", "Worker"]
-
 logger = logging.getLogger(__name__)
 
 LEASE_EXPIRED = "lease_expired"

@@ -27,8 +27,6 @@ from slime_plugins.rollout_buffer.devices.interface import Action, Device, Obser
 from slime_plugins.rollout_buffer.devices.kinds import create_device
 from slime_plugins.rollout_buffer.errors import DeviceError, RolloutBufferError
 
-__all__ = ["DeviceProcess", "main"]
-
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!Q")

@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["ASKS_AGAIN_WITHIN_S", "Claimant", "FairShare", "Purpose"]
-
 ASKS_AGAIN_WITHIN_S = 1.0
 """How long a runner is expected to ask again: its way to the manager and back, on a busy machine."""
 _REMEMBERED_S = 600.0

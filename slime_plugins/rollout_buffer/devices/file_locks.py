@@ -6,8 +6,6 @@ import fcntl
 from pathlib import Path
 from typing import IO
 
-__all__ = ["try_lock"]
-
 
 def try_lock(path: Path) -> IO[str] | None:
     """Returns the lock on a file, which is made where it is not there; None when another has it.

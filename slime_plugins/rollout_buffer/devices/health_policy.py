@@ -19,8 +19,6 @@ from enum import StrEnum
 from slime_plugins.rollout_buffer.devices.leased_device import DIED, HUNG, LeaseReport
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
-__all__ = ["DeviceState", "HealthAction", "HealthPolicy", "HealthRecord", "may_recycle", "may_rest"]
-
 _MAX_REST = 16
 
 

@@ -13,8 +13,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["Action", "Device", "DeviceLease", "Observation", "ReportsLoss"]
-
 
 class Action(Protocol):
     """What a device is asked to do, as far as whoever carries it there must know. Each kind of device has its own."""

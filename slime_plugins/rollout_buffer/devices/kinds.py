@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.extensions import Group, load
 
-__all__ = ["DeviceKind", "create_device", "is_misconfigured", "load_kind", "misconfigured"]
-
 _MISCONFIGURED = "misconfigured"
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from slime_plugins.rollout_buffer.devices.fair_share import Claimant
 
-__all__ = ["Lease", "LeaseTable"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:

@@ -15,8 +15,6 @@ from slime_plugins.rollout_buffer.devices.interface import Action, Observation
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 
-__all__ = ["DIED", "HUNG", "DeviceCalls", "LeaseReport", "LeasedDevice", "device_died"]
-
 HUNG = "hung"
 DIED = "died"
 _MAX_ERROR = 500

@@ -21,8 +21,6 @@ from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 
-__all__ = ["LocalDevicePool"]
-
 _WATCH_S = 1.0
 
 

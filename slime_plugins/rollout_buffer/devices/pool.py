@@ -18,8 +18,6 @@ from slime_plugins.rollout_buffer.devices.leased_device import DIED, LeasedDevic
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["DeviceManagerCalls", "DevicePool", "ManagedDevicePool"]
-
 logger = logging.getLogger(__name__)
 
 _LONG_POLL_S = 20.0

@@ -8,8 +8,6 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["create_device_pool"]
-
 
 def create_device_pool(settings: DevicePoolSettings, *, job_id: str, ray_address: str | None) -> DevicePool:
     """Returns the pool that the settings ask for, not yet started.

@@ -9,8 +9,6 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection, no_truth_value
 
-__all__ = ["DevicePoolSettings", "FarmSettings", "PoolKind", "WorkerResources"]
-
 
 class PoolKind(StrEnum):
     """Where the devices live."""

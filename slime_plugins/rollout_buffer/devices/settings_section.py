@@ -9,8 +9,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-__all__ = ["SettingsSection", "no_truth_value"]
-
 
 def no_truth_value(value: Any) -> Any:
     """Returns the value of a setting that is no switch.

@@ -12,8 +12,6 @@ from slime_plugins.rollout_buffer.devices.kinds import create_device, load_kind,
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
 
-__all__ = ["DeviceWorker"]
-
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0

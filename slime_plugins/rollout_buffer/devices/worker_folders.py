@@ -15,8 +15,6 @@ from typing import IO
 
 from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 
-__all__ = ["WorkerFolder"]
-
 logger = logging.getLogger(__name__)
 
 _IN_USE = "in_use"

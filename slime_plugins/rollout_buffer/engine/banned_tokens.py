@@ -16,8 +16,6 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-__all__ = ["ban_bias", "with_banned_mass"]
-
 BAN_DEPTH: Final = 40.0
 """By how much a ban lowers a log-prob: e^-40 is 4e-18, and fp32 still holds what it leaves of 1e-20."""
 GREEDY_BELOW: Final = 1e-6

@@ -16,8 +16,6 @@ from slime.utils.mask_records import RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.types import Generation, Image, PromptReceipt, SamplingParams, WeightVersionSpan
 
-__all__ = ["Engine", "EngineLoad", "EngineSettings", "GenerateReply", "GenerateRequest"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:

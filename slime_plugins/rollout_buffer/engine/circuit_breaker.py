@@ -16,8 +16,6 @@ from typing import Final
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 
-__all__ = ["CircuitBreaker"]
-
 AWAY_TIMEOUT_S: Final = 60.0
 FAILURES_IN_A_ROW: Final = 16
 INSTANCES_OF_FAILURES: Final = 2

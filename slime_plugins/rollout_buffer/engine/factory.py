@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from slime_plugins.rollout_buffer.engine.base import EngineSettings
-from slime_plugins.rollout_buffer.engine.http import HttpEngine, api_key_for
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_tokens import size_rule_of
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
 from slime_plugins.rollout_buffer.engine.prompt_probe import prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import tokenizer_probe
+from slime_plugins.rollout_buffer.engine_keys import api_key_for
 from slime_plugins.rollout_buffer.extensions import Group, load
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
-
-__all__ = ["make_engine"]
 
 
 def make_engine(

@@ -12,7 +12,6 @@ import asyncio
 import io
 import logging
 import math
-import os
 import random
 import socket
 import time
@@ -20,7 +19,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -41,46 +39,17 @@ from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, SamplingParams, WeightVersionSpan
 
-__all__ = [
-    "KEY_URL_VARIABLE",
-    "KEY_VARIABLE",
-    "HttpAnswer",
-    "HttpEngine",
-    "RefusalError",
-    "api_key_for",
-    "key_headers",
-    "part_of_answer",
-]
-
 logger = logging.getLogger(__name__)
 
 ABORTED: Final = "aborted the request"
 KEEP_ALIVE_S: Final = 3.0  # SGLang closes idle connections after 5 s; a request on a closed one would be lost
 WARNING_INTERVAL_S: Final = 30.0
 MAX_REPLY_BYTES: Final = 256 * 1024 * 1024
+MAX_BYTES_READ_AT_ONCE: Final = 1024 * 1024
+"""A longer reply, as one with routed experts is, is read in a thread: it would hold up the event loop."""
 PROBE_TIMEOUT_S: Final = 30.0
 SILENCE_WORTH_SAYING_S: Final = 30.0
 """An engine that has calls and answered none of them for this long is said to be silent."""
-
-
-KEY_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_KEY"
-"""The environment's key for the server at ``KEY_URL_VARIABLE``."""
-KEY_URL_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_URL"
-"""Whose key it is. A job may name any server, and only this one is sent the key."""
-
-
-def api_key_for(base_url: str) -> str | None:
-    """Returns the environment's key if it belongs to the server at ``base_url``, by scheme, host and port."""
-    owner = os.environ.get(KEY_URL_VARIABLE)
-    if not owner or urlsplit(owner)[:2] != urlsplit(base_url)[:2]:
-        return None
-    return os.environ.get(KEY_VARIABLE) or None
-
-
-def key_headers(url: str) -> dict[str, str]:
-    """Returns the header that brings the environment's key to the server at ``url``; none to any other server."""
-    key = api_key_for(url)
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 class HttpEngine:
@@ -319,7 +288,8 @@ class HttpEngine:
         answer = await self._post(self._body(request, sampled, rid), request.session_id, rid)
         self._last_sign_at = time.monotonic()
         try:
-            part = self._part(answer)
+            is_large = len(answer.body) > MAX_BYTES_READ_AT_ONCE
+            part = await asyncio.to_thread(self._part, answer) if is_large else self._part(answer)
         except EngineError:
             self._note_answer()
             raise

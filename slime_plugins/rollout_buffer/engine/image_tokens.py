@@ -16,17 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "SIZE_RULES",
-    "ImageFamily",
-    "SizeRule",
-    "family_with",
-    "image_size",
-    "image_tokens",
-    "resized_size",
-    "size_rule_of",
-]
-
 MAX_ASPECT_RATIO = 200
 
 

@@ -29,8 +29,6 @@ from slime_plugins.rollout_buffer.engine.openai_protocol import (
 )
 from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart
 
-__all__ = ["ENVELOPE_TOKENIZER_PATH", "OpenAiEngine"]
-
 ENVELOPE_TOKENIZER_PATH: Final = DEMO_TOKENIZER_PATH
 """The tokenizer that a generator must write its prompts with, so that they can be read as messages again."""
 

@@ -19,8 +19,6 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import ForeignReplyErro
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, Message, SamplingParams
 
-__all__ = ["Envelope", "chat_body", "is_context_overflow", "read_reply", "wants_other_token_limit"]
-
 ROLES: Final = frozenset({"system", "user", "assistant"})
 IN_TOKEN_IDS: Final = frozenset({"logit_bias", "stop_token_ids", "max_tokens", "sampling_seed"})
 """Sampling parameters that mean nothing to such a server, or are sent under another name."""

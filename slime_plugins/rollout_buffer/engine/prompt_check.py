@@ -17,8 +17,6 @@ from typing import Any, Final
 from slime_plugins.rollout_buffer.chat_tokens import image_placeholder_of
 from slime_plugins.rollout_buffer.types import PromptCheck, PromptReceipt
 
-__all__ = ["NOT_PROVEN", "RESUMED_ELSEWHERE", "CheckedPrompt", "PromptChecker"]
-
 NOT_PROVEN: Final = "the engine does not say which ids it ran, and those it was sent do not encode to themselves"
 RESUMED_ELSEWHERE: Final = "the engine was interrupted, and went on after other ids than it had sampled"
 

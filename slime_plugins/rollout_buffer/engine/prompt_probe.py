@@ -21,8 +21,6 @@ from slime_plugins.rollout_buffer.engine.prompt_check import PromptChecker
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import PLAIN_TEXT, SPECIAL_TOKENS
 from slime_plugins.rollout_buffer.types import Image, PromptCheck
 
-__all__ = ["EngineFidelity", "Kept", "ProbePrompt", "PromptProbe", "prompt_probe"]
-
 SYSTEM_TEXT: Final = "You are the probe of a rollout buffer."
 IMAGE_SIZES: Final = ((40, 56), (540, 1200))
 """Widths and heights: one that a size rule enlarges, and a phone's screen under the default cap, whose sides round."""

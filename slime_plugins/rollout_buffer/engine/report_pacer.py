@@ -8,8 +8,6 @@ import time
 from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
-__all__ = ["ReportPacer"]
-
 
 class ReportPacer:
     """Of one engine's reports, lets pass those that somebody should keep; nothing while it is well."""

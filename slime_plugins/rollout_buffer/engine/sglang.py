@@ -18,7 +18,7 @@ import aiohttp
 
 from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, key_headers, part_of_answer
+from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
 from slime_plugins.rollout_buffer.engine.prompt_check import (
     NOT_PROVEN,
     RESUMED_ELSEWHERE,
@@ -40,12 +40,11 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
 )
 from slime_plugins.rollout_buffer.engine.token_records import ToldExperts, asked_records
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
+from slime_plugins.rollout_buffer.engine_keys import key_headers
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.vocabulary import first_beyond
 from slime_plugins.rollout_buffer.types import PromptCheck
-
-__all__ = ["SglangEngine"]
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +253,6 @@ class SglangEngine(HttpEngine):
 
     def _body(self, request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
         ids = [*request.input_ids, *sampled]
-        asks = ROUTED_EXPERTS in asked_records(request.sampling_params)
         return generate_body(
             input_ids=ids,
             sampling_params=request.sampling_params,
@@ -262,8 +260,18 @@ class SglangEngine(HttpEngine):
             images=request.images,
             rid=rid,
             banned_ids=request.banned_ids,
-            experts_from=self._told_experts.start(request.session_id, ids, request.images) if asks else 0,
+            experts_from=self._experts_from(request, ids),
         )
+
+    def _experts_from(self, request: GenerateRequest, ids: Sequence[int]) -> int:
+        """The first pass whose experts are still to be told.
+
+        An engine that was found to change prompts may run others for what it was sent and told before: it is asked for
+        the whole sequence each time.
+        """
+        if ROUTED_EXPERTS not in asked_records(request.sampling_params) or self._was_found_to(Kept.CHANGES, request):
+            return 0
+        return self._told_experts.start(request.session_id, ids, request.images)
 
     def _part(self, answer: HttpAnswer) -> SampledPart:
         return part_of_answer(answer, parse_generate_reply)
@@ -297,7 +305,7 @@ class SglangEngine(HttpEngine):
             return reply
         receipt = replace(checked.receipt, images=tuple(image.sha256 for image in request.images))
         if receipt.check is PromptCheck.UNKNOWN and not (
-            self._was_found_to_keep(request) or await self._is_proven(request, parts)
+            self._was_found_to(Kept.KEEPS, request) or await self._is_proven(request, parts)
         ):
             receipt = replace(receipt, untrained_because=NOT_PROVEN)
         return replace(reply, prompt_receipt=receipt, ran_prompt_ids=checked.ran_ids)
@@ -322,9 +330,9 @@ class SglangEngine(HttpEngine):
             sampled += part.ids
         return checked
 
-    def _was_found_to_keep(self, request: GenerateRequest) -> bool:
+    def _was_found_to(self, kept: Kept, request: GenerateRequest) -> bool:
         fidelity = self.fidelity
-        return fidelity is not None and fidelity.of(images=bool(request.images)) is Kept.KEEPS
+        return fidelity is not None and fidelity.of(images=bool(request.images)) is kept
 
     async def _is_proven(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> bool:
         """Tells whether each prompt that sampled something is what the tokenizer makes of its text."""

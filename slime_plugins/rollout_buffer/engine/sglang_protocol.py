@@ -26,23 +26,6 @@ from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.rules.vocabulary import checked_log_prob
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 
-__all__ = [
-    "FINISH_REASONS",
-    "PASSING_STATUSES",
-    "ForeignReplyError",
-    "SampledPart",
-    "engine_sentence",
-    "generate_body",
-    "is_refusal_of_request",
-    "parse_generate_reply",
-    "parse_loads",
-    "parse_probe_reply",
-    "parse_sees_images",
-    "probe_body",
-    "sampling_params_body",
-    "urls_of_workers",
-]
-
 FINISH_REASONS: Final = ("stop", "length", "abort")
 PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses that say nothing against the request: the same one may succeed later."""

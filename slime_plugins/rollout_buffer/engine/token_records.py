@@ -21,16 +21,6 @@ from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 
-__all__ = [
-    "EXPERTS_KEY",
-    "EXPERTS_PROBES",
-    "EXPERTS_START_KEY",
-    "ToldExperts",
-    "asked_records",
-    "records_of_reply",
-    "why_misplaced",
-]
-
 EXPERTS_KEY: Final = "return_routed_experts"
 """In ``sampling_params`` of a job; SGLang takes it beside them."""
 EXPERTS_START_KEY: Final = "routed_experts_start_len"

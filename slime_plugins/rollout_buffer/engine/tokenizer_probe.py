@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PLAIN_TEXT", "SPECIAL_TOKENS", "TokenizerProbe", "tokenizer_probe"]
-
 PLAIN_TEXT = "Tap the 3rd button, then wait 12345 ms.\n\n\tdef f(x): return x\nnaïve façade — 你好, мир 🙂 "
 SPECIAL_TOKENS = 8
 """How many of the tokenizer's special tokens are in the text: those of the chat template are its first."""

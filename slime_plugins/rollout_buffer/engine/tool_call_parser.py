@@ -33,8 +33,6 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NoReturn
 
-__all__ = ["DIALECTS", "Dialect", "Segment", "SegmentKind", "ToolCall", "read_function", "read_segments"]
-
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 MAX_NESTING = 64
 

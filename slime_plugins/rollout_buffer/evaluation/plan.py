@@ -22,17 +22,6 @@ from slime_plugins.rollout_buffer.redaction import redacted_values
 from slime_plugins.rollout_buffer.state.input_files import read_instances, split_slice
 from slime_plugins.rollout_buffer.types import Instance
 
-__all__ = [
-    "EngineFacts",
-    "EvaluationSettings",
-    "Plan",
-    "ask_engine",
-    "job_payload",
-    "open_plan",
-    "read_tasks",
-    "tokenizer_for",
-]
-
 PLAN_FILE = "evaluation.json"
 ENGINE_TIMEOUT_S = 10.0
 ANY_REWARD = (-1e12, 1e12)

@@ -14,8 +14,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.evaluation.statistics import Estimate, mean_difference, mean_over_tasks, pass_at_k
 
-__all__ = ["FORMAT", "AttemptRecord", "TaskRecord", "build_report", "compare_reports", "default_ks"]
-
 FORMAT = 1
 Report = dict[str, Any]
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CONFIDENCE", "Estimate", "mean_difference", "mean_over_tasks", "pass_at_k", "wilson_interval"]
-
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 4000
 MAX_DRAWS: Final = 5_000_000

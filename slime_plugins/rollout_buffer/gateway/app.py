@@ -50,8 +50,6 @@ from slime_plugins.rollout_buffer.protocol.auth import bearer_of, bears, check_b
 from slime_plugins.rollout_buffer.protocol.hosts import check_page
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
 
-__all__ = ["create_app", "running"]
-
 KEEP_ALIVE_INTERVAL_S = 10.0
 """A stream says something at least this often while its turn is being sampled."""
 BUSY_RETRY_S = "1"

@@ -21,8 +21,6 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
-__all__ = ["JobBackend", "JobBackends"]
-
 PIN_OPTION = "pin_sampling_params"
 TEMPLATE_OPTION = "chat_template_kwargs"
 REMEMBERED_TEMPLATES = 16

@@ -18,8 +18,6 @@ from slime_plugins.rollout_buffer.engine.token_records import asked_records
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import SamplingParams
 
-__all__ = ["ChatBody", "read_chat_body", "sampling_of"]
-
 MAX_TOOLS = 1024
 MAX_STOPS = 16
 Whole = Annotated[int, Field(strict=True)]

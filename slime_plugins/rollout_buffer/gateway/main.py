@@ -27,8 +27,6 @@ from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 from slime_plugins.rollout_buffer.storage.store import Store
 
-__all__ = ["main", "serve"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Message
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, is_sha256
 
-__all__ = ["Conversation", "digest", "image_hashes_of", "read_conversation", "reply_digest"]
-
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 SAME_ROLES = {"developer": "system", "function": "tool"}
 MAX_MESSAGES = 20_000

@@ -11,8 +11,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.engine.tool_call_parser import Segment, SegmentKind, ToolCall, read_segments
 
-__all__ = ["ParsedReply", "cut_at_stop", "parse_reply"]
-
 START_OF_REASONING, END_OF_REASONING = "<think>", "</think>"
 
 

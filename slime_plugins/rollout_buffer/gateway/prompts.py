@@ -18,8 +18,6 @@ from slime_plugins.rollout_buffer.gateway.messages import Conversation, image_ha
 from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["Prompt", "build_prompt"]
-
 MANY_CHARACTERS = 20_000
 """From here on rendering takes milliseconds, and is done beside the event loop."""
 

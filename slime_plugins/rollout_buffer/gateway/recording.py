@@ -20,8 +20,6 @@ from slime.utils.mask_records import RecordBytes
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.types import Generation, PromptReceipt, WeightVersionSpan
 
-__all__ = ["Match", "Recording", "Turn"]
-
 
 @dataclass(slots=True, eq=False)
 class Turn:
@@ -60,6 +58,11 @@ class Turn:
         """Ids that this turn adds to its parent's."""
         return len(self.context_ids) + len(self.output_ids)
 
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the token records that came with it."""
+        return sum(len(one.data or b"") for one in self.records.values())
+
     def path(self) -> list[Turn]:
         """The turns from the root to this one."""
         turns = [self]
@@ -97,6 +100,7 @@ class Recording:
         self._count = 0
         self.turns = 0
         self.ids = 0
+        self.record_bytes = 0
 
     def find(self, key: bytes, digests: Sequence[bytes], replies: Sequence[bytes | None]) -> Match:
         """Returns the longest recorded path that the messages begin with, and that leaves some of them over.
@@ -179,6 +183,7 @@ class Recording:
             self._entries.setdefault((key, context[0]), []).append(turn)
         self.turns += 1
         self.ids += turn.own_length
+        self.record_bytes += turn.record_bytes
         return turn
 
     def take_back(self, turn: Turn) -> None:
@@ -188,6 +193,7 @@ class Recording:
             self._entries[turn.key, turn.context[0]].remove(turn)
         self.turns -= 1
         self.ids -= turn.own_length
+        self.record_bytes -= turn.record_bytes
 
     def branches(self) -> int:
         """Counts the paths from a root to a leaf: the training rows, as long as each samples something."""

@@ -10,8 +10,6 @@ import orjson
 
 from slime_plugins.rollout_buffer.errors import EpisodeError, RolloutBufferError
 
-__all__ = ["DONE", "ChatReply", "chunks", "completion", "error_body", "model_list", "server_sent_event", "status_of"]
-
 DONE = b"data: [DONE]\n\n"
 CHUNK_CHARACTERS = 400
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

@@ -21,8 +21,6 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import SessionState
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
 
-__all__ = ["TrainerMount"]
-
 
 class TrainerMount:
     """Both ends that the trainer's side needs: where its sessions sample, and where their trajectories go."""

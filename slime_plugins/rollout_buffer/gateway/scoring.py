@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.gateway.service import ScoreAsked, Verdict
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 
-__all__ = ["Scorer"]
-
 MAX_REPLY_BYTES = 1024 * 1024
 
 

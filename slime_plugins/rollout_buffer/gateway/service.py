@@ -64,8 +64,6 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 
-__all__ = ["Answer", "Gateway", "ScoreAsked", "Verdict"]
-
 RECONCILE_INTERVAL_S = 1.0
 SETTLE_INTERVAL_S = 5.0
 MODEL_NAME = "policy"
@@ -290,6 +288,9 @@ class Gateway:
             raise GoneError(f"session {session.name} has had its {self.settings.max_turns} turns: close it")
         if session.recording.ids > self.settings.max_session_ids:
             raise GoneError(f"session {session.name} holds more than {self.settings.max_session_ids} ids: close it")
+        most_bytes = self.settings.max_session_image_bytes
+        if session.image_bytes + session.recording.record_bytes > most_bytes:
+            raise GoneError(f"session {session.name} holds more than {most_bytes} bytes of images and token records")
         backend = await self.backends.open(session.claim.job)
         chat = _chat_of(backend, body)
         await self._bring_images(session, conversation, images)

@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
 )
 from slime_plugins.rollout_buffer.types import Outcome, StopReason
 
-__all__ = ["AbandonBody", "CloseBody", "OpenBody"]
-
 
 class OpenBody(Body):
     """The body of ``POST /sessions``."""

@@ -22,8 +22,6 @@ from slime_plugins.rollout_buffer.gateway.recording import Recording
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
 from slime_plugins.rollout_buffer.types import Image, Message
 
-__all__ = ["Keys", "Session"]
-
 KEY_PREFIX = "sk-rollout-"
 MAC_CHARACTERS = 32
 

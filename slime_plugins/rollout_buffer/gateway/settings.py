@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from slime_plugins.rollout_buffer.config import read_token, sentences, why_exposed
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["DEFAULT_GATEWAY_PORT", "GatewaySettings", "build_gateway_settings"]
-
 DEFAULT_GATEWAY_PORT = 8890
 
 

@@ -8,15 +8,14 @@ out; when it starts, the attempts of its predecessor are given up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-import orjson
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
+from slime_plugins.rollout_buffer.state.group_opening import instance_of, is_planned, open_next, open_next_of_instance
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
@@ -38,8 +37,6 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
     WriteStatus,
 )
-
-__all__ = ["ClaimState", "SlotClaim", "SlotClaims"]
 
 RESTARTED = "gateway_restarted"
 
@@ -115,8 +112,7 @@ class SlotClaims:
             if group.opened_at is None:
                 group_rows.update_group(connection, group.key, opened_at=now)
             attempt = attempt_rows.insert_attempt(connection, group.key, slot, job.fence, now)
-            line = orjson.loads(group_rows.instance_line(connection, job.key, group.position))
-        instance = Instance(instance_id=group.instance_id, data=line)
+            instance = instance_of(connection, group)
         return SlotClaim(job=job, group=group, instance=instance, slot=slot, attempt=attempt)
 
     def finish(self, claim: SlotClaim, trajectory: Trajectory) -> WriteStatus:
@@ -241,18 +237,23 @@ def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) 
     raise ConflictError(f"job {job.job_id} has no open group{named} any more")
 
 
-def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None) -> Iterable[GroupRecord]:
+def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None) -> Iterator[GroupRecord]:
     if instance_id is None:
         if not job.has_input:
             raise ConflictError(f"job {job.job_id} has no input: say with instance_id which instance is worked on")
-        return group_rows.open_groups_with_room(connection, job.key, job.group_size)
+        yield from group_rows.open_groups_with_room(connection, job.key, job.group_size)
+        while open_next(connection, job.key, 1):
+            yield from group_rows.open_groups_with_room(connection, job.key, job.group_size)
+        return
     known = group_rows.groups_of_instance(connection, job.key, instance_id)
-    if not known and job.has_input:
+    if not known and job.has_input and not is_planned(connection, job.key, instance_id):
         raise NotFoundError(f"job {job.job_id} has no instance {instance_id[:300]!r}")
-    if not known:
+    if not known and not job.has_input:
         group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
         known = group_rows.groups_of_instance(connection, job.key, instance_id)
-    return [group for group in known if group.state is GroupState.OPEN]
+    yield from (group for group in known if group.state is GroupState.OPEN)
+    while opened := open_next_of_instance(connection, job.key, instance_id):
+        yield opened
 
 
 def _has_open_group(connection: Connection, job: JobRecord, instance_id: str | None) -> bool:

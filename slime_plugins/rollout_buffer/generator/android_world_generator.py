@@ -7,8 +7,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 
-__all__ = ["NEEDS_RAY", "REQUIRED_KEYS", "REWARD_RANGE", "TASK_TYPE", "create_generator"]
-
 TASK_TYPE = "android_world"
 REQUIRED_KEYS = ("tokenizer_path",)
 

@@ -20,20 +20,6 @@ from pydantic import BaseModel, ValidationError
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 
-__all__ = [
-    "Layer",
-    "as_variables",
-    "describe_problem",
-    "from_assignments",
-    "from_file",
-    "from_variables",
-    "merged",
-    "setting_names",
-    "suggestion",
-    "validated",
-    "with_job_options",
-]
-
 _Settings = TypeVar("_Settings", bound=BaseModel)
 
 Address = tuple[str | int, ...]

@@ -23,8 +23,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 
-__all__ = ["group_functions_of"]
-
 Item = dict[str, Any]
 SlimeGroup = tuple[str, list[Item]]
 

@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.generator.math_reward.answers import final_ans
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.types import Instance
 
-__all__ = ["REQUIRED_KEYS", "REWARD_RANGE", "TASK_TYPE", "MathGenerator", "create_generator"]
-
 TASK_TYPE = "math"
 REQUIRED_KEYS = ("tokenizer_path",)
 REWARD_RANGE = (0.0, 1.0)

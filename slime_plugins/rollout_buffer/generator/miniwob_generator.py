@@ -7,8 +7,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
 from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
 
-__all__ = ["NEEDS_RAY", "REQUIRED_KEYS", "REWARD_RANGE", "TASK_TYPE", "create_generator"]
-
 TASK_TYPE = "miniwob"
 REQUIRED_KEYS = ("tokenizer_path",)
 

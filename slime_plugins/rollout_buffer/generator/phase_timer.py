@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from slime_plugins.rollout_buffer.observability import tracing
 
-__all__ = ["PhaseTimer"]
-
 
 class PhaseTimer:
     """Sums seconds by phase. ``clock`` returns seconds and never goes back."""

@@ -32,8 +32,6 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
 )
 
-__all__ = ["SAMPLING_PARAMS", "BaseGenerator", "query_single_turn"]
-
 SAMPLING_PARAMS: Final[dict[str, Any]] = {"top_p": 1}
 """What every play samples with, beside the generator's ``max_tokens``; a module that wants more puts it in here."""
 QUERY_TRIES: Final = 6

@@ -33,8 +33,6 @@ from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions
 
-__all__ = ["Catalog", "Plugin", "describe", "discover", "load", "load_file"]
-
 BUILT_IN_FOLDER = Path(__file__).parent
 NOT_GENERATORS = frozenset(
     {

@@ -47,8 +47,6 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, Trajectory
 
-__all__ = ["REQUIRED_KEYS", "REWARD_RANGE", "TASK_TYPE", "RemoteRolloutGenerator", "create_generator"]
-
 TASK_TYPE = "remote_rollout"
 REQUIRED_KEYS = ("tokenizer_path", "remote_rollout_url")
 REWARD_RANGE = (0.0, 1.0)

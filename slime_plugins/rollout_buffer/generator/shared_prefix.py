@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-__all__ = ["SharedPrefix"]
-
 
 class SharedPrefix(Sequence[int]):
     """The first ``length`` ids of a list that only grows, without a copy of them.

@@ -15,16 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "HEARTBEAT_VARIABLE",
-    "STARTUP_TIMEOUT_S",
-    "Beat",
-    "Heartbeat",
-    "HeartbeatMonitor",
-    "send_heartbeats",
-    "supervisors_heartbeat",
-]
-
 HEARTBEAT_VARIABLE = "ROLLOUT_BUFFER_HEARTBEAT_FD"
 """Environment variable that names the descriptor on which a child hears its supervisor's heartbeat."""
 INTERVAL_S = 1.0

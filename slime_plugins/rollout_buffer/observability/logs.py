@@ -19,8 +19,6 @@ from enum import StrEnum
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.redaction import redacted
 
-__all__ = ["FIELDS", "LOG_FORMAT_VARIABLE", "JsonFormatter", "LogFormat", "log_fields", "log_format", "set_up_logging"]
-
 LOG_FORMAT_VARIABLE = "ROLLOUT_BUFFER_LOG_FORMAT"
 """Names the format for processes that nobody gives a flag: servers, runners, the local Ray."""
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span as OpenTelemetrySpan
 
-__all__ = ["ENDPOINT_VARIABLES", "OpenTelemetryTracer", "tracing_from_environment"]
-
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 SERVICE_NAME = "rollout-buffer"
 FLUSH_TIMEOUT_MS = 3000

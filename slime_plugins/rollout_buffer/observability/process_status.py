@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessStatus", "all_process_statuses", "process_status"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStatus:

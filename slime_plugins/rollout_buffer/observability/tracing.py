@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-__all__ = ["Attributes", "NoTracer", "Span", "Tracer", "phase", "traced_by"]
-
 Attributes = Mapping[str, str | int | float | bool]
 
 

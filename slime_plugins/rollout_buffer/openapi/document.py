@@ -15,8 +15,6 @@ from pydantic import BaseModel
 from slime_plugins.rollout_buffer.openapi.operations import ERRORS, JSON, OPERATIONS, PATH_PARAMETERS, Operation
 from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS, Schema, ref
 
-__all__ = ["openapi_document"]
-
 
 @functools.cache
 def openapi_document() -> dict[str, Any]:

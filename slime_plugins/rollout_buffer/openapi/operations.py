@@ -36,8 +36,6 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
 from slime_plugins.rollout_buffer.protocol.trainer_reports import MismatchQuery, TrainerReport
 from slime_plugins.rollout_buffer.wire import RECORDS_TYPE
 
-__all__ = ["ERRORS", "JSON", "OPERATIONS", "Operation"]
-
 JSON = "application/json"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
@@ -272,7 +270,7 @@ OPERATIONS: tuple[Operation, ...] = (
         route="GET /jobs/{job_id}/groups",
         summary="Search groups",
         description="The last touched first, or as `sort` and `order` say, with the rewards of their members and why "
-        "they were dropped.",
+        "they were dropped. Open groups are listed from when they are the next to be played.",
         query=GroupPageQuery,
         reply="GroupPage",
     ),

@@ -14,8 +14,6 @@ from slime_plugins.rollout_buffer.wire.checks import WireRecord
 from slime_plugins.rollout_buffer.wire.items import Item
 from slime_plugins.rollout_buffer.wire.replies import Error, StartReply
 
-__all__ = ["COMPONENTS", "Schema", "ref", "text"]
-
 Schema = dict[str, Any]
 
 

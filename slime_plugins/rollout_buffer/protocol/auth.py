@@ -17,19 +17,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ForbiddenError, UnauthorizedError
 from slime_plugins.rollout_buffer.protocol.hosts import check_origin
 
-__all__ = [
-    "SESSION_LENGTH_S",
-    "bearer_of",
-    "bears",
-    "check_access",
-    "check_bearer",
-    "cookie_name",
-    "is_open",
-    "is_token",
-    "issue_session",
-    "why_unauthorized",
-]
-
 SESSION_LENGTH_S = 7 * 86_400
 OPEN_ROUTES = frozenset({"/health", "/", "/sign_in", "/sign_out"})
 OPEN_FOLDER = "/dashboard/"

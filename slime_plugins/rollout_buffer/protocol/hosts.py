@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from slime_plugins.rollout_buffer.errors import ForbiddenError
 
-__all__ = ["check_host", "check_origin", "check_page"]
-
 
 def check_host(given: str | None, allowed: Collection[str]) -> None:
     """Lets a request pass that asks for this machine by a name of loopback's, or by one of ``allowed``.

@@ -15,8 +15,6 @@ import pybase64
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, image_media_type
 
-__all__ = ["take_out"]
-
 _KEY_BEFORE = re.compile(rb'"url"[ \t\r\n]*:[ \t\r\n]*\Z')
 _KEY_SPAN = 32
 _USUAL_KEYS = (b'"url": ', b'"url":')

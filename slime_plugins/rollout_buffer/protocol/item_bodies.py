@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["split_items"]
-
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*+"?|[\[\]{}]', re.DOTALL)
 _COLON_AND_LIST = re.compile(rb"\s*:\s*\[")
 _OPENING, _CLOSING = b"[{", b"]}"

@@ -10,22 +10,6 @@ from pydantic import AfterValidator, Field, model_validator
 from slime_plugins.rollout_buffer.protocol.request_models import Body, Count, Identifier, Number
 from slime_plugins.rollout_buffer.types import GroupState, Outcome, StopReason
 
-__all__ = [
-    "MAX_KEY",
-    "AttemptPageQuery",
-    "DeliveryQuery",
-    "GroupPageQuery",
-    "NamedTrajectoryQuery",
-    "OverviewQuery",
-    "PageQuery",
-    "SearchQuery",
-    "SeriesQuery",
-    "TokenRowQuery",
-    "TrajectoryFilters",
-    "TrajectoryPageQuery",
-    "TrajectoryQuery",
-]
-
 MAX_KEY = 2**63 - 1
 
 

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -32,23 +32,11 @@ from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.redaction import holds_mask
-from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
+from slime_plugins.rollout_buffer.rules.typos import MAX_KEYS, misspelt, nearest
 from slime_plugins.rollout_buffer.types import SamplingParams
 from slime_plugins.rollout_buffer.wire import checks
 from slime_plugins.rollout_buffer.wire.checks import WireRecord
 from slime_plugins.rollout_buffer.wire.items import WrittenItemBody
-
-__all__ = [
-    "AckPayload",
-    "Body",
-    "Count",
-    "Identifier",
-    "Number",
-    "PollPayload",
-    "SignInPayload",
-    "StartPayload",
-    "parse",
-]
 
 EXTERNAL_TASK_TYPE = "external"
 MAX_SKIPPED = 5_000_000
@@ -59,8 +47,6 @@ MAX_GROUPS = 2_000_000
 """Groups of one job: instances times epochs. They are made in one transaction."""
 MAX_NESTING = 100
 """Levels of the settings and options of a job; what can be stored must be possible to show."""
-MAX_KEYS_LOOKED_AT = 200
-"""Keys of a payload that are compared with the known ones, for slips: with thousands that would take seconds."""
 MAX_SETTINGS_ELEMENTS = 10_000
 """Entries of all lists and objects in the settings and options of a job."""
 MAX_SETTINGS_BYTES = 256 * 1024
@@ -117,6 +103,12 @@ def _nameable(value: str) -> str:
         raise ValueError("must not have . or .. between slashes: no URL can name it")
     if len(segments) > 1 and segments[-1] in ROUTES_OF_A_JOB:
         raise ValueError(f"must not end in /{segments[-1]}: that is a route")
+    return value
+
+
+def _in_order(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] > value[1]:
+        raise ValueError("the lower end comes first")
     return value
 
 
@@ -253,7 +245,7 @@ class JobSettings(BaseModel):
     """Fraction of n from which a group whose time ran out is delivered, padded; below it the group fails."""
     group_timeout_seconds: Annotated[Number, Field(gt=0)] | None = None
     """A begun group ends after so long without item and open session. None: 300, and unlimited where a runner plays."""
-    reward_range: tuple[Number, Number] | None = None
+    reward_range: Annotated[tuple[Number, Number], AfterValidator(_in_order)] | None = None
     """Items whose rewards lie outside are refused (422). Without it only a generator's own range holds, if any."""
     normalize_rewards: bool = False
     """Z-score the rewards of each group here; tell the trainer ``--disable-rewards-normalization`` then."""
@@ -275,6 +267,12 @@ class JobSettings(BaseModel):
     """How the lag is kept: begin later, drop, only name. `admit` where a runner begins episodes, else `drop`."""
     pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = 3600.0
     """A job with groups ready that nobody polls for this long pauses itself; the next poll resumes it. None: never."""
+
+    @model_validator(mode="after")
+    def _has_a_range_of_concurrency(self) -> Self:
+        if (self.num_process_min or 1) > self.num_process_max:
+            raise ValueError("num_process_min: it is larger than num_process_max")
+        return self
 
     def places(self) -> int:
         """Returns how many episodes play at once in a form that is never steered: slime's, which has threads."""
@@ -324,17 +322,14 @@ class StartPayload(JobSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_notmisspelt(cls, body: Any) -> Any:
+    def _has_no_misspelt_key(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
         sampling = body.get("sampling_params")
         known = [*cls.model_fields, GATEWAYS_OWN]
-        looked_at = list(islice(body, MAX_KEYS_LOOKED_AT))
-        wrong = misspelt(looked_at, known, "") + _misplaced(looked_at, known)
+        wrong = misspelt(body, known) + _misplaced(islice(body, MAX_KEYS), known)
         if isinstance(sampling, dict):
-            wrong += misspelt(
-                islice(sampling, MAX_KEYS_LOOKED_AT), [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params."
-            )
+            wrong += misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
         if wrong:
             raise ValueError("; ".join(wrong))
         return body
@@ -353,22 +348,30 @@ class StartPayload(JobSettings):
         return body
 
     @model_validator(mode="after")
-    def _has_what_its_task_type_needs(self) -> StartPayload:
+    def _brings_its_input_in_one_way(self) -> StartPayload:
         if self.input_file is not None and self.instances is not None:
             raise ValueError("give input_file or instances, not both")
-        if self.reward_range is not None and self.reward_range[0] > self.reward_range[1]:
-            raise ValueError("reward_range: the lower end comes first")
-        if (self.num_process_min or 1) > self.num_process_max:
-            raise ValueError("num_process_min: it is larger than num_process_max")
+        return self
+
+    @model_validator(mode="after")
+    def _retries_what_was_given_up_in_evaluations_alone(self) -> StartPayload:
         if self.retry_given_up and not self.evaluation:
             raise ValueError("retry_given_up is for jobs with evaluation: true: a trainer has the group already")
+        return self
+
+    @model_validator(mode="after")
+    def _asks_engines_without_token_ids_for_evaluations_alone(self) -> StartPayload:
         if self.engine_api == "openai" and (not self.evaluation or self.task_type == EXTERNAL_TASK_TYPE):
             raise ValueError("engine_api openai gives no token ids to train on: it is for jobs with evaluation: true")
         if self.engine_api == "openai" and self.engine_model is None:
             raise ValueError("engine_model is missing: an engine of the kind openai is asked for a model by name")
+        return self
+
+    @model_validator(mode="after")
+    def _has_what_its_runner_needs(self) -> StartPayload:
         if self.task_type == EXTERNAL_TASK_TYPE:
             return self
-        if self.input_file is None and self.instances is None:
+        if not self.has_input:
             raise ValueError("input_file is missing: a path under the server's data roots (or send instances)")
         if self.remote_engine_url is None:
             raise ValueError("remote_engine_url is missing: the address of the trainer's SGLang router")

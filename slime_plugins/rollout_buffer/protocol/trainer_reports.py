@@ -8,8 +8,6 @@ from pydantic import Field
 
 from slime_plugins.rollout_buffer.protocol.request_models import Body, Count, Identifier
 
-__all__ = ["MismatchQuery", "ReportedRow", "TrainerReport"]
-
 MAX_ROWS = 1000
 MAX_TOKENS = 1_000_000
 MAX_FLOAT32 = 3.4e38

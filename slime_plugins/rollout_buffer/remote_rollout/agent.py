@@ -23,8 +23,6 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.tools import CalculatorBox, ToolBox
 
-__all__ = ["AgentSide", "OpenBox"]
-
 OpenBox = Callable[[RolloutBody], ToolBox]
 
 

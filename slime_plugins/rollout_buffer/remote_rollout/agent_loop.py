@@ -24,8 +24,6 @@ from slime_plugins.rollout_buffer.remote_rollout.tools import SeesContext, ToolB
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["FinishReason", "RolloutLoop", "play_rollout"]
-
 _CAPS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
 logger = logging.getLogger(__name__)

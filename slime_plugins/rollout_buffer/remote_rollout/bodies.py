@@ -14,8 +14,6 @@ from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.protocol.request_models import Count, Identifier, Number
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["CompletionBody", "EndBody", "OpenBody", "RolloutBody", "check_text_only"]
-
 MAX_MESSAGES = 20_000
 ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})
 

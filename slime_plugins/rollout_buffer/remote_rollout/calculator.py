@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Final
 
-__all__ = ["CALCULATOR_SCHEMAS", "calculator", "work_out"]
-
 MAX_EXPRESSION: Final = 500
 DEEPEST: Final = 60
 MAX_EXPONENT: Final = 1000

@@ -11,8 +11,6 @@ from urllib.parse import SplitResult, urlsplit
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.errors import CallbackRefusedError
 
-__all__ = ["CallbackHosts"]
-
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _COMPLETIONS = ("/v1/chat/completions", "/v1")
 

@@ -19,8 +19,6 @@ from slime.utils.mask_template import with_reasoning_content
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["ConversationTokens", "Tools", "common_prefix", "is_same_message", "is_same_reply", "plain_message"]
-
 Tools = Sequence[Mapping[str, Any]]
 
 

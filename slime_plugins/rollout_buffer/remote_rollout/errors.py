@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError, RequestError, RolloutBufferError
 
-__all__ = [
-    "CallbackRefusedError",
-    "RolloutConflictError",
-    "SessionEndedError",
-    "TokenizerRefusedError",
-    "TrainerReplyError",
-    "WrongMaskError",
-]
-
 
 class WrongMaskError(RequestError):
     """The ``response_mask`` of a call is not one 0 for each token that entered; nothing was sampled."""

@@ -25,8 +25,6 @@ from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import Tokeni
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_offer
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
 
-__all__ = ["DEFAULT_PORT", "RemoteRolloutSettings", "named_folders", "running", "serve"]
-
 DEFAULT_PORT = 8891
 
 logger = logging.getLogger(__name__)

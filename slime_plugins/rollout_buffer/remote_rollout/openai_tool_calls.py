@@ -13,8 +13,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.engine.tool_call_parser import SegmentKind, ToolCall, read_function, read_segments
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["NumberedCall", "calls_of", "message_with_calls"]
-
 Tools = Sequence[Mapping[str, Any]]
 
 

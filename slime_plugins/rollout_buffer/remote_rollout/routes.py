@@ -37,8 +37,6 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views impo
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 
-__all__ = ["add_agent_routes", "add_trainer_routes", "answer_turn", "create_app"]
-
 MAX_BODY: Final = 64 * 1024 * 1024
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -26,8 +26,6 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefuse
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["RolloutSession"]
-
 logger = logging.getLogger(__name__)
 mask_logger = logging.getLogger("rollout_server")
 """Says at DEBUG how each mask was counted, under the name that guides tell people to listen to."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["AgentSettings", "TokenizerSettings", "TrainerSettings"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerSettings:

@@ -26,8 +26,6 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerR
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["ExpectedTurn", "OwnCount", "Way"]
-
 Tools = Sequence[Mapping[str, Any]]
 _CAUSES = "it uses another tokenizer, another chat template, or another conversation"
 

@@ -21,8 +21,6 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import TokenizerRefusedE
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
-__all__ = ["TokenizerCatalog"]
-
 DEMO_NAME: Final = "demo"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?", re.ASCII)
 _REVISION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)

@@ -18,18 +18,6 @@ from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SC
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import NumberedCall
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = [
-    "CALCULATOR",
-    "CalculatorBox",
-    "CalculatorOffer",
-    "FunctionBox",
-    "SeesContext",
-    "ToolBox",
-    "ToolOffer",
-    "answer_call",
-    "load_offer",
-]
-
 MAX_RESULT = 100_000
 """Characters of one tool result; the rest is cut off, and the text says so."""
 

@@ -20,8 +20,6 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply, sentence_of
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
-__all__ = ["TURN_HEADER", "MaskRefusedError", "TrainerCalls"]
-
 TURN_HEADER: Final = "X-Rollout-Turn"
 _MAX_PAUSE_S: Final = 60.0
 _DID_NOTHING: Final = frozenset({429, 503})

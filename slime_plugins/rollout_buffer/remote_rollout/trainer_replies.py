@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.rules.vocabulary import checked_log_prob, first_beyond
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["TrainerReply", "read_reply", "sentence_of"]
-
 _TOKEN_IDS = ("token_ids", "output_ids", "response_ids", "completion_token_ids")
 _PROMPT_IDS = ("prompt_token_ids", "prompt_ids")
 _LOG_PROBS = ("logprobs", "log_probs", "token_logprobs", "output_log_probs")

@@ -12,8 +12,6 @@ from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 
-__all__ = ["groups_over"]
-
 MEMBERS_LOOKED_AT = 1000
 FOR_REWARDS = frozenset({CauseCode.NOT_VALID, CauseCode.ITEMS_FILTERED, CauseCode.GROUP_FUNCTION})
 
@@ -22,11 +20,7 @@ _NEWEST = (
     "WHERE job_key = ? AND closed_at IS NOT NULL AND opened_at IS NOT NULL "
     "AND state IN ('delivered', 'leased', 'filtered', 'failed') ORDER BY closed_at DESC LIMIT ?) "
 )
-_GROUPS = (
-    "SELECT key, state, cause_code, opened_at, closed_at, "
-    "coalesce(json_extract(line, '$.metadata.task_name'), newest.instance_id) AS task "
-    "FROM newest JOIN instances USING (job_key, position)"
-)
+_GROUPS = "SELECT key, state, cause_code, opened_at, closed_at, task FROM newest"
 _CAME = (
     "SELECT group_key, slot, attempt, uid, late, created_at, sampled_tokens, turns, reward, success "
     "FROM newest JOIN trajectories ON group_key = newest.key"
@@ -78,7 +72,7 @@ def _member(
     dummy = fate is GroupOutcome.TRAINED and outcome is not MemberOutcome.TRAINED
     if came is None:
         longest = max((one["seconds"] for one in attempts if one["seconds"] is not None), default=None)
-        return FinishedMember(outcome=outcome, seconds=longest, task=str(group["task"]), dummy=dummy)
+        return FinishedMember(outcome=outcome, seconds=longest, task=group["task"], dummy=dummy)
     own = [one["seconds"] for one in attempts if one["attempt"] == came["attempt"]]
     return FinishedMember(
         outcome=outcome,
@@ -87,7 +81,7 @@ def _member(
         turns=came["turns"],
         reward=came["reward"],
         success=came["success"],
-        task=str(group["task"]),
+        task=group["task"],
         dummy=dummy,
     )
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import orjson
-
 from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.protocol.query_params import GroupPageQuery, OverviewQuery, SeriesQuery
 from slime_plugins.rollout_buffer.reporting.diagnosis import explain_group, explain_job, explain_service
@@ -28,14 +26,13 @@ from slime_plugins.rollout_buffer.reporting.time_series import (
 )
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
+from slime_plugins.rollout_buffer.state.group_opening import instance_of
 from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import EngineReport, GroupState
-
-__all__ = ["Views"]
 
 NEWEST_TRAJECTORIES = 200
 MAX_ATTEMPTS_SHOWN = 1000
@@ -186,14 +183,14 @@ class Views:
             members = _members(connection, [group_index]).get(group_index, [])
             attempts = connection.execute(_ATTEMPTS, (group_index, MAX_ATTEMPTS_SHOWN)).fetchall()
             delivered = connection.execute(_DELIVERED, (group_index,)).fetchall()
-            instance = group_rows.instance_line(connection, job.key, row["position"])
+            instance = instance_of(connection, group_rows.get_group(connection, group_index))
         return {
             "job_id": job.job_id,
             "task_type": job.task_type,
             **_group_entry(job, row, members),
             "attempts": [_as_dict(attempt) for attempt in attempts],
             "delivered": [{**_as_dict(one), "remove_sample": bool(one["remove_sample"])} for one in delivered],
-            "instance": orjson.loads(instance),
+            "instance": dict(instance.data),
         }
 
 

@@ -20,8 +20,6 @@ from slime_plugins.rollout_buffer.rules.prompt_receipts import MAX_EXTRA_SHARE
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 
-__all__ = ["Explanation", "Severity", "explain_group", "explain_job", "explain_service"]
-
 QUIET_AFTER_S = 60.0
 """A job whose last trajectory is younger moves, whatever else is to be said of it."""
 START_TIMEOUT_S = 120.0

@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
-__all__ = ["failed_attempts"]
-
 
 def failed_attempts(store: Store, job_id: str, page: AttemptPageQuery) -> dict[str, Any]:
     """Returns one page of the attempts of a job that failed, the last ended first, each with its error.

@@ -40,17 +40,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 
-__all__ = [
-    "CONTAINS",
-    "Inspection",
-    "JobCounts",
-    "StoreCounts",
-    "StoredTrajectory",
-    "find_job",
-    "like_pattern",
-    "without_generations",
-]
-
 PREVIEW_BYTES = 16 * 1024 * 1024
 """Payloads that are read at most to make the previews of a page."""
 REWARD_BINS = 24

@@ -24,8 +24,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, EngineReport, EngineTrouble, GroupState, JobState
 
-__all__ = ["JobSnapshot", "take_snapshot"]
-
 FAILURES_WITHIN_S = 600.0
 
 _NO_REPORT = EngineReport()

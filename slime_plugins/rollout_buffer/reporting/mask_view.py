@@ -11,8 +11,6 @@ from enum import StrEnum
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["Category", "Piece", "Section", "coloured_text", "page", "pieces_of", "print_sections"]
-
 Decode = Callable[[list[int]], str]
 
 

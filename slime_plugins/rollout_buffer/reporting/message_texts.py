@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MessageText", "Preview", "message_texts", "preview_of"]
-
 PREVIEW_LENGTH = 200
 LOOKED_AT = 4000
 """Characters of a text that a preview is made of."""

@@ -10,8 +10,6 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
 
-__all__ = ["MAX_ROWS", "describe_mismatch", "describe_trainer_row", "trainer_rows_of"]
-
 MAX_ROWS = 5000
 """Rows that are looked at, those with the largest gap first."""
 

@@ -23,8 +23,6 @@ from slime_plugins.rollout_buffer.state.runner_reports import fresh_farms
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import DeliveryState
 
-__all__ = ["METRICS", "MetricName", "cause_class", "metrics_page"]
-
 JOB_LABELS = ("job_id", "task_type")
 
 

@@ -18,8 +18,6 @@ from slime_plugins.rollout_buffer.protocol.query_params import SearchQuery
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.message_texts import MessageText, message_texts
 
-__all__ = ["TextSearch"]
-
 BUDGET_S = 1.5
 """A page that has looked for so long is answered with what it found; its cursor goes on from there."""
 AT_ONCE = 2

@@ -15,17 +15,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.rules.bias import FinishedGroup, bias_measures
 from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trainer_rows
 
-__all__ = [
-    "BUCKET_WIDTHS_S",
-    "SUMMED_S",
-    "Span",
-    "is_crowded",
-    "job_measures",
-    "job_series",
-    "last_delivery_at",
-    "span_of",
-]
-
 Connection = sqlite3.Connection
 
 BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400, 604_800)

@@ -17,8 +17,6 @@ from typing import Any, Protocol
 from slime.utils.mask_generator import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer.wire import common_prefix_length
 
-__all__ = ["TokenTexts", "Tokenizer", "describe_rows", "text_of"]
-
 KEPT_TOKENIZERS = 2
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image>", "<|video_pad|>")

@@ -12,8 +12,6 @@ from typing import Any
 from slime.utils.mask_generator import Generation, pack_training_rows
 from slime_plugins.rollout_buffer.reporting.token_rows import Tokenizer, text_of
 
-__all__ = ["describe_turn_tree", "emission_order"]
-
 
 def emission_order(extra_info: Any) -> list[int] | None:
     """Returns the numbers that the gateway noted of its turns; None where there are none."""

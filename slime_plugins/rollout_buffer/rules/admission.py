@@ -21,18 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = [
-    "GroupTimes",
-    "GroupsAhead",
-    "Pace",
-    "VersionSeen",
-    "pace_of",
-    "room_for_groups",
-    "should_defer",
-    "should_wait_for_the_slow",
-    "version_at",
-]
-
 QUANTILE = 0.9
 """A group is expected to take as long as nine in ten do. Means say little of times with a heavy tail."""
 ENOUGH_SEEN = 8

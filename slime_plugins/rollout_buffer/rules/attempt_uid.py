@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-__all__ = ["AttemptUid"]
-
 _PARTS = 5
 _MAX_PART = 16
 """So that every part fits into a column of the store, whatever a client sends."""

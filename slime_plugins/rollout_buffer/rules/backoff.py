@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["backoff_s"]
-
 _MAX_DOUBLINGS = 60
 """Beyond it the wait is capped by every caller anyway, and a float would overflow in the end."""
 

@@ -18,20 +18,6 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
 
-__all__ = [
-    "BiasRow",
-    "FinishedGroup",
-    "FinishedMember",
-    "GroupOutcome",
-    "MemberOutcome",
-    "MissingMembers",
-    "SlowLoss",
-    "bias_measures",
-    "bias_table",
-    "missing_members",
-    "slow_loss",
-]
-
 MIN_MEMBERS = 16
 """Of fewer members, or groups where groups are compared, nothing is said."""
 MIN_LOST = 5

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-__all__ = ["NO_CAUSE", "Cause", "CauseCode", "CountedCause", "Shortfall"]
-
 MAX_MESSAGE = 2000
 
 

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-__all__ = ["Bounds", "Load", "Observation", "Reason", "Steering", "first_steering", "steer"]
-
 QUEUE_SHARE = 0.1
 """An engine queues when more requests wait than this share of those that run: a few always wait for the next batch."""
 DECREASE = 0.8

@@ -19,16 +19,6 @@ from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, Shortfall
 from slime_plugins.rollout_buffer.types import GroupState
 
-__all__ = [
-    "GROUP_TIMEOUT_NOTE",
-    "GroupFunctions",
-    "GroupPolicy",
-    "Member",
-    "Verdict",
-    "judge_group",
-    "summarize_rewards",
-]
-
 EPSILON = 1e-8
 GROUP_TIMEOUT_NOTE = (
     "group_timeout_seconds is set: members that still play when their group's time is over are given up, mostly "

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["CONCURRENCY", "DEVICES", "ENGINE", "GATEWAY", "PROMPTS", "SUPERVISOR", "Service"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:

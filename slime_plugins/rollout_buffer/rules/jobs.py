@@ -9,14 +9,6 @@ from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.types import GroupState, JobState
 
-__all__ = [
-    "FINAL_STATES",
-    "OPEN_STATES",
-    "FailedAttempts",
-    "ending_of",
-    "next_state",
-]
-
 OPEN_STATES = frozenset({JobState.RUNNING, JobState.PAUSED})
 FINAL_STATES = frozenset({JobState.FINISHED, JobState.CANCELLED, JobState.FAILED})
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, fields, replace
 from slime.utils.mask_generator import pack_training_rows
 from slime_plugins.rollout_buffer.types import Generation, PromptCheck, TrainingRow
 
-__all__ = ["MAX_EXTRA_SHARE", "PromptCounts", "prompt_counts"]
-
 MAX_EXTRA_SHARE = 0.2
 """Share of a job's row tokens that are read again because of other prompts, above which its explanation says so."""
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["MAX_REWARD", "as_reward", "as_token_rewards", "as_turn_rewards"]
-
 MAX_REWARD = 3.4028234663852886e38
 """The largest number of 32 bits, as trainers compute with: beyond it, a group's mean or spread is infinite."""
 

@@ -1,43 +1,15 @@
 """Pure: the skip list, which is how a trainer that resumes says what it has consumed already.
 
-Which groups a new job skips, and which groups of a job that it attaches to are delivered again, skipped, or done with.
+Which groups of the job that it attaches to are delivered again, skipped, or done with.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.types import GroupState
-
-__all__ = ["KnownGroup", "PlannedGroup", "Resumption", "compare_with_skip_list", "plan_groups"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedGroup:
-    """One (epoch, instance) of a job; ``position`` is the instance's line, from 0."""
-
-    epoch: int
-    position: int
-    skipped: bool
-
-
-def plan_groups(
-    instance_ids: Sequence[str], num_epoch: int, skip_instance_ids: Iterable[str]
-) -> Iterator[PlannedGroup]:
-    """Yields every group of a job, epoch by epoch in file order.
-
-    Each occurrence of an id in the skip list skips that instance in one epoch, the earliest first: the list is what the
-    trainer consumed, and it consumed the earliest epochs first.
-    """
-    to_skip = Counter(skip_instance_ids)
-    for epoch in range(num_epoch):
-        for position, instance_id in enumerate(instance_ids):
-            skipped = to_skip[instance_id] > 0
-            if skipped:
-                to_skip[instance_id] -= 1
-            yield PlannedGroup(epoch=epoch, position=position, skipped=skipped)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +41,8 @@ class Resumption:
     """Consumed, though their lease ran out unacknowledged: they do not come back."""
     not_skipped: list[int] = field(default_factory=list)
     """Skipped by an earlier list: the trainer has gone back to before it consumed them."""
+    not_used: Mapping[str, int] = field(default_factory=dict)
+    """Entries that fit no group, by instance: they skip groups that have no row yet."""
 
 
 def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iterable[str]) -> Resumption:
@@ -76,7 +50,7 @@ def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iter
 
     Entries of the skip list are used up in the order in which the trainer can have collected them: groups skipped from
     the start, then deliveries in their order (filtered and failed groups were reported in one), and only then groups
-    to come, earliest first. ``groups`` are in epoch order.
+    to come, earliest first. ``groups`` are those that have rows, in epoch order: the earliest ones of each instance.
     """
     to_skip = Counter(skip_instance_ids)
 
@@ -101,6 +75,7 @@ def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iter
         skipped=skipped,
         consumed=[key for key in came_back if key not in not_consumed],
         not_skipped=not_skipped,
+        not_used=+to_skip,
     )
 
 

@@ -13,8 +13,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["StoredSettings", "parse_settings"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSettings:

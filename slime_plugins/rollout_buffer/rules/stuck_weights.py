@@ -12,8 +12,6 @@ from enum import StrEnum
 
 from slime_plugins.rollout_buffer.rules.admission import VersionSeen, version_at
 
-__all__ = ["EPISODES_LOOKED_AT", "SampledEpisode", "StuckParty", "StuckWeights", "stuck_weights"]
-
 EPISODES_LOOKED_AT = 32
 ENOUGH_EPISODES = 12
 ENOUGH_GROUPS = 4

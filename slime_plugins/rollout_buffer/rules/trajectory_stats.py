@@ -13,8 +13,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.types import Generation
 
-__all__ = ["EpisodeFacts", "facts_of"]
-
 WAITING = frozenset({"acquire"})
 """Phases in which an episode waits for its device."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
 
-__all__ = ["misspelt", "nearest"]
-
+MAX_KEYS = 200
+"""Keys of a record that are compared with the known ones, the first of it: with thousands that would take seconds."""
 LIKENESS_OF_A_TYPO = 0.84
 """How alike an unknown key and a known one must be (``difflib``) for the first to be a slip."""
 
@@ -18,7 +19,10 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 
 def misspelt(given: Iterable[str], known: Iterable[str], prefix: str = "") -> list[str]:
-    """Returns a sentence for each key that is nearly a known one; ``prefix`` stands before both."""
+    """Returns a sentence for each key that is nearly a known one; ``prefix`` stands before both.
+
+    Of very many keys, the first alone are compared.
+    """
     names = list(known)
-    found = ((key, nearest(key, names)) for key in given if key not in names)
+    found = ((key, nearest(key, names)) for key in islice(given, MAX_KEYS) if key not in names)
     return [f"{prefix}{key} is not known; did you mean {prefix}{near}?" for key, near in found if near]

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["MAX_VOCABULARY", "checked_log_prob", "first_beyond", "vocabulary_size"]
-
 MAX_VOCABULARY: Final = 2**24
 """Sixty times the largest vocabulary there is, and far from where 32 bits end: what holds where nothing is known."""
 ROUNDING: Final = 1e-3

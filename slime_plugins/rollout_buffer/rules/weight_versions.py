@@ -13,8 +13,6 @@ from enum import Enum, auto
 
 from slime_plugins.rollout_buffer.types import Generation
 
-__all__ = ["KnownVersions", "Standing", "VersionRange", "standing_of", "version_number", "versions_of"]
-
 MAX_VERSION = 2**53
 """What JSON readers hold exactly. Whoever counts further counts nothing that ages."""
 MAX_STEP = 1000

@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.errors import AttemptTimeoutError
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, Span, Tracer, traced_by
 from slime_plugins.rollout_buffer.rules.trajectory_stats import WAITING
 
-__all__ = ["AttemptLimit", "end_task"]
-
 STOP_TIMEOUT_S = 20.0
 MIN_LOOK_S = 0.5
 

@@ -12,8 +12,6 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, ReportsDevices
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES
 
-__all__ = ["DeviceWatch"]
-
 logger = logging.getLogger(__name__)
 
 SUMMARY_INTERVAL_S = 60.0

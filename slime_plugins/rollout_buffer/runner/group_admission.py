@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.state.staleness import Outlook
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
-
-__all__ = ["GroupAdmission", "task_of"]
 
 GROUPS_READ_AHEAD = 64
 MAX_PASSED_OVER = 32
@@ -42,11 +40,10 @@ class GroupAdmission:
         self._after = (-1, -1)
         self._passed_over: Counter[int] = Counter()
         self._times = GroupTimes(group_size=job.group_size)
-        self._tasks: dict[int, str] = {}
 
     def episode_took(self, instance: Instance, seconds: float) -> None:
         """An episode of that instance came to its end."""
-        self._times.add(instance.instance_id, task_of(instance), seconds)
+        self._times.add(instance.instance_id, instance.task, seconds)
 
     async def groups(self) -> AsyncIterator[GroupRecord]:
         """Yields open groups until there is none; the caller begins each at once."""
@@ -59,7 +56,7 @@ class GroupAdmission:
             if not self._next:
                 return
             outlook = await self._wait_for_room()
-            group = await self._choose(outlook)
+            group = self._choose(outlook)
             self._next.remove(group)
             del self._passed_over[group.key]
             yield group
@@ -92,31 +89,16 @@ class GroupAdmission:
         outlook: Outlook | None = await self._stored(lambda: self._buffer.outlook(self._job.key, running=played))
         return outlook
 
-    async def _choose(self, outlook: Outlook | None) -> GroupRecord:
+    def _choose(self, outlook: Outlook | None) -> GroupRecord:
         """Returns the first of the next groups that need not let others first; the first of all if each had to."""
         if outlook is None:
             return self._next[0]
         for place, group in enumerate(list(self._next)[:MAX_PASSED_OVER]):
-            if self._passed_over[group.key] >= MAX_PASSED_OVER or not await self._is_too_slow_now(group, outlook):
+            if self._passed_over[group.key] >= MAX_PASSED_OVER or not self._is_too_slow_now(group, outlook):
                 self._passed_over.update(passed.key for passed in list(self._next)[:place])
                 return group
         return self._next[0]
 
-    async def _is_too_slow_now(self, group: GroupRecord, outlook: Outlook) -> bool:
-        expected_s = self._times.expected_s(group.instance_id, await self._task(group))
+    def _is_too_slow_now(self, group: GroupRecord, outlook: Outlook) -> bool:
+        expected_s = self._times.expected_s(group.instance_id, group.task)
         return should_defer(outlook.lag, outlook.pace, outlook.ahead, expected_s)
-
-    async def _task(self, group: GroupRecord) -> str:
-        if group.position not in self._tasks:
-            if len(self._tasks) >= 2 * GROUPS_READ_AHEAD:
-                self._tasks.clear()
-            instance = await self._stored(self._buffer.instance, self._job.key, group.position)
-            self._tasks[group.position] = task_of(instance)
-        return self._tasks[group.position]
-
-
-def task_of(instance: Instance) -> str:
-    """Returns what an instance is one of: its ``metadata.task_name``, its id where it has none."""
-    metadata = instance.data.get("metadata")
-    named = metadata.get("task_name") if isinstance(metadata, Mapping) else None
-    return str(named or instance.instance_id)

@@ -57,7 +57,7 @@ from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.runner.attempt_limit import STOP_TIMEOUT_S, AttemptLimit, end_task
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
-from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD, GroupAdmission, task_of
+from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD, GroupAdmission
 from slime_plugins.rollout_buffer.runner.places import Places, PlaceSteering
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency, store_report
@@ -72,8 +72,6 @@ from slime_plugins.rollout_buffer.types import (
     SamplingParams,
     Trajectory,
 )
-
-__all__ = ["JobRunner"]
 
 WATCH_INTERVAL_S = 0.5
 RETRY_BASE_S = 0.5
@@ -344,7 +342,7 @@ class JobRunner:
 
     async def _begin_group(self, record: GroupRecord, generator: Generator, episodes: asyncio.TaskGroup) -> None:
         progress = await self._stored(self._buffer.slot_progress, record.key)
-        instance = await self._stored(self._buffer.instance, self._job.key, record.position)
+        instance = await self._stored(self._buffer.instance, record)
         settled = {slot for slot, done in progress.items() if done[0] or done[1] >= self._settings.max_attempts}
         open_slots = [slot for slot in range(self._job.group_size) if slot not in settled]
         given_up = sum(
@@ -733,7 +731,7 @@ def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
         "group": record.key,
         "uid": request.uid,
         "attempt": request.attempt,
-        "task": task_of(request.instance),
+        "task": request.instance.task,
     }
 
 

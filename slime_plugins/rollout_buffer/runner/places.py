@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Load, Reason,
 from slime_plugins.rollout_buffer.rules.heartbeats import CONCURRENCY
 from slime_plugins.rollout_buffer.types import EngineTrouble
 
-__all__ = ["PlaceSteering", "Places"]
-
 SAMPLE_INTERVAL_S = 2.0
 MIN_WINDOW_S = 10.0
 MIN_TURNS = 96

@@ -57,14 +57,6 @@ from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
 from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of
 from slime_plugins.rollout_buffer.state.item_writes import Refusal
 
-__all__ = [
-    "OWN_ROUTES",
-    "SMALL_BODY",
-    "Application",
-    "create_application",
-    "create_application_from_environment",
-]
-
 OWN_ROUTES = {
     "/buffer/write": ("POST",),
     "/jobs/{job_id}/buffer/write": ("POST",),

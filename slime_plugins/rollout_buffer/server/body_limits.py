@@ -8,8 +8,6 @@ from typing import Final
 
 from slime_plugins.rollout_buffer.errors import PayloadTooLargeError
 
-__all__ = ["BODY_LIMITS", "BodyLimit", "body_limit"]
-
 KB: Final = 1024
 MB: Final = 1024 * KB
 

@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.server.http import Part
 from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
 from slime_plugins.rollout_buffer.state.rewards.versions import Scores, rescored
 
-__all__ = ["delivery_chunks"]
-
 CHUNK_BYTES = 512 * 1024
 """A reply goes out in about such parts."""
 

@@ -8,8 +8,6 @@ from gunicorn.glogging import Logger as GunicornLogger
 
 from slime_plugins.rollout_buffer.observability.logs import LogFormat, formatter, log_format, set_up_logging
 
-__all__ = ["Logger"]
-
 
 class Logger(GunicornLogger):  # type: ignore[misc]  # gunicorn brings no types
     """gunicorn's own logger; where lines are to be JSON, its lines and the application's are."""

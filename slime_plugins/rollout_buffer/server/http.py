@@ -38,28 +38,6 @@ from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.storage.store import Store
 
-__all__ = [
-    "LARGE_BODY",
-    "Answer",
-    "IdConverter",
-    "Part",
-    "ServerContext",
-    "as_json",
-    "as_response",
-    "check_before_route",
-    "check_request",
-    "error_answer",
-    "error_reply",
-    "json_object",
-    "json_object_of_parts",
-    "json_reply",
-    "read_body",
-    "read_bytes",
-    "the_buffer",
-    "the_context",
-    "the_inspection",
-]
-
 RETRY_AFTER_S = 2
 """When to come again to a server that could not do it now."""
 LOG_INTERVAL_S = 5.0

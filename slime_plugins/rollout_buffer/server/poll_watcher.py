@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
-__all__ = ["MAX_WAITING", "PollWatcher"]
-
 LOOK_INTERVAL_S = 0.01
 MAX_WAITING = 1024
 """Polls of one worker that may wait; one more is answered at once."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.errors import UnavailableError, UnreadableBodyError
 
-__all__ = ["BodyCap", "ClientGoneError", "RequestLimits", "declared_size", "drain"]
-
 Scope = dict[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -39,8 +39,6 @@ from slime_plugins.rollout_buffer.server.http import (
     the_inspection,
 )
 
-__all__ = ["routes"]
-
 FOLDER = Path(__file__).resolve().parents[1] / "dashboard"
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -31,17 +31,6 @@ from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervi
 from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
-__all__ = [
-    "Poll",
-    "WriteBody",
-    "answer_poll",
-    "begin_poll",
-    "describe_health",
-    "has_news",
-    "take_again",
-    "write_bodies",
-]
-
 POLL_NOTE_INTERVAL_S = 5.0
 
 

@@ -31,8 +31,6 @@ from slime_plugins.rollout_buffer.server.http import (
 )
 from slime_plugins.rollout_buffer.state.rewards.versions import scores_for
 
-__all__ = ["routes"]
-
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 routes = Blueprint("rollout_buffer_inspect", __name__)

@@ -9,8 +9,6 @@ from slime_plugins.rollout_buffer.protocol.trainer_reports import MismatchQuery,
 from slime_plugins.rollout_buffer.reporting.mismatch import describe_mismatch
 from slime_plugins.rollout_buffer.server.http import json_reply, read_body, the_buffer
 
-__all__ = ["routes"]
-
 routes = Blueprint("rollout_buffer_training_reports", __name__)
 
 

@@ -10,8 +10,6 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import ServerContext
 
-__all__ = ["SupervisorState", "look_at_supervisor"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorState:

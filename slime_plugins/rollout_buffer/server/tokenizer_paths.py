@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.tokenizer_loading import hub_trouble
 
-__all__ = ["check_tokenizer"]
-
 
 def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -> None:
     """Checks a job's ``tokenizer_path``.

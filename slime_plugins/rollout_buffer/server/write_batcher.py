@@ -9,8 +9,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["WriteBatcher"]
-
 MAX_TOGETHER = 64
 MAX_BYTES_TOGETHER = 8 * 1024 * 1024
 """Clients that are answered send their next items while those of others are kept: all at once, each would wait for the

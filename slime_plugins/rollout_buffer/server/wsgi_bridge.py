@@ -10,8 +10,6 @@ from typing import Any
 
 from flask import Flask
 
-__all__ = ["Reply", "call", "environ_of"]
-
 Environ = dict[str, Any]
 
 

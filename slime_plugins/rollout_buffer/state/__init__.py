@@ -2,7 +2,8 @@
 
 In the order of a job's life:
 
-* ``job_start`` – a payload becomes a job, or attaches; ``input_files`` – its instances; ``large_starts`` – in parts
+* ``job_start`` – a payload becomes a job, or attaches; ``input_files`` – its instances
+* ``group_opening`` – its groups get rows when they are needed
 * ``skip_list`` – what a trainer that resumes has consumed; ``job_lookup`` – a job by its id, and its groups' measure
 * ``attempts`` – attempts at slots and their fence
 * ``item_writes`` – items that come over HTTP; ``trajectory_insert`` – the one builder of a trajectory's row

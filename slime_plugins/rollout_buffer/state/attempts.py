@@ -21,16 +21,6 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Trajectory, WriteStatus
 
-__all__ = [
-    "AttemptResult",
-    "add_trajectory",
-    "begin_attempt",
-    "check_fence",
-    "end_running_attempt",
-    "is_duplicate",
-    "pending_payload",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:

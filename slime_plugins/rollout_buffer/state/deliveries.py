@@ -34,8 +34,6 @@ from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRe
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState
 
-__all__ = ["Delivery", "take"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:

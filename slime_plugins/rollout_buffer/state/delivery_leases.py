@@ -13,16 +13,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
 from slime_plugins.rollout_buffer.types import AckResult, DeliveryState, GroupState
 
-__all__ = [
-    "acknowledge",
-    "all_still_waiting",
-    "expire_leases",
-    "handed_out",
-    "lease_again",
-    "lease_columns",
-    "renew_lease",
-]
-
 
 def lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
     """Returns what a delivery says of its lease: none for a poll that does not acknowledge."""

@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
 
-__all__ = ["empty_meta_info", "is_exhausted", "meta_info_of"]
-
 
 def meta_info_of(
     connection: Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord], stale: set[int]

@@ -29,8 +29,6 @@ from slime_plugins.rollout_buffer.storage.tables import content_rows, delivery_r
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveredMember
 from slime_plugins.rollout_buffer.types import Outcome
 
-__all__ = ["DeliveredMembers", "PlayedGroup", "ShortGroup", "only_played"]
-
 READERS = 2
 """Threads of a process that read ahead, for all its deliveries together."""
 PREFETCHED_RUNS = 1

@@ -24,8 +24,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import GroupState
 
-__all__ = ["judge_and_close", "judge_and_close_outside"]
-
 logger = logging.getLogger(__name__)
 
 

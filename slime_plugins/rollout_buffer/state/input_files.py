@@ -15,8 +15,6 @@ from slime_plugins.rollout_buffer.errors import InputFileError, InvalidPayloadEr
 from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.types import Instance
 
-__all__ = ["instances_from_lines", "read_instances"]
-
 _SLICED = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
 
 

@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
+from slime_plugins.rollout_buffer.state.group_opening import is_planned, open_next_of_instance
 from slime_plugins.rollout_buffer.state.job_lookup import find_job, group_policy, several_jobs
 from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
@@ -32,8 +33,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, WriteStatus
-
-__all__ = ["ItemWriter", "Refusal", "Write", "WriteResult", "Written"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,15 +243,15 @@ class ItemWriter:
     def _group_for(self, connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
         """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
         existing = _groups_of_known_instance(connection, job, instance_id)
-        if not existing:
-            group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
-            existing = group_rows.groups_of_instance(connection, job.key, instance_id)
         for group in existing:
             if group.state is GroupState.OPEN:
                 members = trajectory_rows.count_members(connection, group.key)
                 if members < job.group_size:
                     return group, members
-        return None, 0
+        if not existing and not job.has_input:
+            group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
+            return group_rows.groups_of_instance(connection, job.key, instance_id)[0], 0
+        return open_next_of_instance(connection, job.key, instance_id), 0
 
 
 def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
@@ -279,9 +278,10 @@ def _turns(writes: Sequence[Write]) -> Iterator[list[Write]]:
 
 
 def _groups_of_known_instance(connection: Connection, job: JobRecord, instance_id: str) -> list[GroupRecord]:
-    """Returns an instance's groups; none of one that a write may bring."""
+    """Returns an instance's groups that have rows; none of one that is to come, or that a write may bring."""
     existing = group_rows.groups_of_instance(connection, job.key, instance_id)
-    if not existing and (job.has_input or job.state not in job_rules.OPEN_STATES):
+    may_bring = not job.has_input and job.state in job_rules.OPEN_STATES
+    if not existing and not may_bring and not is_planned(connection, job.key, instance_id):
         raise ConflictError(f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})")
     return existing
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from slime_plugins.rollout_buffer.rules.causes import Cause
-from slime_plugins.rollout_buffer.storage.tables import attempt_rows, delivery_rows, group_rows, job_rows
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, delivery_rows, group_rows, job_rows, plan_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import GroupState, JobState
-
-__all__ = ["cancel_job", "end_job", "reopen_finished_job"]
 
 
 def end_job(connection: Connection, now: float, job_key: int, state: JobState, cause: Cause) -> None:
@@ -19,11 +17,12 @@ def end_job(connection: Connection, now: float, job_key: int, state: JobState, c
 def cancel_job(connection: Connection, now: float, job_key: int, cause: Cause) -> None:
     """Ends a job that nobody wants any more: its open groups are skipped."""
     group_rows.move_groups(connection, job_key, GroupState.OPEN, GroupState.SKIPPED, cause)
+    plan_rows.skip_unopened(connection, job_key)
     end_job(connection, now, job_key, JobState.CANCELLED, cause)
 
 
 def reopen_finished_job(connection: Connection, job_key: int) -> None:
     """A finished job with groups that are open after all is not finished."""
     job = job_rows.get_job(connection, job_key)
-    if job.state is JobState.FINISHED and delivery_rows.count_in_state(connection, job_key, GroupState.OPEN):
+    if job.state is JobState.FINISHED and delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
         job_rows.update_job(connection, job_key, state=JobState.RUNNING.value, finished_at=None)

@@ -1,15 +1,21 @@
-"""How a payload becomes a job, or attaches to one. Rules on an open transaction; ``buffer.py`` opens it."""
+"""How a payload becomes a job, or attaches to one. Rules on an open transaction; ``buffer.py`` opens it.
+
+A start **repeats** one that was made before, with the same ``start_id``: nothing changes. Else it **attaches** to the
+job that it names, if that is of the same work: engine, changeable settings and skip list are the payload's from then
+on. The first trainer of a job that was filled by writers, and of which nothing was consumed, attaches with settings
+and input of its own, which are added to the job's. Else it **creates** a job; where another job has the id, it has to
+be ``fresh``, and that one is ended and renamed.
+"""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
-
-import orjson
 
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.protocol.request_models import (
@@ -20,7 +26,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
 )
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, SUPERSEDED
-from slime_plugins.rollout_buffer.rules.skip_list import plan_groups
+from slime_plugins.rollout_buffer.state.group_opening import add_input, plan_groups, skip_planned
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, reopen_finished_job
 from slime_plugins.rollout_buffer.state.skip_list import apply_skip_list
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -33,11 +39,10 @@ from slime_plugins.rollout_buffer.storage.tables import (
     trajectory_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.input_rows import PackedInput
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, Instance, JobState
+from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, JobState
 from slime_plugins.rollout_buffer.wire import MAX_IDENTIFIER
-
-__all__ = ["StartedJob", "Way", "add_input", "start_job", "way_of_start"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,56 +51,63 @@ class StartedJob:
 
     job: JobRecord
     attached: bool
-    message: str
+
+    @property
+    def message(self) -> str:
+        """What the caller is told, in slime's words."""
+        return "Rollout attached" if self.attached else "Rollout started"
 
 
 class Way(Enum):
     """What a start does."""
 
-    REPEAT = auto()  # it was made before: nothing changes
+    REPEAT = auto()
     ATTACH = auto()
-    TAKE_OVER = auto()  # a trainer's, of a job that was filled before: attaches with settings of its own
-    SUPERSEDE = auto()  # makes a new job under the id of another
     CREATE = auto()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What a payload does, and to which job: the one it attaches to, or the one that it ends to create its own."""
+
+    way: Way
+    job: JobRecord | None = None
+    is_first_trainers: bool = False
+
+    @property
+    def keeps_input(self) -> bool:
+        """Whether the payload's input becomes the job's."""
+        return self.way is Way.CREATE or self.is_first_trainers
+
+
 def start_job(
-    connection: Connection,
-    now: float,
-    payload: StartPayload,
-    instances: Sequence[Instance],
-    *,
-    written_as: int | None = None,
-    has_input_already: bool = False,
+    connection: Connection, now: float, payload: StartPayload, pack: Callable[[], PackedInput | None]
 ) -> StartedJob:
-    """Attaches to the job that the payload names, or creates it; see ``Buffer.start_job``.
+    """Attaches to the job that the payload names, or creates it. ``pack`` returns the payload's input, if it has one.
 
-    ``written_as`` is the key under which the groups of a large job were written before; ``has_input_already`` says that
-    a job to take over has got the input.
+    Raises:
+        ConflictError: as ``decide_start``.
     """
-    way, job = way_of_start(connection, payload)
-    if job is not None and way is not Way.SUPERSEDE and written_as is not None:
-        raise ConflictError(f"job {job.job_id} was started meanwhile: the same call attaches to it")
-    if job is None or way is Way.SUPERSEDE:
-        if job is not None:
-            _supersede(connection, now, job)
-        job = _create_job(connection, now, payload, instances, written_as)
-        started = StartedJob(job=job, attached=False, message="Rollout started")
+    start = decide_start(connection, payload)
+    if start.way is Way.REPEAT and start.job is not None:
+        return StartedJob(job=start.job, attached=True)
+    packed = pack() if start.keeps_input else None
+    if start.way is Way.ATTACH and start.job is not None:
+        key = start.job.key
+        if start.is_first_trainers:
+            _take_over(connection, start.job, payload, packed)
+        _attach(connection, now, job_rows.get_job(connection, key), payload)
     else:
-        if way is Way.TAKE_OVER:
-            if not has_input_already:
-                add_input(connection, job.key, payload, instances)
-            _take_over(connection, job, payload)
-        if way is not Way.REPEAT:
-            _attach(connection, now, job_rows.get_job(connection, job.key), payload)
-        started = StartedJob(job=job_rows.get_job(connection, job.key), attached=True, message="Rollout attached")
-    if way is not Way.REPEAT and payload.start_id is not None:
-        job = started.job
-        start_id_rows.insert_start_id(connection, job.key, job.job_id, payload.start_id, payload.identity())
-    return started
+        if start.job is not None:
+            _supersede(connection, now, start.job)
+        key = _create_job(connection, now, payload, packed)
+    job = job_rows.get_job(connection, key)
+    if payload.start_id is not None:
+        start_id_rows.insert_start_id(connection, key, job.job_id, payload.start_id, payload.identity())
+    return StartedJob(job=job, attached=start.way is Way.ATTACH)
 
 
-def way_of_start(connection: Connection, payload: StartPayload) -> tuple[Way, JobRecord | None]:
+def decide_start(connection: Connection, payload: StartPayload) -> Start:
     """Returns what a payload does, and to which job.
 
     Raises:
@@ -103,13 +115,13 @@ def way_of_start(connection: Connection, payload: StartPayload) -> tuple[Way, Jo
     """
     repeated = _job_of_same_start(connection, payload)
     if repeated is not None:
-        return Way.REPEAT, repeated
+        return Start(way=Way.REPEAT, job=repeated)
     job = _named_job(connection, payload)
     if job is None:
-        return Way.CREATE, None
+        return Start(way=Way.CREATE)
     if payload.is_trainers and _waits_for_trainer(connection, job):
         if _can_take_over(job, payload):
-            return Way.TAKE_OVER, job
+            return Start(way=Way.ATTACH, job=job, is_first_trainers=True)
         if written := trajectory_rows.count_trajectories(connection, job.key):
             raise ConflictError(
                 f"job {job.job_id} holds {written} items that no trainer has had, and was started for "
@@ -118,7 +130,7 @@ def way_of_start(connection: Connection, payload: StartPayload) -> tuple[Way, Jo
                 {"job_id": job.job_id},
             )
     if payload.fresh:
-        return Way.SUPERSEDE, job
+        return Start(way=Way.CREATE, job=job)
     identity = payload.identity()
     mine = (job.trainer_identity or job.identity,) if payload.is_trainers else (job.identity, job.trainer_identity)
     if identity not in mine:
@@ -128,8 +140,8 @@ def way_of_start(connection: Connection, payload: StartPayload) -> tuple[Way, Jo
             {"job_id": job.job_id},
         )
     if job.trainer_identity not in (None, identity) and not payload.is_trainers:
-        return Way.REPEAT, job  # who made the job finds it as the trainer has it
-    return Way.ATTACH, job
+        return Start(way=Way.REPEAT, job=job)  # who made the job finds it as the trainer has it
+    return Start(way=Way.ATTACH, job=job)
 
 
 def _job_of_same_start(connection: Connection, payload: StartPayload) -> JobRecord | None:
@@ -174,17 +186,9 @@ def _named_job(connection: Connection, payload: StartPayload) -> JobRecord | Non
     return same[0] if same and same[0].state is JobState.FAILED else None
 
 
-def _create_job(
-    connection: Connection,
-    now: float,
-    payload: StartPayload,
-    instances: Sequence[Instance],
-    written_as: int | None,
-) -> JobRecord:
-    ids = [instance.instance_id for instance in instances]
+def _create_job(connection: Connection, now: float, payload: StartPayload, packed: PackedInput | None) -> int:
     key = job_rows.insert_job(
         connection,
-        key=written_as,
         job_id=payload.job_id or f"{payload.task_type}-{uuid.uuid4().hex[:12]}",
         task_type=payload.task_type,
         state=JobState.RUNNING.value,
@@ -193,22 +197,20 @@ def _create_job(
         engine_url=payload.remote_engine_url,
         settings=payload.settings(),
         options=payload.options,
-        has_input=bool(ids),
+        has_input=packed is not None,
         has_runner=payload.task_type != EXTERNAL_TASK_TYPE,
         takes_items=payload.task_type == EXTERNAL_TASK_TYPE,
         group_size=payload.num_repeat_per_sample,
-        instance_count=len(ids),
+        instance_count=0 if packed is None else len(packed.instance_ids),
         num_epoch=payload.num_epoch,
         created_at=now,
         updated_at=now,
         run_began_at=now,
     )
-    if written_as is None:
-        lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
-        group_rows.insert_instances(connection, key, lines)
-        planned = plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
-        group_rows.insert_groups(connection, key, ids, planned)
-    return job_rows.get_job(connection, key)
+    if packed is not None:
+        plan_groups(connection, key, packed, payload.num_epoch)
+        skip_planned(connection, key, Counter(map(str, payload.skip_instance_ids or ())))
+    return key
 
 
 def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
@@ -232,23 +234,17 @@ def _free_name(connection: Connection, job: JobRecord) -> str:
         ending += "~"
 
 
-def add_input(connection: Connection, job_key: int, payload: StartPayload, instances: Sequence[Instance]) -> None:
-    """Adds what a job lacks of a trainer's input, or of a part of it; doing it twice changes nothing."""
-    lines = ((instance.instance_id, orjson.dumps(instance.data)) for instance in instances)
-    group_rows.add_instances(connection, job_key, lines)
-    group_rows.add_open_groups(connection, job_key, [one.instance_id for one in instances], payload.num_epoch)
-
-
-def _take_over(connection: Connection, job: JobRecord, payload: StartPayload) -> None:
+def _take_over(connection: Connection, job: JobRecord, payload: StartPayload, packed: PackedInput | None) -> None:
     """Makes a job that was filled before any trainer came the trainer's: its settings go by those that it names."""
     settings = {**job.settings.kept, **payload.named_settings()}
     changes: dict[str, Any] = {"settings": json.dumps(settings)}
-    if payload.has_input:
-        changes |= {"has_input": True, "num_epoch": max(job.num_epoch, payload.num_epoch)}
+    if packed is not None:
+        instance_count = add_input(connection, job, packed, payload.num_epoch)
+        num_epoch = max(job.num_epoch, payload.num_epoch)
+        changes |= {"has_input": True, "num_epoch": num_epoch, "instance_count": instance_count}
     job_rows.update_job(connection, job.key, **changes)
     if payload.options:
         job_rows.update_options(connection, job.key, {**_options(connection, job), **payload.options})
-    group_rows.count_instances(connection, job.key)
 
 
 def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
-from slime_plugins.rollout_buffer.state.large_starts import undo_interrupted
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     SEALED_MODE,
     Place,
@@ -26,8 +25,6 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 )
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import content_rows
-
-__all__ = ["RecoveryReport", "examine", "recover"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +39,13 @@ class RecoveryReport:
 
 
 def recover(store: Store) -> RecoveryReport:
-    """Cuts off what no row names, marks rows whose bytes are gone, undoes starts of jobs that were interrupted.
+    """Cuts off what no row names, and marks rows whose bytes are gone.
 
     Packs that a living process holds are left alone.
 
     Only the process that owns the data directory may call this.
     """
     report = RecoveryReport()
-    undo_interrupted(store)
     with store.read() as connection:
         used = content_rows.used_packs(connection)
     for number in packs_in(store.packs_dir):
@@ -130,3 +126,6 @@ def _examine_body(store: Store, uid: str, place: Place, images: dict[str, Place]
     for sha256 in wire.image_hashes(body):
         if sha256 not in images:
             yield f"trajectory {uid} shows image {sha256}, which is not stored"
+    for sha256 in wire.named_records(body):
+        if sha256 not in images:
+            yield f"trajectory {uid} names token records {sha256}, which are not stored"

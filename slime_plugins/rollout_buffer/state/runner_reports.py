@@ -19,16 +19,6 @@ from slime_plugins.rollout_buffer.storage.tables import service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
-__all__ = [
-    "concurrency_of",
-    "devices_of_job",
-    "fresh_farms",
-    "prompt_findings_of",
-    "report_of_job",
-    "store_concurrency",
-    "store_report",
-]
-
 _KEPT_S = 7 * 24 * 3600.0
 
 

@@ -28,19 +28,6 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.storage.tables.trainer_pace_rows import TakenGroups
 from slime_plugins.rollout_buffer.types import Generation, GroupState, JobState
 
-__all__ = [
-    "Outlook",
-    "admits",
-    "drop_stale_groups",
-    "note_trainers_version",
-    "note_versions",
-    "outlook",
-    "policy_of",
-    "stale_groups",
-    "stuck_weights_of",
-    "waits_for_stragglers",
-]
-
 STEP_S = 30.0
 """A trainer that asks for no groups for so long, and then for more, has trained meanwhile."""
 

@@ -23,8 +23,6 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
 
-__all__ = ["compare", "store_report"]
-
 NO_ROW = "it has no training row of that number"
 
 

@@ -14,8 +14,6 @@ from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trajectory_
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Generation, Outcome, StopReason
 
-__all__ = ["Played", "SlotOfTrajectory", "insert_trajectory"]
-
 
 class Played(Protocol):
     """What a row tells of a trajectory: a ``Trajectory`` of a runner has it, and a ``WrittenItem``."""

@@ -12,8 +12,6 @@ import orjson
 
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["MAX_BYTES", "MAX_TEXT", "encode_transcript"]
-
 MAX_TEXT = 4000
 """Characters of one text; the rest is counted."""
 MAX_BYTES = 64 * 1024

@@ -13,18 +13,6 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = [
-    "APPLICATION_ID",
-    "DATABASE",
-    "OwnerLock",
-    "is_owned",
-    "open_lock_file",
-    "own",
-    "prepare",
-    "refuse_if_owned",
-    "tighten",
-]
-
 DATABASE = "buffer.sqlite3"
 APPLICATION_ID = int.from_bytes(b"RBuf")
 """What the header of our database says of whose it is. No database of a time before 0.1.0 has it."""

@@ -14,8 +14,6 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.errors import StorageFullError
 from slime_plugins.rollout_buffer.storage.storage_errors import disk_is_full
 
-__all__ = ["DiskReserve"]
-
 FILE_NAME = "reserve"
 RESERVE_BYTES = 16 * 1024 * 1024
 MIN_SHARE = 16

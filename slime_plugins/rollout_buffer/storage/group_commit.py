@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-__all__ = ["GroupCommit", "Ticket"]
-
 MAX_BATCH = 64
 
 Work = TypeVar("Work")

@@ -28,8 +28,6 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
     pack_path,
 )
 
-__all__ = ["PackReader", "Reading"]
-
 OPEN_PACKS = 64
 WINDOW_BYTES = 2 * 1024 * 1024
 """How much is read at once, when no single record is larger. A delivery holds up to four times as much meanwhile."""

@@ -26,19 +26,6 @@ from zlib_ng import zlib_ng
 
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
 
-__all__ = [
-    "Blob",
-    "Disk",
-    "PackWriter",
-    "Place",
-    "disk_memory",
-    "header_of",
-    "highest_number",
-    "is_locked",
-    "pack_path",
-    "packs_in",
-]
-
 HEADER = struct.Struct("<4sII8s")
 MAGIC = b"RBP2"
 OWNER_BYTES = 8

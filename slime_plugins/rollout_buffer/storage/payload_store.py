@@ -23,8 +23,6 @@ from slime_plugins.rollout_buffer.storage.tables import content_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["Inlining", "PayloadStore", "PendingPayload", "Pieces", "StoredPayload"]
-
 Pieces = list[bytes]
 """A payload, in the order of its pieces."""
 

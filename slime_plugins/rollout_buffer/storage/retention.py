@@ -17,8 +17,6 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, clock_rows, content_rows, trainer_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-__all__ = ["Purged", "purge", "would_purge"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -44,14 +44,29 @@ CREATE TABLE job_options (
     options BLOB    NOT NULL                    -- as JSON; of a BLOB, SQLite knows the size without reading it
 );
 
-CREATE TABLE instances (
-    job_key     INTEGER NOT NULL REFERENCES jobs (key),
-    position    INTEGER NOT NULL,
-    instance_id TEXT    NOT NULL,
-    line        BLOB    NOT NULL,
-    PRIMARY KEY (job_key, position)
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX instances_by_id ON instances (job_key, instance_id);
+-- The groups that a job will have of its input: each line is one in each epoch. A group gets a row when it is opened.
+CREATE TABLE plans (
+    job_key        INTEGER PRIMARY KEY REFERENCES jobs (key),
+    first_position INTEGER NOT NULL,            -- of the first line; those below were named by items before it came
+    lines          INTEGER NOT NULL,
+    epochs         INTEGER NOT NULL,
+    digest         TEXT    NOT NULL,            -- of the input
+    passed         INTEGER NOT NULL DEFAULT 0,  -- groups that have rows, or had them already, in playing order
+    unopened       INTEGER NOT NULL,            -- groups that are to come and have no row
+    skipped        INTEGER NOT NULL DEFAULT 0   -- groups that were skipped and have no row
+);
+CREATE TABLE input_chunks (
+    job_key        INTEGER NOT NULL REFERENCES jobs (key),
+    first_position INTEGER NOT NULL,
+    lines          BLOB    NOT NULL,            -- deflated JSON: a list of [instance_id, line]
+    PRIMARY KEY (job_key, first_position)
+);
+CREATE TABLE input_index (
+    job_key      INTEGER NOT NULL REFERENCES jobs (key),
+    bucket       INTEGER NOT NULL,              -- of the hash of an instance_id
+    line_numbers BLOB    NOT NULL,              -- deflated JSON: the number of the line of each id
+    PRIMARY KEY (job_key, bucket)
+);
 
 CREATE TABLE groups (
     key           INTEGER PRIMARY KEY,
@@ -59,6 +74,7 @@ CREATE TABLE groups (
     epoch         INTEGER NOT NULL,
     position      INTEGER NOT NULL,
     instance_id   TEXT    NOT NULL,
+    task          TEXT    NOT NULL,             -- what the instance is one of, for statistics
     state         TEXT    NOT NULL,
     cause         TEXT    NOT NULL DEFAULT '',
     cause_code    TEXT    NOT NULL DEFAULT '',
@@ -72,7 +88,7 @@ CREATE TABLE groups (
 CREATE INDEX groups_by_state ON groups (job_key, state, sequence);
 CREATE INDEX groups_by_sequence ON groups (sequence) WHERE sequence IS NOT NULL;
 CREATE INDEX groups_unreported ON groups (job_key) WHERE state IN ('filtered', 'failed') AND delivery_key IS NULL;
-CREATE INDEX groups_by_instance ON groups (job_key, instance_id, epoch);
+CREATE UNIQUE INDEX groups_by_instance ON groups (job_key, instance_id, epoch);
 CREATE INDEX groups_by_delivery ON groups (delivery_key) WHERE delivery_key IS NOT NULL;
 CREATE INDEX groups_by_cause ON groups (job_key, state, cause_code, cause) WHERE state IN ('filtered', 'failed');
 CREATE INDEX groups_by_closing ON groups (job_key, closed_at, state) WHERE closed_at IS NOT NULL;
@@ -259,15 +275,6 @@ CREATE TABLE counters (
     last INTEGER NOT NULL
 ) WITHOUT ROWID;
 INSERT INTO counters VALUES ('pack', 0), ('job', 0);
-
--- Jobs whose groups are being written, in parts; the job itself comes last.
-CREATE TABLE starts (
-    job_key    INTEGER PRIMARY KEY,             -- that the job will have
-    identity   TEXT    NOT NULL,
-    job_id     TEXT,                            -- when the payload names one
-    touched_at REAL    NOT NULL,
-    written    INTEGER NOT NULL                 -- rows so far
-);
 
 -- A start that is sent again is the same start, however late: the newest start ids of each job.
 CREATE TABLE start_ids (

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
-__all__ = ["SharedClock"]
-
 TOLERANCE_S = 1.0
 """The two clocks drift by less between two marks."""
 _MARK = struct.Struct("<16sddI")

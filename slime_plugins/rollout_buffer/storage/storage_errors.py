@@ -15,8 +15,6 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
 )
 
-__all__ = ["StorageErrors", "damaged", "disk_is_full", "storage_error"]
-
 FULL_BYTES = 64 * 1024
 """With less than this free, a file that cannot be created or grown means a full disk."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

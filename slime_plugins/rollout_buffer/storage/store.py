@@ -38,8 +38,6 @@ from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
 from slime_plugins.rollout_buffer.storage.storage_errors import StorageErrors, damaged
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, WriteLocks
 
-__all__ = ["Store", "whole_row"]
-
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
@@ -104,11 +102,10 @@ class Store:
     # --- transactions ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def write(self, *, foreign_keys: bool = True) -> Iterator[sqlite3.Connection]:
+    def write(self) -> Iterator[sqlite3.Connection]:
         """Runs a block in one write transaction: all of it is durable when the block ends, or none of it happened.
 
         On a full disk it writes into the room that was kept for it; what takes much room asks ``check_room`` before.
-        Without ``foreign_keys`` rows may name a job that is still to come.
 
         Raises:
             StorageFullError: the disk is full. Nothing of the block was kept.
@@ -117,14 +114,8 @@ class Store:
         with self._errors, self._turns.turn():
             connection = self._writing = self._writing or self._connect()
             self._spare_room(connection)
-            if not foreign_keys:
-                connection.execute("PRAGMA foreign_keys=OFF")
-            try:
-                with _transaction(connection):
-                    yield connection
-            finally:
-                if not foreign_keys:
-                    connection.execute("PRAGMA foreign_keys=ON")
+            with _transaction(connection):
+                yield connection
 
     def _spare_room(self, connection: sqlite3.Connection) -> None:
         if (on_reserve := self._reserve.is_used()) != self._on_reserve:

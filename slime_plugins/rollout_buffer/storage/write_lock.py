@@ -22,8 +22,6 @@ from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.observability.process_status import process_status
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
-__all__ = ["TURN_TIMEOUT_S", "WriteLockOwner", "WriteLocks"]
-
 TURN_TIMEOUT_S = 8.0
 """How long a writer waits for its turn. No transaction of ours takes that long."""
 _RECORD_BYTES = 64

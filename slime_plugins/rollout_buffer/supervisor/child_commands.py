@@ -11,15 +11,6 @@ from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 
-__all__ = [
-    "gateway_command",
-    "local_ray_command",
-    "local_ray_token",
-    "runner_command",
-    "runner_environment",
-    "server_command",
-]
-
 
 def server_command(settings: ServeSettings) -> list[str]:
     """Returns how gunicorn is started; its settings come in the environment."""

@@ -9,8 +9,6 @@ import requests
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 
-__all__ = ["wait_until_healthy"]
-
 POLL_INTERVAL_S = 0.1
 ANSWER_TIMEOUT_S = 5.0
 

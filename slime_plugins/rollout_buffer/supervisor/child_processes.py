@@ -24,16 +24,6 @@ from typing import IO
 
 from slime_plugins.rollout_buffer.observability.process_status import all_process_statuses, process_status
 
-__all__ = [
-    "ChildProcess",
-    "ChildRecords",
-    "ProcessMark",
-    "cpu_ticks",
-    "free_port",
-    "free_ports",
-    "kill_forks_with_parent",
-]
-
 PR_SET_PDEATHSIG = 1
 RESERVED_BYTES = 65536
 TAIL_BYTES = 16384

@@ -20,8 +20,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 
-__all__ = ["GeneratorDiscovery"]
-
 FILE_TIMEOUT_S = 60.0
 SLOW_AFTER_S = 5.0
 MAX_BROKEN = 50

@@ -33,8 +33,6 @@ from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
-__all__ = ["main"]
-
 logger = logging.getLogger(__name__)
 
 _SET_PARENT_DEATH_SIGNAL = 1

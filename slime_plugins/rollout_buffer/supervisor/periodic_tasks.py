@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 
 from slime_plugins.rollout_buffer.errors import DamagedError, RolloutBufferError, StorageFullError, UnavailableError
 
-__all__ = ["POSTPONED", "PeriodicTasks", "PeriodicThread"]
-
 POSTPONED = (StorageFullError, UnavailableError, DamagedError, sqlite3.OperationalError, OSError)
 """What a full, busy, read-only or broken disk does. Anything else is a defect, and is not hidden."""
 STUCK_AFTER_S = 15.0

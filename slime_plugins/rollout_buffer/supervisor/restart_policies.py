@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.config import ServeSettings
 
-__all__ = ["MAX_CRASHES", "RestartPolicy", "gateway_policy", "ray_policy", "runner_policy", "server_policy"]
-
 MAX_CRASHES = 8
 """A job fails after so many crashes of its runner in a row, without a trajectory or minutes of work between them."""
 

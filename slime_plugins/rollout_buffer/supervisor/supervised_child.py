@@ -21,8 +21,6 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.restart_policies import RestartPolicy
 
-__all__ = ["ChildSpec", "ChildState", "SupervisedChild"]
-
 logger = logging.getLogger(__name__)
 
 

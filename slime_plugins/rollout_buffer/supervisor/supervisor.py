@@ -44,8 +44,6 @@ from slime_plugins.rollout_buffer.supervisor.restart_policies import (
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
 from slime_plugins.rollout_buffer.supervisor.write_lock_watch import WriteLockWatch
 
-__all__ = ["Supervisor"]
-
 TICK_S = 0.1
 CLOCK_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 60.0

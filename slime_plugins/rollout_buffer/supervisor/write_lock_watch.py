@@ -8,8 +8,6 @@ from collections.abc import Callable
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner
 from slime_plugins.rollout_buffer.supervisor.child_processes import cpu_ticks
 
-__all__ = ["WriteLockWatch"]
-
 WAITS_FOR_DISK = "D"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SettableClock"]
-
 
 class SettableClock:
     """A clock that stands still until a test moves it. Seconds, as ``time.time``."""

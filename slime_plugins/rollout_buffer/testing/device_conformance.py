@@ -25,8 +25,6 @@ from typing import Any, ClassVar
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation, ReportsLoss
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 
-__all__ = ["DeviceContract"]
-
 
 class DeviceContract:
     """What the pool and an episode rely on."""

@@ -34,8 +34,6 @@ from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 
-__all__ = ["EngineContract", "HttpClientContract", "SglangServerContract", "VisionContract", "http_answer"]
-
 WAIT_S = 180.0
 
 

@@ -10,8 +10,6 @@ from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, SamplingParams, Trajectory
 
-__all__ = ["episode_request", "play_episode"]
-
 
 def episode_request(
     data: Mapping[str, Any],

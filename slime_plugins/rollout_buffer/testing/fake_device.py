@@ -30,8 +30,6 @@ from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["ADDRESS", "FakeDevice", "create_device"]
-
 ADDRESS = f"{__name__}:create_device"
 SLOW_STEP_S = 0.5
 DIES_AFTER_S = 0.5

@@ -9,8 +9,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.types import WeightVersionSpan
 
-__all__ = ["END_OF_TURN", "FakeEngine", "ScriptedReply"]
-
 END_OF_TURN = "<|im_end|>"
 
 ScriptedReply = str | Sequence[int] | GenerateReply | Exception

@@ -20,8 +20,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["assign_instance_ids", "main"]
-
 Line = dict[str, Any]
 
 

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["KINDS", "generate", "main"]
-
 DEFAULT_OUTPUT = Path("data") / "documents.jsonl"
 SEED = 7
 CHARACTERS_PER_TOKEN = 4.7  # what Qwen3's tokenizer makes of these documents

@@ -14,8 +14,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.wire import RolloutData
 
-__all__ = ["JobProgress", "consumed_before", "consumed_metadata", "pass_before", "skip_list"]
-
 PASSES_KEY = "rollout_buffer_passes"
 FINISHED_KEY = "finished_groups"
 """Ids that were consumed before any rollout of this metadata."""

@@ -8,10 +8,9 @@ from typing import Any
 
 import aiohttp
 
+from slime_plugins.rollout_buffer.engine_keys import key_headers
 from slime_plugins.rollout_buffer.errors import network_reason
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
-
-__all__ = ["weight_version_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +56,6 @@ async def _version(session: aiohttp.ClientSession, engine_url: str) -> int | Non
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    async with session.get(url) as response:
+    async with session.get(url, headers=key_headers(url)) as response:
         body = await response.json(content_type=None) if response.status == 200 else {}
     return body if isinstance(body, dict) else {}

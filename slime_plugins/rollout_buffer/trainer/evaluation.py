@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, J
 from slime_plugins.rollout_buffer.trainer.records import RolloutGroup
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, RowSettings
 
-__all__ = ["play_once"]
-
 
 async def play_once(
     client: AsyncRolloutBufferClient, settings: FeedSettings, payload: Mapping[str, Any], rows: RowSettings

@@ -20,8 +20,6 @@ from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import DamagedError, NotFoundError
 from slime_plugins.rollout_buffer.trainer.job_feed import with_retries
 
-__all__ = ["FetchedImages", "ImageCache", "ImageFetcher", "process_cache"]
-
 logger = logging.getLogger(__name__)
 
 TRIES_OF_A_DAMAGED_IMAGE = 3

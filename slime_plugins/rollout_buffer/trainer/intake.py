@@ -12,12 +12,10 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages, ImageCache, ImageFetcher, process_cache
 from slime_plugins.rollout_buffer.trainer.memory import available_bytes
 from slime_plugins.rollout_buffer.trainer.records import RolloutGroup
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder, images_of
+from slime_plugins.rollout_buffer.trainer.rows import RowBuilder, images_of, images_of_rows
 from slime_plugins.rollout_buffer.trainer.settings import ImageSettings, RowSettings
 from slime_plugins.rollout_buffer.trainer.vision import VisionFamily, load_vision, tensor_bytes
 from slime_plugins.rollout_buffer.wire import RolloutItem
-
-__all__ = ["Intake"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +96,7 @@ class Intake:
     def _check_memory(self, played: Sequence[RolloutItem], vision: VisionFamily, images: FetchedImages) -> None:
         """Says what the tensors will take before they are made, going by one picture and the areas of the others."""
         left = available_bytes()
-        shown = [sha256 for item in played for sha256 in images_of(item)]
+        shown = [sha256 for item in played for sha256 in images_of_rows(item)]
         needed = tensor_bytes(vision, shown, images)
         if left is None or not needed:
             return

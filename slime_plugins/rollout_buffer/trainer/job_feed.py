@@ -24,17 +24,6 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
 from slime_plugins.rollout_buffer.wire import RolloutData
 
-__all__ = [
-    "FailureTally",
-    "InputExhaustedError",
-    "JobEndedError",
-    "JobFeed",
-    "JobStalledError",
-    "RetriesUsedUpError",
-    "send_start",
-    "warn_of_prompts",
-]
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

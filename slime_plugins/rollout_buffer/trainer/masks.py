@@ -40,8 +40,6 @@ from slime.utils.mask_generator import (
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
-__all__ = ["ClassWithoutRows", "MaskSettings", "Masks", "check_masks", "mask_generator"]
-
 logger = logging.getLogger(__name__)
 
 DOCUMENTED_TYPE = "custom_task"

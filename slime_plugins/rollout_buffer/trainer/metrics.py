@@ -19,17 +19,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 
-__all__ = [
-    "METRICS",
-    "TrajectoryFacts",
-    "batch_metrics",
-    "equal_rewards",
-    "facts_of",
-    "job_metrics",
-    "no_filter_metrics",
-    "pass_at",
-]
-
 Metrics = dict[str, float]
 
 METRICS: Mapping[str, str] = {

@@ -14,8 +14,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
-__all__ = ["ROWS_OF_A_REPORT", "RowReport", "TrainingReporter"]
-
 logger = logging.getLogger(__name__)
 
 ROWS_OF_A_REPORT = 64

@@ -65,8 +65,6 @@ from slime_plugins.rollout_buffer.trainer.vision import (
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
-__all__ = ["RowBuilder", "images_of"]
-
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
@@ -381,6 +379,14 @@ def images_of(item: RolloutItem) -> list[str]:
     """Returns the hashes of all images that a trajectory may need, each once."""
     in_generations = (sha256 for generation in item.generations for sha256 in generation.images or ())
     return list(dict.fromkeys([*item.images, *in_generations, *shown_in_messages(item.messages)]))
+
+
+def images_of_rows(item: RolloutItem) -> list[str]:
+    """Returns the images of a trajectory's rows, each as often as a row shows it: what tensors are joined of."""
+    if not item.generations:
+        return list(shown_in_messages(item.messages))
+    rows = _with_image_hashes(pack_training_rows(item.generations), item)
+    return [sha256 for row in rows for sha256 in row.images or ()]
 
 
 # --- one group -------------------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from typing import TypeVar
 from slime.utils.mask_generator import Generation, TrainingRow, WeightVersionSpan, get_response_lengths
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 
-__all__ = ["laid_out", "mask_old_tokens", "output_versions", "trained_values", "version_spans"]
-
 Value = TypeVar("Value")
 
 

@@ -16,8 +16,6 @@ from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords,
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.token_facts import laid_out, trained_values
 
-__all__ = ["ReadRecords", "RecordProblemError", "kept_ids_of_row", "read_records", "routed_experts_of_row"]
-
 MAX_SHARE_OUTSIDE = 0.25
 """Of sampled tokens that are not among their kept ids: engines' kernels differ at the edge, and no more than that."""
 MIN_TOKENS_TO_JUDGE = 8

@@ -22,19 +22,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.settings import TrackingSettings
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
-__all__ = [
-    "STEP",
-    "Example",
-    "JsonLinesSink",
-    "MetricSink",
-    "TensorBoardSink",
-    "Tracker",
-    "WandbSink",
-    "chosen_examples",
-    "example_of",
-    "tracker_for",
-]
-
 logger = logging.getLogger(__name__)
 
 STEP = "rollout/step"

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["STD_EPSILON", "checked_discount", "token_returns", "turn_baseline"]
-
 STD_EPSILON = 1e-6
 
 

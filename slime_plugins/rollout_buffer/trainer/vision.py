@@ -27,22 +27,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 
-__all__ = [
-    "FAMILIES",
-    "ImageFeatures",
-    "ImageMismatchError",
-    "ImageProblemError",
-    "ImageUnavailableError",
-    "QwenVision",
-    "RowImages",
-    "RowInputs",
-    "VisionFamily",
-    "load_vision",
-    "shown_in_messages",
-    "tensor_bytes",
-    "why_not_sent",
-]
-
 logger = logging.getLogger(__name__)
 
 IMAGE_URL_PREFIX = "sha256:"
@@ -404,7 +388,10 @@ def _hash_of(part: Mapping[str, Any]) -> str:
 
 
 def _token_id(processor: Any, token: str) -> int:
-    return int(processor.tokenizer.convert_tokens_to_ids(token))
+    token_id = processor.tokenizer.convert_tokens_to_ids(token)
+    if token_id is None or token_id == getattr(processor.tokenizer, "unk_token_id", None):
+        raise ConfigError(f"the tokenizer beside the image processor has no {token}: it belongs to another model")
+    return int(token_id)
 
 
 def _picture(sha256: str, images: FetchedImages) -> Any:

@@ -9,6 +9,7 @@ from slime_plugins.rollout_buffer.wire.generations import (
     common_prefix_length,
     decode_generations,
     encode_generations,
+    named_records,
     record_hashes,
 )
 from slime_plugins.rollout_buffer.wire.images import (
@@ -74,6 +75,7 @@ __all__ = [
     "image_media_type",
     "image_spots",
     "is_sha256",
+    "named_records",
     "record_hashes",
     "shows_images",
     "trained_turns",

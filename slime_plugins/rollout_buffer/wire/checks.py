@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -41,6 +41,12 @@ class MustBe:
         )
 
 
+def refuse_misspelt(record: Mapping[str, Any], known: Set[str]) -> None:
+    """Raises ``ValueError`` for keys that are nearly known ones which the record lacks."""
+    if wrong := misspelt((key for key in record if key not in known), known - record.keys()):
+        raise ValueError("." + "; ".join(wrong))
+
+
 class WireRecord(BaseModel):
     """One type of what goes over HTTP. Values are of the type that JSON gave them; unknown keys are ignored."""
 
@@ -53,9 +59,8 @@ class WrittenRecord(WireRecord):
     @model_validator(mode="before")
     @classmethod
     def _has_no_misspelt_key(cls, record: Any) -> Any:
-        known = cls.model_fields.keys()
-        if isinstance(record, dict) and (wrong := misspelt(record.keys() - known, known - record.keys())):
-            raise ValueError("." + "; ".join(wrong))
+        if isinstance(record, dict):
+            refuse_misspelt(record, cls.model_fields.keys())
         return record
 
 

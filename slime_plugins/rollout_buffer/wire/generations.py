@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -225,6 +226,14 @@ def _receipt(
 def record_hashes(generations: Iterable[Generation]) -> list[str]:
     """Returns the token records that generations name, each once."""
     return list(dict.fromkeys(one.sha256 for generation in generations for one in generation.records.values()))
+
+
+def named_records(body: bytes) -> list[str]:
+    """Returns the token records that a stored payload names, each once."""
+    if b'"records"' not in body:
+        return []
+    named = (entry.get("records") or {} for entry in json.loads(body).get("generations") or ())
+    return list(dict.fromkeys(sha256 for records in named for sha256 in records.values()))
 
 
 def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]]:

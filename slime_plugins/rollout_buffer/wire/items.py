@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, WithJsonSch
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
 from slime_plugins.rollout_buffer.rules.rewards import as_token_rewards, as_turn_rewards
-from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
+from slime_plugins.rollout_buffer.rules.typos import nearest
 from slime_plugins.rollout_buffer.types import Generation, Image, Message, Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire.checks import (
     Identifier,
@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.wire.checks import (
     WireRecord,
     WrittenRecord,
     checked,
+    refuse_misspelt,
 )
 from slime_plugins.rollout_buffer.wire.generations import (
     GenerationEntries,
@@ -53,10 +54,8 @@ def _with_role(message: Message) -> Message:
 
 def _with_content(message: Message) -> Message:
     """Refuses what a chat template would skip in silence: a gap in training."""
-    if not message.keys() <= MESSAGE_KEYS and (
-        wrong := misspelt(message.keys() - MESSAGE_KEYS, MESSAGE_KEYS - message.keys())
-    ):
-        raise ValueError("." + "; ".join(wrong))
+    if not message.keys() <= MESSAGE_KEYS:
+        refuse_misspelt(message, MESSAGE_KEYS)
     role, content = message["role"], message.get("content")
     if role not in ROLES and (near := nearest(role, ROLES)):
         raise ValueError(f".role is {role[:80]!r}; did you mean {near}?")

@@ -1,11 +1,16 @@
-"""A conversation whose every assistant turn is sampled: the questions of an instance, one after the other."""
+"""A conversation whose every assistant turn is sampled: the questions of an instance, one after the other.
+
+With ``"mode": "history"`` in the instance each prompt is rendered anew from the messages; else it only grows. The first
+prompt is spelled letter by letter, as no tokenizer would write it, where the instance says ``"spelled": true``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
@@ -25,10 +30,11 @@ class FollowUpGenerator:
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._chat: ChatTokens | None = None
+        self._tokenizer: Any = None
 
     async def start(self, context: GeneratorContext) -> None:
         """Remembers the engine and the chat template."""
-        self._engine, self._chat = context.engine, ChatTokens(context.tokenizer)
+        self._engine, self._chat, self._tokenizer = context.engine, ChatTokens(context.tokenizer), context.tokenizer
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
         """Samples one turn for each question; the reward is one for saying anything."""
@@ -38,11 +44,16 @@ class FollowUpGenerator:
         generations: list[Generation] = []
         for question in episode.instance.data["questions"]:
             asked: Message = dict(question)
-            prompt = self._prompt(self._chat, asked, generations)
+            if episode.instance.data.get("mode") == "history":
+                prompt = self._chat.prompt([*messages, asked])
+            else:
+                prompt = self._prompt(self._chat, asked, generations)
+            if episode.instance.data.get("spelled") and not generations:
+                prompt = self._spelled(prompt)
             reply = await self._engine.generate(
                 GenerateRequest(input_ids=prompt, sampling_params=episode.sampling_params, session_id=episode.uid)
             )
-            generations.append(_generation(prompt, reply))
+            generations.append(reply.as_generation(prompt))
             messages += [asked, {"role": "assistant", "content": self._chat.text(reply.output_ids)}]
         return Trajectory(
             uid=episode.uid,
@@ -58,6 +69,16 @@ class FollowUpGenerator:
     async def close(self) -> None:
         """Does nothing; the engine belongs to the runner."""
 
+    def _spelled(self, ids: Sequence[int]) -> list[int]:
+        """The same text in single letters; special tokens stay what they are."""
+        special = set(self._tokenizer.all_special_ids)
+        pieces = [[token] if token in special else self._letters(token) for token in ids]
+        return [token for piece in pieces for token in piece]
+
+    def _letters(self, token: int) -> list[int]:
+        text = self._tokenizer.decode([token])
+        return [one for letter in text for one in self._tokenizer.encode(letter, add_special_tokens=False)]
+
     @staticmethod
     def _prompt(chat: ChatTokens, asked: Message, generations: Sequence[Generation]) -> list[int]:
         if not generations:
@@ -65,16 +86,6 @@ class FollowUpGenerator:
         last = generations[-1]
         bridge = chat.bridge(asked, turn_is_closed=chat.is_closed(last.output_ids))
         return [*last.prompt_ids, *last.output_ids, *bridge]
-
-
-def _generation(prompt: Sequence[int], reply: GenerateReply) -> Generation:
-    return Generation(
-        prompt_ids=tuple(prompt),
-        output_ids=reply.output_ids,
-        output_log_probs=reply.output_log_probs,
-        finish_reason=reply.finish_reason,
-        weight_version=reply.weight_version,
-    )
 
 
 def create_generator() -> Generator:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -352,3 +354,13 @@ def test_exit_codes_tell_a_wrong_call_from_a_refusal_and_from_silence(served: Se
     assert CliRunner().invoke(command_line, ["jobs", "--url", "http://127.0.0.1:9"]).exit_code == 3
     served.buffer.remove_heartbeat(SUPERVISOR.name)
     assert served.run("health", "--json").exit_code == 1
+
+
+def test_slimes_own_way_to_start_serves(tmp_path: Path) -> None:
+    file = tmp_path / "taken"
+    file.touch()
+    program = [sys.executable, "buffer.py", "--data-dir", str(file)]
+    folder = Path(__file__).resolve().parents[3] / "slime_plugins" / "rollout_buffer"
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{file} is a file" in done.stderr

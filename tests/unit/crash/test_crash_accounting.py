@@ -69,7 +69,7 @@ def tamper(view: StoreView, query: str, *values: object) -> None:
         ("DELETE FROM members WHERE source_uid = 'g1.s0'", checks.no_stored_trajectory_is_forgotten, "LOST: g1.s0"),
         ("UPDATE trajectories SET slot = 0", checks.no_trajectory_is_in_two_places, "holds 4"),
         ("UPDATE groups SET state = 'failed', cause = 'x' WHERE key = 1", checks.only_what_must_fail_failed, "failed"),
-        ("UPDATE images SET place = '99:0:1'", checks.bytes_and_rows_agree, "image"),
+        ("UPDATE images SET place = '99:0:1:'", checks.bytes_and_rows_agree, "image"),
         ("INSERT INTO attempts (group_key, slot, attempt, fence, state, started_at) VALUES (1, 9, 1, 1, 'finished', 0)",
          checks.attempts_and_trajectories_agree, "has no trajectory"),
         ("INSERT INTO attempts (group_key, slot, attempt, fence, state, started_at) VALUES (1, 9, 1, 1, 'running', 0)",

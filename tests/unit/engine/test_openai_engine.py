@@ -17,12 +17,12 @@ from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import KEY_URL_VARIABLE, KEY_VARIABLE, api_key_for
 from slime_plugins.rollout_buffer.engine.openai import (
     ENVELOPE_TOKENIZER_PATH,
     OpenAiEngine,
 )
 from slime_plugins.rollout_buffer.engine.openai_protocol import Envelope, is_context_overflow, read_reply
+from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE, api_key_for
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 from tests.example_counts import examples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords, joined_records
+from slime_plugins.rollout_buffer.engine import http, sglang
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart, parse_generate_reply
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import SamplingParams
 from tests.unit.engine.test_engine_sglang_client import QUICK, ScriptedSglang, answered
@@ -97,6 +100,20 @@ class TestKeptIds:
     async def test_spans_that_do_not_fit_the_sampled_tokens_are_the_engines_error(self, meta: dict[str, Any]) -> None:
         with pytest.raises(EngineError, match="engine"):
             await play([answered([7, 8], **meta)], [asking([1, 2, 3], custom_params=KEEP)])
+
+
+async def test_a_long_reply_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def noted(body: bytes) -> SampledPart:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse_generate_reply(body)
+
+    monkeypatch.setattr(sglang, "parse_generate_reply", noted)
+    await play([answered([7])], [asking([1])])
+    monkeypatch.setattr(http, "MAX_BYTES_READ_AT_ONCE", 10)
+    await play([answered([7])], [asking([1])])
+    assert threads == [True, False]
 
 
 class TestExperts:

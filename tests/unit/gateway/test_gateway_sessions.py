@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from slime.utils.mask_records import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -53,6 +54,32 @@ def talkative() -> FakeEngine:
 async def gateway(tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
     async with gateway_on(tmp_path, talkative()) as found:
         yield found
+
+
+ASKED = {"return_routed_experts": True}
+
+
+async def test_what_the_engine_told_of_tokens_is_in_the_trajectory_and_counts_to_what_a_session_holds(
+    tmp_path: Path,
+) -> None:
+    told = TokenRecords(1, bytes(8), 1, 2)
+    reply = GenerateReply(
+        output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop", records={ROUTED_EXPERTS: told}
+    )
+    named = RecordBytes.of(told)
+    assert named.data is not None
+    engine = FakeEngine(lambda request: reply)
+    async with gateway_on(tmp_path, engine, max_session_image_bytes=len(named.data)) as gateway:
+        job = start_session_job(gateway.buffer, sampling_params=ASKED)
+        opened = await gateway.open(job)
+        answers = [await gateway.chat(opened, [{"role": "user", "content": str(turn)}]) for turn in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 410]
+        assert "bytes of images and token records" in answers[2].body["error"]["message"]
+        assert engine.requests[0].sampling_params.extra == ASKED
+        assert (await gateway.close(opened, reward=1.0)).status == 200
+        found = gateway.generations(job, opened["session_id"])
+        assert [one.records for one in found] == [{ROUTED_EXPERTS: named}] * 2
+        assert gateway.buffer.contents.image(named.sha256) == named.data
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------

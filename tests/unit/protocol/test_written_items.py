@@ -100,3 +100,10 @@ def test_keys_of_ones_own_are_kept_in_extra_info_and_those_of_a_delivered_item_a
 def test_an_item_names_its_weights_where_its_tokens_are() -> None:
     written = decode_written_item(item(weight_version=3, generations=[GENERATION]))
     assert [generation.weight_version for generation in written.generations] == ["3"]
+
+
+def test_of_thousands_of_ones_own_keys_the_first_are_compared_with_the_known_ones() -> None:
+    many = {f"option{number}": 0 for number in range(20_000)}
+    assert len(decode_written_item({**item(), **many, "rewrd": 1}).extra_info) > 20_000
+    with pytest.raises(InvalidPayloadError, match="did you mean raw_reward"):
+        decode_written_item({"raw_rewrd": 1, **many, **item()})

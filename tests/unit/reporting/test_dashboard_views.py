@@ -123,6 +123,7 @@ def test_groups_come_the_last_touched_first_and_are_filtered(views: Views, job: 
 def test_groups_are_sorted_by_instance_by_mean_reward_and_by_time(buffer: Buffer, views: Views) -> None:
     """A late trajectory, which no trainer gets, counts for no mean."""
     found = start_external(buffer, 2, ("b", "a", "c", "none"), job_id="run/1")
+    buffer.open_groups(found.key, after=(-1, -1), limit=4)
     for name, rewards in {"c": (0.2, 0.4), "a": (0.0, 1.0), "b": (0.1, 0.3)}.items():
         for at, reward in enumerate(rewards):
             write(buffer, found, written(f"{name}/{at}", name, reward))

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.rules.jobs import next_state
-from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup, compare_with_skip_list, plan_groups
+from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup, compare_with_skip_list
 from slime_plugins.rollout_buffer.types import GroupState, JobState
 
 IDS = ["a", "b", "c"]
-
-
-def test_each_entry_of_the_skip_list_skips_one_epoch_earliest_first() -> None:
-    planned = list(plan_groups(IDS, 3, ["b", "a", "b"]))
-    assert [(group.epoch, IDS[group.position]) for group in planned if group.skipped] == [(0, "a"), (0, "b"), (1, "b")]
-    assert len(planned) == 9
-
-
-@given(st.integers(1, 4), st.lists(st.sampled_from([*IDS, "unknown"]), max_size=12))
-def test_a_plan_skips_as_often_as_the_list_says_and_never_more(num_epoch: int, skip: list[str]) -> None:
-    skipped = Counter(IDS[group.position] for group in plan_groups(IDS, num_epoch, skip) if group.skipped)
-    assert skipped == Counter({name: min(skip.count(name), num_epoch) for name in IDS if name in skip})
 
 
 def known(key: int, state: GroupState, delivery: int | None = None, name: str = "a") -> KnownGroup:

@@ -235,11 +235,11 @@ WRONG_ITEMS: list[tuple[dict[str, Any], str]] = [
     ({"extra_info": []}, "extra_info"),
     ({"outcome": "failed"}, "outcome"),
     ({"outcome": "aborted", "reward": 0}, "what a failed or aborted attempt earned is unknown"),
-    ({"extra_info": {"finish_reason": "abort"}, "reward": 0}, "what a failed or aborted attempt earned is unknown"),
+    ({"extra_info": {"finish_reason": "abort"}, "reward": 0}, "what an aborted attempt earned is unknown"),
     ({"remove_sample": True, "reward": 0}, "what is not to be trained is not written"),
     ({"stop_reason": "tired"}, "stop_reason"),
     ({"generations": [{"output_ids": "abc"}]}, "generations[0].output_ids"),
-    ({"generations": [{"keep": 5, "prompt_ids": [], "output_ids": []}]}, "generations[0].keep"),
+    ({"generations": [{"keep": 5, "prompt_ids": [], "output_ids": [1]}]}, "generations[0].keep"),
     ({"generations": [{"prompt_ids": [1], "output_ids": [2], "output_log_probs": []}]}, "output_log_probs"),
     ({"generations": [{"prompt_ids": [-1], "output_ids": [2]}]}, "generations[0].prompt_ids"),
 ]

@@ -14,6 +14,8 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
+from slime_plugins.rollout_buffer.state.recovery import examine
+from slime_plugins.rollout_buffer.storage.payload_store import INLINE_BODY_BYTES
 from slime_plugins.rollout_buffer.types import Generation
 from tests.support import poll, start_external, write, written
 from tests.unit.state.test_buffer import start_math, trajectory
@@ -30,7 +32,9 @@ def test_a_played_trajectory_keeps_its_records_and_a_delivery_names_them(buffer:
     for slot in range(2):
         attempt = buffer.begin_attempt(fence, group, slot)
         assert attempt is not None
-        brought = replace(trajectory(f"{slot}", reward=slot), generations=[played])
+        brought = replace(
+            trajectory(f"{slot}", reward=slot), generations=[played], extra_info={"note": "x" * INLINE_BODY_BYTES}
+        )
         buffer.add_trajectory(fence, group, slot, attempt, brought)
     buffer.judge_and_close(group, group_policy(job), fence=fence)
     delivery = poll(buffer, job)
@@ -40,6 +44,12 @@ def test_a_played_trajectory_keeps_its_records_and_a_delivery_names_them(buffer:
     assert found.records == {TOP_P_TOKENS: RECORDS}
     assert found.records[TOP_P_TOKENS].data is None
     assert buffer.contents.image(RECORDS.sha256) == RECORDS.data
+    assert list(examine(buffer.store)) == []
+    with buffer.store.write() as connection:
+        connection.execute("DELETE FROM images")
+    assert {sentence.split(" names ")[1] for sentence in examine(buffer.store)} == {
+        f"token records {RECORDS.sha256}, which are not stored"
+    }
 
 
 def test_a_writer_puts_the_bytes_first_and_then_names_them(client: FlaskClient) -> None:

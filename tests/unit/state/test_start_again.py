@@ -8,7 +8,6 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.state import large_starts
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import start_id_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -116,20 +115,6 @@ def test_a_trainers_input_comes_beside_what_was_written(buffer: Buffer) -> None:
     write_groups(buffer, job, "a", "c")
     write(buffer, job, written("b2", "b", reward=0), written("b3", "b"))
     assert slots(buffer, job) == {**slots(buffer, job), "submitted": 14, "ready": 10, "open": 4}
-
-
-def test_a_large_input_of_a_trainer_is_added_in_parts_and_again_changes_nothing(
-    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(large_starts, "ROWS_AT_ONCE", 10)
-    made = start_external(buffer, job_id="j")
-    write_groups(buffer, made, "i7")
-    many = tuple(f"i{at}" for at in range(25))
-    for _ in range(2):
-        job = start_external(buffer, ids=many, num_epoch=2, **TRAINER, start_id="s")
-        assert (job.key, job.instance_count, job.has_input) == (made.key, 25, True)
-        assert slots(buffer, job)["submitted"] == 2 * 50
-    assert uids(buffer, poll(buffer, job)) == ["i70", "i71"]
 
 
 def test_a_job_that_was_filled_to_its_end_is_delivered(buffer: Buffer) -> None:

@@ -27,7 +27,9 @@ from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, Train
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_tokens
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.rows import images_of_rows
 from slime_plugins.rollout_buffer.trainer.vision import (
     FAMILIES,
     ImageFeatures,
@@ -345,6 +347,7 @@ def test_each_row_of_a_history_gets_its_own_images(vision: QwenVision) -> None:
     ]
     rows, _ = converted(vision, item([0, 3], generations=tuple(turns)))
 
+    assert images_of_rows(item([0, 3], generations=tuple(turns))) == [NAMES[at] for at in (0, 0, 3, 3)]
     grids = [sample.multimodal_train_inputs["image_grid_thw"].tolist() for sample in rows]  # type: ignore[index]  # all have images, or this fails
     assert grids == [[[1, 24, 12]], [[1, 24, 12], [1, 38, 16]], [[1, 38, 16]]]
     assert [sample.tokens.count(PAD) for sample in rows] == [72, 224, 152]
@@ -362,6 +365,14 @@ def test_one_bad_trajectory_costs_its_siblings_nothing(vision: QwenVision) -> No
 
 
 # --- the table of families -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [None, 0])
+def test_a_processor_beside_a_tokenizer_without_the_placeholder_is_refused(answer: int | None) -> None:
+    tokenizer = SimpleNamespace(convert_tokens_to_ids=lambda token: answer, unk_token_id=0)
+    processor = SimpleNamespace(image_processor=CountingProcessor(**QWEN3), tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match=r"no <\|image_pad\|>: it belongs to another model"):
+        QwenVision(processor, concat=np.concatenate)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE
 from slime_plugins.rollout_buffer.trainer.engine_version import weight_version_of
 
 
@@ -53,3 +54,18 @@ async def test_of_the_engines_behind_a_router_the_newest_counts() -> None:
 async def test_what_is_no_number_that_a_poll_may_say_is_none(said: Any) -> None:
     async with serving(model_info=said) as url:
         assert await weight_version_of(url) is None
+
+
+async def test_an_engine_with_a_key_is_asked_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        is_allowed = request.headers.get("Authorization") == "Bearer secret"
+        return web.json_response({"weight_version": "5"}, status=200 if is_allowed else 401)
+
+    app = web.Application()
+    app.router.add_get("/model_info", answer)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        assert await weight_version_of(url) is None
+        monkeypatch.setenv(KEY_URL_VARIABLE, url)
+        monkeypatch.setenv(KEY_VARIABLE, "secret")
+        assert await weight_version_of(url) == 5

@@ -46,8 +46,6 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.tools.generate_documents import generate
 
-__all__ = ["DemoError", "DemoSettings", "run_demo"]
-
 ASSETS = DEMO_TOKENIZER_PATH.parent
 GROUPS_PER_ROLLOUT = 4
 SAMPLES_PER_GROUP = 4

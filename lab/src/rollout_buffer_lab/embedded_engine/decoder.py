@@ -28,8 +28,6 @@ from rollout_buffer_lab.embedded_engine.vision_inputs import ImagePrompt
 from rollout_buffer_lab.sglang_routes.records import ABORTED, PauseMode
 from rollout_buffer_lab.sglang_routes.sampling import Sampling
 
-__all__ = ["Decoder", "Request", "WeightUpdate"]
-
 logger = logging.getLogger(__name__)
 
 

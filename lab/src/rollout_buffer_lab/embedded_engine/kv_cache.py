@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["SlotKvCache", "StoredKeys"]
-
 StoredKeys = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of one sequence, a pair per layer, each of shape (heads, tokens, size)."""
 

@@ -17,8 +17,6 @@ from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings
 from rollout_buffer_lab.embedded_engine.vision_inputs import ImagePrompt, VisionInputs, load_vision_inputs
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["LanguageModel", "SequenceChunk", "WeightsError", "load_language_model"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT: Final = 4096

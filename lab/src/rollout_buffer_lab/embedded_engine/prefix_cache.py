@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from rollout_buffer_lab.embedded_engine.kv_cache import StoredKeys
 
-__all__ = ["PrefixCache"]
-
 MAX_ENTRIES: Final = 512  # each is compared with each new prompt
 
 Ids = npt.NDArray[np.int64]

@@ -23,8 +23,6 @@ from rollout_buffer_lab.sglang_routes.app import (
 )
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError
 
-__all__ = ["running", "serve"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ from rollout_buffer_lab.sglang_routes.records import (
 )
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError, Sampling
 
-__all__ = ["EmbeddedEngine"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -9,8 +9,6 @@ from typing import Final
 from slime_plugins.rollout_buffer.config import why_exposed
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["DEVICES", "DTYPES", "EmbeddedEngineSettings"]
-
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
 DTYPES: Final = ("float32", "bfloat16", "float16")
 

@@ -13,8 +13,6 @@ import torch
 
 from rollout_buffer_lab.sglang_routes.sampling import Sampling
 
-__all__ = ["TokenChoice", "choose"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:

@@ -19,8 +19,6 @@ from rollout_buffer_lab.sglang_routes.images import undecodable
 from rollout_buffer_lab.sglang_routes.records import EngineBreakError
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["ImagePrompt", "VisionInputs", "load_vision_inputs"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePrompt:

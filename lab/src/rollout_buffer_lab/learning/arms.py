@@ -16,8 +16,6 @@ from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer
 from rollout_buffer_lab.learning.losses import token_log_probs
 from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
 
-__all__ = ["Arm", "corruption_of", "trainer_of"]
-
 Trajectories = Sequence[RolloutTrajectory]
 
 

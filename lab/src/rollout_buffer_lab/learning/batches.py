@@ -11,9 +11,6 @@ import torch
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
 
-__all__ = ["UNKNOWN_VERSION", "Batch", "batch_of", "trained_logits"]
-
-
 UNKNOWN_VERSION = -1
 """Of tokens that no known weights sampled: no version of the trainer's, and none that its log-probs can be held to."""
 

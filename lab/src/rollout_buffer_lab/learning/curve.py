@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-__all__ = ["Curve", "draw", "name_of_run"]
-
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 52, 190, 28, 44
 COLORS = ("#1a7f37", "#c0392b", "#8250df", "#bc6c00", "#0969da", "#6e7781", "#b5329a", "#0b7a75")
 

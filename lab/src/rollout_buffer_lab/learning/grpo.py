@@ -28,8 +28,6 @@ from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 from slime_plugins.rollout_buffer.trainer.reports import RowReport
 from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
 
-__all__ = ["GrpoSettings", "GrpoTrainer", "LogProbGapError", "StepReport"]
-
 MIN_CHECKED = 0.5
 """Share of a step's tokens whose log-probs are recomputed by the weights that sampled them."""
 MAX_UNCHECKED_STEPS = 3

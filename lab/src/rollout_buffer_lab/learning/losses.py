@@ -10,16 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = [
-    "PolicyLoss",
-    "entropies",
-    "group_advantages",
-    "importance_weights",
-    "policy_loss",
-    "token_log_probs",
-    "token_weights",
-]
-
 STD_EPSILON = 1e-6
 
 

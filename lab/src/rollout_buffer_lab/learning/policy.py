@@ -33,8 +33,6 @@ from rollout_buffer_lab.learning.losses import token_log_probs, token_weights
 from rollout_buffer_lab.learning.task_file import WarmUpPlan
 from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 
-__all__ = ["PolicySize", "imitate", "load_policy", "new_policy", "save_policy", "save_processors"]
-
 POSITIONS_OF_PATCHES = 256
 """Learned positions of a picture's patches: a grid of 16 by 16, stretched over any picture."""
 SPREAD, SPREAD_OF_PLACES = 0.1, 0.7

@@ -50,8 +50,6 @@ from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
 from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 
-__all__ = ["LearnSettings", "Outcome", "Step", "learn", "make_policy", "outcome_of"]
-
 JOB_ID = "learn"
 PASSES = 4
 """Passes over the input that the job may make: groups with equal rewards are filtered, and more are played."""

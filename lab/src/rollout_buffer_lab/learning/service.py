@@ -25,8 +25,6 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutBatch, RolloutFeed
 from slime_plugins.rollout_buffer.types import JobState
 
-__all__ = ["EngineWeights", "LearnError", "LearningJob", "PlayedGroup", "processes"]
-
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.2

@@ -31,8 +31,6 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
-__all__ = ["TaskFile", "WarmUp", "WarmUpPlan", "find_task"]
-
 TASKS = Path(__file__).parent / "tasks"
 AT_ONCE = 64
 

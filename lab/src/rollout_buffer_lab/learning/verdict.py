@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pvariance
 
-__all__ = ["ALPHA", "MIN_EFFECT", "Verdict", "judge"]
-
 ALPHA = 0.001
 """Chance of calling it a rise where groups of both ends are alike."""
 MIN_EFFECT = 0.5

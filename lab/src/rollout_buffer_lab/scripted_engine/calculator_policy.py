@@ -11,8 +11,6 @@ from rollout_buffer_lab.scripted_engine.conversation import Conversation
 from rollout_buffer_lab.scripted_engine.math_policy import MathQuestion, read_question, wrong_answer
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 
-__all__ = ["is_calculator_task", "use_calculator"]
-
 _RESULT: Final = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 

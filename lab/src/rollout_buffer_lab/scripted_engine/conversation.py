@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["END_OF_TURN", "IMAGE_PAD", "START_OF_TURN", "Conversation", "Turn", "read_conversation"]
-
 START_OF_TURN = "<|im_start|>"
 END_OF_TURN = "<|im_end|>"
 IMAGE_PAD = "<|image_pad|>"

@@ -17,8 +17,6 @@ from typing import Any, Final
 from rollout_buffer_lab.scripted_engine.conversation import Conversation
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 
-__all__ = ["is_document_task", "work_on_document"]
-
 CHUNK_WORDS: Final = 150
 OVERLAP_WORDS: Final = 30
 HITS: Final = 12

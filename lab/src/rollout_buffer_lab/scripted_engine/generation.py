@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Generation", "Pace", "common_prefix"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:

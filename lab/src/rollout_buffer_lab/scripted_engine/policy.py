@@ -12,8 +12,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.policy import is_phone_task
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from rollout_buffer_lab.scripted_engine.web_policy.policy import is_web_task, play_page
 
-__all__ = ["POLITE_REPLY", "Policy", "reply_to"]
-
 POLITE_REPLY: Final = (
     "I am a stand-in engine, not a model: I operate the simulated phone and web pages, and work out simple sums and "
     "equations. "

@@ -6,8 +6,6 @@ import hashlib
 import random
 from dataclasses import dataclass
 
-__all__ = ["SessionRng"]
-
 
 @dataclass(frozen=True, slots=True)
 class SessionRng:

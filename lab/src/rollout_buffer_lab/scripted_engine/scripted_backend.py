@@ -35,8 +35,6 @@ from rollout_buffer_lab.sglang_routes.records import (
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError, Sampling
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_size, image_tokens
 
-__all__ = ["MODEL_NAME", "ScriptedBackend", "image_token_count"]
-
 MODEL_NAME: Final = "stand-in (a scripted policy, not a model)"
 REMEMBERED_SESSIONS: Final = 1024
 ASSISTANT_HEADER: Final = "assistant\n"

@@ -19,8 +19,6 @@ from rollout_buffer_lab.scripted_engine.settings import StandInSettings
 from rollout_buffer_lab.sglang_routes.app import listening, serve_until_stopped, sglang_app
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
-__all__ = ["create_app", "running", "serve", "start_message"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ from slime_plugins.rollout_buffer.config import why_exposed
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["StandInSettings"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandInSettings:

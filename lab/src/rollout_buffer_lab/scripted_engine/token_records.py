@@ -10,8 +10,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["EXPERTS", "LAYERS", "TOP_K", "experts_of_passes", "kept_ids"]
-
 LAYERS: Final = 2
 TOP_K: Final = 2
 EXPERTS: Final = 8

@@ -44,8 +44,6 @@ from slime_plugins.rollout_buffer.errors import ForbiddenError, RolloutBufferErr
 from slime_plugins.rollout_buffer.protocol.auth import check_bearer
 from slime_plugins.rollout_buffer.protocol.hosts import check_page
 
-__all__ = ["json_answer", "listening", "read_body", "serve_until_stopped", "sglang_app"]
-
 logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-SMG-Routing-Key"

@@ -8,8 +8,6 @@ from typing import Any
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError
 from slime_plugins.rollout_buffer.engine.image_tokens import image_size
 
-__all__ = ["read_images", "undecodable"]
-
 
 def read_images(image_data: Any) -> tuple[bytes, ...]:
     """The encoded images of a request's ``image_data``: data URIs or bare base64, one string or a list of them.

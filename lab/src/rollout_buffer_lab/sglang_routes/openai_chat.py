@@ -11,8 +11,6 @@ from rollout_buffer_lab.sglang_routes.images import read_images
 from rollout_buffer_lab.sglang_routes.records import GenerateCall, Sampled
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError, read_sampling_params
 
-__all__ = ["chat_call", "chat_reply"]
-
 DEFAULT_MAX_TOKENS = 1024
 
 

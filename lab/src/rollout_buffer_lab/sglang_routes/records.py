@@ -9,16 +9,6 @@ from typing import Any, Protocol
 
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError, Sampling
 
-__all__ = [
-    "ABORTED",
-    "EngineBreakError",
-    "GenerateCall",
-    "PauseMode",
-    "Sampled",
-    "SglangBackend",
-    "check_length",
-]
-
 ABORTED: Mapping[str, Any] = {"type": "abort", "message": "Aborted"}
 
 

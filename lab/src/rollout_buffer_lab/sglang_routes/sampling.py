@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["KNOWN_KEYS", "MAX_IDS", "BadRequestError", "Sampling", "is_id_list", "read_sampling_params"]
-
 KNOWN_KEYS: Final = (
     "max_new_tokens",
     "stop",

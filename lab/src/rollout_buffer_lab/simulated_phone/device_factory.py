@@ -7,8 +7,6 @@ from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
-__all__ = ["create_simulated_phone"]
-
 
 def create_simulated_phone(settings: AndroidWorldSettings, _index: int) -> Device[Action]:
     """Returns a phone whose screenshots and pace are the settings'; all are alike, whatever their number."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["MAX_FIELD_CHARACTERS", "FieldHost", "TextField"]
-
 MAX_FIELD_CHARACTERS = 20_000
 
 

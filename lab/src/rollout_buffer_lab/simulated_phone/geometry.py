@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RELATIVE_MAX", "SCREEN_HEIGHT", "SCREEN_WIDTH", "Rect"]
-
 SCREEN_WIDTH = 1080
 SCREEN_HEIGHT = 2400
 RELATIVE_MAX = 999  # the agent's coordinates run from 0 to this, both included

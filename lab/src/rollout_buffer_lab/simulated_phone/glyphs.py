@@ -12,21 +12,6 @@ from functools import cache, lru_cache
 
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = [
-    "BOX",
-    "DRAWABLE",
-    "TextSize",
-    "cell_padding",
-    "drawable",
-    "glyph_mask",
-    "line_height",
-    "line_mask",
-    "shorten",
-    "space_width",
-    "text_width",
-    "wrap",
-]
-
 BOX = "\N{WHITE SQUARE}"
 DRAWABLE = frozenset(map(chr, range(33, 127))) | frozenset("©«°±´·»‘’“”…‹›™")
 _ELLIPSIS = "…"

@@ -7,8 +7,6 @@ from functools import cache
 
 from PIL import Image, ImageDraw
 
-__all__ = ["ICON_DOTS", "ICON_NAMES", "icon_mask"]
-
 ICON_DOTS = 32
 Pen = ImageDraw.ImageDraw
 

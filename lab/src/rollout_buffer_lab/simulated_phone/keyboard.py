@@ -18,8 +18,6 @@ from rollout_buffer_lab.simulated_phone.widgets import (
     WidgetKind,
 )
 
-__all__ = ["KEYBOARD_TOP", "keyboard_widgets"]
-
 KEYBOARD_TOP = 1560
 _ROW_HEIGHT = 160
 _KEY_WIDTH = 108

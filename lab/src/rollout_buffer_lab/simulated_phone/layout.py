@@ -44,8 +44,6 @@ from rollout_buffer_lab.simulated_phone.widgets import (
     WidgetKind,
 )
 
-__all__ = ["STATUS_BAR_HEIGHT", "BarIcon", "ScreenBuilder", "Tab"]
-
 STATUS_BAR_HEIGHT = 80
 _TITLE_BAR_HEIGHT = 160
 _PADDING = 48

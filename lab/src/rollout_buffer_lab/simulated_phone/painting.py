@@ -18,8 +18,6 @@ from rollout_buffer_lab.simulated_phone.palette import Rgb, Surface, TextColor
 from rollout_buffer_lab.simulated_phone.widgets import Align, Widget, WidgetKind
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_picture, fit_under_pixel_cap
 
-__all__ = ["encode_screen", "paint", "shrink"]
-
 _FIELD_EDGE_HEIGHT = 4
 _SLIDER_TRACK_HEIGHT = 16
 _SLIDER_THUMB = 56

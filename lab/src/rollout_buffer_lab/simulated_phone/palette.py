@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["APP_TILES", "TEXT_COLORS_ON", "Rgb", "Surface", "TextColor"]
-
 Rgb = tuple[int, int, int]
 
 

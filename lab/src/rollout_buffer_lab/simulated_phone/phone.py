@@ -24,8 +24,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["FaultPlan", "SimulatedPhone", "SimulatedPhoneConfig"]
-
 _STEP_S = 1.0  # device time that any action takes
 _MAX_WAIT_S = 60.0
 _LONG_PRESS_S = 1.0

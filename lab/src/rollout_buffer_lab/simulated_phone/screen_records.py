@@ -13,8 +13,6 @@ from typing import Protocol, TypeVar
 
 from rollout_buffer_lab.simulated_phone.geometry import Rect
 
-__all__ = ["Button", "Field", "Icon", "ReadScreen", "Slider", "Switch", "TextLine", "TextRole"]
-
 
 class TextRole(StrEnum):
     """What a line of text is, told from its colour and from what it stands on."""

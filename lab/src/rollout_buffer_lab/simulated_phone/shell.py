@@ -38,8 +38,6 @@ from rollout_buffer_lab.simulated_phone.palette import Surface
 from rollout_buffer_lab.simulated_phone.widgets import Screen, Widget, WidgetKind
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import SystemButton
 
-__all__ = ["AppMaker", "Shell"]
-
 AppMaker = Callable[[InstalledApp, DeviceState], App]
 _APP_CLASSES: dict[str, AppMaker] = {
     "Settings": SettingsApp,

@@ -20,20 +20,6 @@ from rollout_buffer_lab.simulated_phone.widgets import (
     WidgetKind,
 )
 
-__all__ = [
-    "BAR_ICON",
-    "TRACK_MARGIN",
-    "beside_track",
-    "button_widget",
-    "cursor_widget",
-    "field_height",
-    "highlight_widgets",
-    "icon_widget",
-    "line_widgets",
-    "text_widget",
-    "visible_widgets",
-]
-
 TRACK_MARGIN = 96  # between the sides of the screen and a slider's track
 BAR_ICON = 112  # side of an icon in the title bar or in a row
 

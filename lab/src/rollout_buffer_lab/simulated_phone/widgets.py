@@ -14,8 +14,6 @@ from rollout_buffer_lab.simulated_phone.geometry import Rect
 from rollout_buffer_lab.simulated_phone.glyphs import TextSize
 from rollout_buffer_lab.simulated_phone.palette import Surface, TextColor
 
-__all__ = ["Align", "Handler", "Screen", "SlideHandler", "Widget", "WidgetKind"]
-
 Handler = Callable[[], None]
 SlideHandler = Callable[[float], None]
 """Called with the place along the track, 0 at the left end and 1 at the right end."""

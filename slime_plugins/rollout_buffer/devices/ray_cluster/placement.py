@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["in_words", "why_no_node_fits"]
-
 _ALWAYS_NAMED = ("CPU", "memory")
 _INTERNAL = ("node:", "object_store_memory")
 

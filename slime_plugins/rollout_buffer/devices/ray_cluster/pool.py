@@ -34,8 +34,6 @@ from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
 
-__all__ = ["RayDevicePool", "try_cluster"]
-
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "rollout_buffer_devices"

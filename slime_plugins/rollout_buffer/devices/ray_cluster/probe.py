@@ -16,8 +16,6 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.pool import try_cluster
 from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tries the cluster; returns the exit code."""

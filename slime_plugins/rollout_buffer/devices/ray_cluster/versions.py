@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["RayVersionError", "RayVersions", "own_versions", "version_refusal"]
-
 _STARTED_WITH = re.compile(r"started with:\s*Ray: (?P<ray>\S+)\s*Python: (?P<python>\S+)")
 
 

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings, PoolKind
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.extensions import Group, installed, missing
+from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Group, installed, missing
 from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ImageFormat, RolloutMode
@@ -117,8 +117,9 @@ class AndroidWorldSettings(GuiAgentSettings):
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, device: str) -> str:
-        if device != REAL_DEVICE and device.count(":") != 1 and device not in installed(Group.DEVICES):
-            known = f"must be {REAL_DEVICE}, module:function of a factory of your own, or a device of a package"
+        by_name = (REAL_DEVICE, *OF_THE_LAB[Group.DEVICES])  # the lab's is the default: a service without it starts too
+        if device not in by_name and device.count(":") != 1 and device not in installed(Group.DEVICES):
+            known = f"must be {', '.join(by_name)}, module:function of a factory of your own, or a device of a package"
             raise ValueError(f"{known}: {missing(Group.DEVICES, device)}")
         return device
 

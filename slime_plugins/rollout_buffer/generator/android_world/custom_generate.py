@@ -62,8 +62,6 @@ from slime_plugins.rollout_buffer.types import (
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
-__all__ = ["build_env", "close_resources", "generate_history", "generate_incremental"]
-
 logger = logging.getLogger(__name__)
 
 SET_BY_THE_CLIENT = frozenset(

@@ -9,8 +9,6 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.generator import GuiAgentGenerator
 
-__all__ = ["AndroidWorldGenerator"]
-
 
 class AndroidWorldGenerator(GuiAgentGenerator[AndroidWorldSettings]):
     """Plays Android World tasks on pooled phones. Give it a ``pool`` to play on devices of your own."""

@@ -26,8 +26,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import Task, T
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["AndroidWorldEnv"]
-
 
 class AndroidWorldEnv:
     """One task behind slime's environment interface. It takes a device at ``reset`` and gives it back at ``close``.

@@ -25,8 +25,6 @@ from pydantic import Field, model_validator
 
 from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection
 
-__all__ = ["RewardBreakdown", "RewardSettings", "episode_reward", "premature_penalty", "step_scale", "thinking_bonus"]
-
 
 class RewardSettings(SettingsSection):
     """The constants of the reward, bounded so that every reward lies within the generator's ``REWARD_RANGE``."""

@@ -18,8 +18,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.installation import install_extra
 
-__all__ = ["ChunkIndex", "Document", "DocumentCache", "Hit", "require_search_library"]
-
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts that put no spaces between words
 _WORD = re.compile(rf"[{_UNSPACED}]{{1,2}}|[^\s{_UNSPACED}]{{1,40}}")
 _TERM = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")

@@ -51,8 +51,6 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 
-__all__ = ["ContextEditingEpisode", "EpisodeSetup"]
-
 logger = logging.getLogger(__name__)
 
 NO_TOOL = "none"

@@ -20,8 +20,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.task import read_tas
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import ToolName, schemas, tools_for
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Message, Trajectory
 
-__all__ = ["ContextEditingGenerator"]
-
 logger = logging.getLogger(__name__)
 
 

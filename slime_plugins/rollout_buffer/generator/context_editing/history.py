@@ -15,8 +15,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["INVOKED_BY", "MSG_ID", "Deletion", "History", "MarkerBreaker", "ToolResult", "stub_of"]
-
 MSG_ID = "msg_id"
 INVOKED_BY = "msg_id(invoking_assistant)"
 DELETED = "deleted"

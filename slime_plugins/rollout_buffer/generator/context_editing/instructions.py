@@ -8,8 +8,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["with_instructions", "with_tools_in_text"]
-
 _TASK = (
     "You answer a question about a long document. You do not see the document: you work on it with tools. "
     "Cut it with buildIndex, find places with searchEngine, read them with readChunk, and write down what matters with "

@@ -26,8 +26,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import TO
 from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, Toolbox
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 
-__all__ = ["DOCUMENT_TOOLS", "DocumentBox", "DocumentTools"]
-
 OFFERED = tuple(tool for tool in TOOLS if tool.name not in (ToolName.DELETE_CONTEXT, ToolName.FINISH))
 _PLACES = ("extra_info", "tool_kwargs", "metadata")
 _CAPS = ("max_tokens", "max_completion_tokens", "max_new_tokens")

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-__all__ = ["Label", "Score", "read_label", "score_answer"]
-
 MAX_WORDS_AROUND = 60
 """An answer with more words than this hides the label rather than giving it."""
 

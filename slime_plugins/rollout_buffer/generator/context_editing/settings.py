@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["LOWEST_PENALTY", "SEED_NAMES", "ContextEditingSettings", "load_settings"]
-
 SECTION = "statelm"
 SEED_NAMES = ("statelm_enabled", "max_model_length", "context_length_penalty", "train_before_deletion")
 NESTED_PATH = ("actor_rollout_ref", "rollout", "multi_turn")

@@ -21,15 +21,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.calls import read_ca
 from slime_plugins.rollout_buffer.generator.context_editing.history import INVOKED_BY, MSG_ID
 from slime_plugins.rollout_buffer.types import Generation, Message
 
-__all__ = [
-    "DeletionMark",
-    "Snapshot",
-    "emission_views_of",
-    "full_history_of",
-    "snapshots_of",
-    "turn_boundaries_of",
-]
-
 MARKS_KEY = "deletions"
 
 

@@ -18,8 +18,6 @@ from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.context_editing.rewards import Label, read_label
 from slime_plugins.rollout_buffer.types import Instance, Message
 
-__all__ = ["DocumentTask", "read_task"]
-
 _ROLES = frozenset({"system", "user", "assistant"})
 _LABEL_NAMES = ("label", "answer", "ground_truth")
 

@@ -10,21 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = [
-    "TOOLS",
-    "ArgumentError",
-    "Parameter",
-    "Tool",
-    "ToolHandler",
-    "ToolName",
-    "checked_arguments",
-    "handler_of",
-    "register_tool",
-    "schemas",
-    "tools_for",
-    "unregister_tool",
-]
-
 MAX_INTEGER = 10**9
 MAX_IDS = 1000
 

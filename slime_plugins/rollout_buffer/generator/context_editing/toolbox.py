@@ -23,8 +23,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import (
     tools_for,
 )
 
-__all__ = ["Budget", "CheckedCall", "Toolbox"]
-
 MAX_NOTES = 256
 MAX_NOTE_CHARACTERS = 20_000
 SNIPPET_WORDS = 24

@@ -19,8 +19,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.history import MSG_I
 from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["View"]
-
 _RunKey = tuple[int | None, tuple[tuple[int, bool], ...]]
 
 

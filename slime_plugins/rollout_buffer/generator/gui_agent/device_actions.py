@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Action", "ActionKind", "SystemButton"]
-
 
 class ActionKind(StrEnum):
     """The nine things the agent can do (the ``mobile_use`` tool)."""

@@ -25,8 +25,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import RewardR
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 
-__all__ = ["GuiAgentGenerator"]
-
 logger = logging.getLogger(__name__)
 
 SettingsT = TypeVar("SettingsT", bound=GuiAgentSettings)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["COORDINATE_MAX", "MOBILE_USE_TOOL", "TOOL_NAME"]
-
 COORDINATE_MAX = 999
 """The agent points at a screen of 999x999, whatever the device has: the corners are (0, 0) and (999, 999)."""
 

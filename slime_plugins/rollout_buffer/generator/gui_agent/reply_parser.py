@@ -29,8 +29,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import (
     TOOL_NAME,
 )
 
-__all__ = ["MalformedAction", "ParsedAction", "ParsedReply", "parse_reply", "to_pixels"]
-
 COORDINATE_TOLERANCE = 1
 MAX_TOOL_CALL_CHARACTERS = 16_384
 MAX_TEXT_CHARACTERS = 4_096

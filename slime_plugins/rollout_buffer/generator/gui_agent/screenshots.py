@@ -13,8 +13,6 @@ from slime_plugins.rollout_buffer.types import Image
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["encode_picture", "encode_screenshot", "fit_under_pixel_cap"]
-
 _JPEG_QUALITY = 92
 
 

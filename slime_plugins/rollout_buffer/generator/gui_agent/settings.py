@@ -10,8 +10,6 @@ from pydantic import Field
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family_with
 
-__all__ = ["GuiAgentSettings", "ImageFormat", "ObservationMode", "RolloutMode"]
-
 
 class RolloutMode(StrEnum):
     """How an episode becomes prompts."""

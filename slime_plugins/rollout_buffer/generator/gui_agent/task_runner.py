@@ -25,8 +25,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import (
 )
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 
-__all__ = ["FALLBACK_MAX_TURNS", "Done", "Earned", "RewardRule", "Task", "TaskRunner", "task_of"]
-
 FALLBACK_MAX_TURNS = 30
 """The limit of turns when neither the settings nor the task have one."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_ANSWER_CHARACTERS", "final_answer", "is_same_text"]
-
 MAX_ANSWER_CHARACTERS = 500
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")

@@ -21,8 +21,6 @@ from typing import Final, cast
 
 from slime_plugins.rollout_buffer.errors import ConfigError, JudgeError
 
-__all__ = ["MathJudge"]
-
 logger = logging.getLogger(__name__)
 
 TRIES: Final = 4

@@ -24,17 +24,6 @@ from slime_plugins.rollout_buffer.installation import install_extra
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Playwright
 
-__all__ = [
-    "CHROMIUM_VARIABLE",
-    "LAUNCH_ARGUMENTS",
-    "LaunchOptions",
-    "OpenPage",
-    "SharedBrowsers",
-    "context_options",
-    "find_chromium",
-    "shared_browsers",
-]
-
 logger = logging.getLogger(__name__)
 
 CHROMIUM_VARIABLE = "ROLLOUT_BUFFER_CHROMIUM"

@@ -19,8 +19,6 @@ from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, Fa
 from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ObservationMode
 
-__all__ = ["CONFIG_VARIABLE", "JOB_KEYS", "SETTING_PREFIX", "DataMode", "MiniWobSettings", "load_settings"]
-
 CONFIG_VARIABLE = "ROLLOUT_BUFFER_MINIWOB_CONFIG"
 SETTING_PREFIX = "ROLLOUT_BUFFER_MINIWOB__"
 SHIPPED_CONFIG = Path(__file__).with_name("config.yaml")

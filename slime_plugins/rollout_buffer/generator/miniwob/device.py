@@ -24,8 +24,6 @@ from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, page_of
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["BrowserPage", "from_options", "launch_options"]
-
 PAGE_SCRIPT = Path(__file__).with_name("page.js")
 LIFTED_LIMIT_MS = 2_000_000_000
 """About 23 days: the most that a browser's timer takes is 2^31 ms."""

@@ -9,8 +9,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import COORDINATE_MAX
 from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS
 
-__all__ = ["in_words"]
-
 
 def in_words(elements: Iterable[Mapping[str, Any]]) -> str:
     """Returns one line for each element: its number, what it is, what it says, its state, and its box.

@@ -11,8 +11,6 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import MiniWobSetting
 from slime_plugins.rollout_buffer.generator.miniwob.rewards import PageReward
 from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL
 
-__all__ = ["MiniWobGenerator"]
-
 
 class MiniWobGenerator(GuiAgentGenerator[MiniWobSettings]):
     """Plays MiniWoB++ tasks on pooled browser pages. Give it a ``pool`` to play on devices of your own."""

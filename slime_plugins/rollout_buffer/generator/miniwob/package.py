@@ -11,8 +11,6 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.installation import install_extra
 
-__all__ = ["NOT_PLAYED", "find_pages", "page_of", "task_names"]
-
 NOT_PLAYED = {
     "flight.AA": "an airline's whole site in a frame, which a browser shows only from a web server",
     "flight.Alaska": "an airline's whole site in a frame, which a browser shows only from a web server",

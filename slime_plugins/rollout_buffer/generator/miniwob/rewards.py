@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-__all__ = ["PageReward", "PageRewardBreakdown"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageRewardBreakdown:

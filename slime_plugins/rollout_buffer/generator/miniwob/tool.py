@@ -8,8 +8,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import COORDINATE_MAX, MOBILE_USE_TOOL
 
-__all__ = ["WEB_PAGE_TOOL"]
-
 _ACTION_HELP = """What to do on the page, one of:
 * `click`: tap the point `coordinate`.
 * `long_press`: hold the point `coordinate` down for `time` seconds.

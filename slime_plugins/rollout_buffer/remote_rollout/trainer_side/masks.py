@@ -14,8 +14,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
 
-__all__ = ["Count", "Entered", "check_mask"]
-
 
 class Count(StrEnum):
     """How the other side must have counted for its mask to have that length."""

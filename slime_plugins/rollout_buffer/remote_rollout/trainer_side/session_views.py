@@ -14,8 +14,6 @@ from slime_plugins.rollout_buffer.reporting.mask_view import (
     pieces_of,
 )
 
-__all__ = ["coloured", "described", "listed", "shown_page"]
-
 
 def listed(session: TrainerSession) -> dict[str, Any]:
     """Returns a session in a few words."""

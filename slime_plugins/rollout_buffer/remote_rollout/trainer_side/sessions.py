@@ -27,8 +27,6 @@ from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import messag
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, Entered
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["Binding", "PlannedTurn", "SessionState", "TrainerSession", "Turn", "TurnKind", "counts_of", "plan_turn"]
-
 
 class SessionState(StrEnum):
     """Where a session stands."""

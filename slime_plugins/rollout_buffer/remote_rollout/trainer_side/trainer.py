@@ -48,8 +48,6 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink, item_of, trajectory_of
 from slime_plugins.rollout_buffer.types import Message, SamplingParams, Trajectory
 
-__all__ = ["FixedPolicy", "Policy", "PolicySource", "TrainerSide"]
-
 _ENGINE_OPTIONS: Final = (
     "stop", "stop_token_ids", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "ignore_eos", "min_new_tokens",

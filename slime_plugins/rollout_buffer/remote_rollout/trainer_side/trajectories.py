@@ -11,8 +11,6 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import is_same_mes
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, counts_of
 from slime_plugins.rollout_buffer.types import Message, Outcome, StopReason, Trajectory
 
-__all__ = ["TrajectorySink", "item_of", "messages_of", "trajectory_of"]
-
 _ENDINGS = {
     "max_turns": (Outcome.TRUNCATED, StopReason.MAX_TURNS),
     "max_tokens": (Outcome.TRUNCATED, StopReason.MAX_CONTEXT),

@@ -35,8 +35,6 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, job_rows, reward_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.reward_rows import Score, UnscoredTrajectory
 
-__all__ = ["Judge", "RescoreReport", "RescoreSettings", "Scores", "rescore", "rescored", "scores_for", "versions"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5

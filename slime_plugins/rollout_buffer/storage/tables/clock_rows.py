@@ -12,7 +12,6 @@ _MOVED = (
     "UPDATE jobs SET last_poll_at = last_poll_at + :s, waiting_since = waiting_since + :s "
     "WHERE state IN ('running', 'paused')",
     "UPDATE services SET heartbeat_at = heartbeat_at + :s",
-    "UPDATE starts SET touched_at = touched_at + :s",
 )
 KEPT_JUMPS = 1000
 

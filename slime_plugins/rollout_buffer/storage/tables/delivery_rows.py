@@ -167,16 +167,20 @@ def ready_groups(
 
 
 def count_in_state(connection: Connection, job_key: int, *states: GroupState) -> int:
-    """Counts the groups of a job in the given states."""
+    """Counts the groups of a job that have rows in the given states."""
     marks = ", ".join("?" for _ in states)
     query = f"SELECT count(*) FROM groups WHERE job_key = ? AND state IN ({marks})"
     return int(connection.execute(query, (job_key, *(state.value for state in states))).fetchone()[0])
 
 
 def has_groups(connection: Connection, job_key: int, *states: GroupState) -> bool:
-    """Tells whether a job has a group in one of the states, however many it has."""
-    query = "SELECT 1 FROM groups WHERE job_key = ? AND state = ? LIMIT 1"
-    return any(connection.execute(query, (job_key, state.value)).fetchone() is not None for state in states)
+    """Returns True if a job has a group in one of the states; those that are to come are open."""
+    query = (
+        "SELECT 1 FROM groups WHERE job_key = :job AND state = :state "
+        "UNION ALL SELECT 1 FROM plans WHERE job_key = :job AND unopened > 0 AND :state = 'open' LIMIT 1"
+    )
+    values = ({"job": job_key, "state": state.value} for state in states)
+    return any(connection.execute(query, of_state).fetchone() is not None for of_state in values)
 
 
 def make_ready_again(connection: Connection, group_keys: Sequence[int]) -> None:

@@ -1,18 +1,17 @@
-"""Rows of ``instances`` and ``groups``."""
+"""Rows of ``groups``."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
-from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, Cause, CauseCode, CountedCause
-from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup, PlannedGroup
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
+from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
-from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.types import GroupState, Instance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +23,7 @@ class GroupRecord:
     epoch: int
     position: int
     instance_id: str
+    task: str
     state: GroupState
     cause: str
     cause_code: CauseCode
@@ -37,88 +37,46 @@ class GroupRecord:
         return str(uid)
 
 
-def insert_instances(connection: Connection, job_key: int, lines: Iterable[tuple[int, str, bytes]]) -> None:
-    """Adds instances as (position, instance_id, line)."""
-    rows = ((job_key, position, instance_id, line) for position, instance_id, line in lines)
-    connection.executemany("INSERT INTO instances (job_key, position, instance_id, line) VALUES (?, ?, ?, ?)", rows)
-
-
-def instance_line(connection: Connection, job_key: int, position: int) -> bytes:
-    """Returns one line of the job's input, as JSON."""
-    query = "SELECT line FROM instances WHERE job_key = ? AND position = ?"
-    return bytes(connection.execute(query, (job_key, position)).fetchone()[0])
-
-
 def insert_groups(
     connection: Connection,
     job_key: int,
-    instance_ids: Sequence[str] | Mapping[int, str],
-    planned: Iterable[PlannedGroup],
-) -> None:
-    """Adds the groups of a job, open or skipped."""
-    rows = (
+    groups: Iterable[tuple[int, int, Instance]],
+    state: GroupState = GroupState.OPEN,
+    cause: Cause = NO_CAUSE,
+) -> int:
+    """Adds the groups (epoch, position, instance) that a job does not have; returns how many these were."""
+    return connection.executemany(
+        "INSERT INTO groups (job_key, epoch, position, instance_id, task, state, cause, cause_code) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         (
-            job_key,
-            group.epoch,
-            group.position,
-            instance_ids[group.position],
-            GroupState.SKIPPED.value if group.skipped else GroupState.OPEN.value,
-            cause.message,
-            cause.code.value,
-        )
-        for group in planned
-        for cause in [IN_SKIP_LIST if group.skipped else NO_CAUSE]
-    )
-    connection.executemany(
-        "INSERT INTO groups (job_key, epoch, position, instance_id, state, cause, cause_code) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        rows,
-    )
+            (job_key, epoch, position, one.instance_id, one.task, state.value, cause.message, cause.code.value)
+            for epoch, position, one in groups
+        ),
+    ).rowcount
 
 
 def insert_group_of_new_instance(connection: Connection, job_key: int, instance_id: str) -> None:
-    """Adds an instance that the first written item named, with one open group for it."""
-    query = "SELECT coalesce(max(position), -1) + 1 FROM instances WHERE job_key = ?"
+    """Adds an open group for an instance that nothing named before its first written item."""
+    query = "UPDATE jobs SET instance_count = instance_count + 1 WHERE key = ? RETURNING instance_count - 1"
     position = int(connection.execute(query, (job_key,)).fetchone()[0])
-    line = json.dumps({"instance_id": instance_id}).encode()
-    insert_instances(connection, job_key, [(position, instance_id, line)])
-    connection.execute("UPDATE jobs SET instance_count = instance_count + 1 WHERE key = ?", (job_key,))
-    insert_groups(
-        connection, job_key, {position: instance_id}, [PlannedGroup(epoch=0, position=position, skipped=False)]
-    )
+    instance = Instance(instance_id=instance_id, data={})
+    insert_groups(connection, job_key, [(0, position, instance)])
 
 
-def add_instances(connection: Connection, job_key: int, lines: Iterable[tuple[str, bytes]]) -> None:
-    """Adds those instances (instance_id, line) that a job does not have; of the others the line is the new one."""
-    query = "SELECT coalesce(max(position), -1) + 1 FROM instances WHERE job_key = ?"
-    position = int(connection.execute(query, (job_key,)).fetchone()[0])
-    rows = ((job_key, at, instance_id, line) for at, (instance_id, line) in enumerate(lines, start=position))
-    connection.executemany(
-        "INSERT INTO instances (job_key, position, instance_id, line) VALUES (?, ?, ?, ?) "
-        "ON CONFLICT (job_key, instance_id) DO UPDATE SET line = excluded.line",
-        rows,
-    )
+def count_of_instance(connection: Connection, job_key: int, instance_id: str) -> int:
+    """Counts the groups of an instance."""
+    query = "SELECT count(*) FROM groups WHERE job_key = ? AND instance_id = ?"
+    return int(connection.execute(query, (job_key, instance_id)).fetchone()[0])
 
 
-def count_instances(connection: Connection, job_key: int) -> None:
-    """Lets a job say how many instances it has."""
-    query = "UPDATE jobs SET instance_count = (SELECT count(*) FROM instances WHERE job_key = jobs.key) WHERE key = ?"
-    connection.execute(query, (job_key,))
-
-
-def add_open_groups(connection: Connection, job_key: int, instance_ids: Sequence[str], num_epoch: int) -> None:
-    """Adds an open group of each instance for every epoch in which it has none."""
-    rows = ((epoch, job_key, instance_id) for epoch in range(num_epoch) for instance_id in instance_ids)
-    connection.executemany(
-        "INSERT INTO groups (job_key, epoch, position, instance_id, state) "
-        "SELECT job_key, ?, position, instance_id, 'open' FROM instances WHERE job_key = ? AND instance_id = ? "
-        "ON CONFLICT (job_key, epoch, position) DO NOTHING",
-        rows,
-    )
+def count_by_instance(connection: Connection, job_key: int) -> dict[str, int]:
+    """Counts the groups of each instance that has one."""
+    query = "SELECT instance_id, count(*) FROM groups WHERE job_key = ? GROUP BY instance_id"
+    return {row[0]: int(row[1]) for row in connection.execute(query, (job_key,))}
 
 
 def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
-    """Returns every group of a job in epoch order, as the skip list is compared with them."""
+    """Returns every group of a job that has a row, in epoch order, as the skip list is compared with them."""
     query = (
         "SELECT key, instance_id, state, delivery_key, cause_code FROM groups WHERE job_key = ? "
         "ORDER BY epoch, position"
@@ -258,10 +216,15 @@ def move_groups(connection: Connection, job_key: int, source: GroupState, target
 
 
 def count_groups(connection: Connection, job_key: int) -> dict[GroupState, int]:
-    """Counts the groups of a job by state."""
+    """Counts the groups of a job by state, those too that have no row."""
     counted = dict.fromkeys(GroupState, 0)
-    query = "SELECT state, count(*) FROM groups WHERE job_key = ? GROUP BY state"
-    counted.update({GroupState(row[0]): row[1] for row in connection.execute(query, (job_key,))})
+    query = (
+        "SELECT state, count(*) FROM groups WHERE job_key = :job GROUP BY state "
+        "UNION ALL SELECT 'open', unopened FROM plans WHERE job_key = :job "
+        "UNION ALL SELECT 'skipped', skipped FROM plans WHERE job_key = :job"
+    )
+    for state, count in connection.execute(query, {"job": job_key}):
+        counted[GroupState(state)] += count
     return counted
 
 
@@ -303,6 +266,7 @@ def as_group(row: sqlite3.Row) -> GroupRecord:
         epoch=row["epoch"],
         position=row["position"],
         instance_id=row["instance_id"],
+        task=row["task"],
         state=GroupState(row["state"]),
         cause=row["cause"],
         cause_code=CauseCode(row["cause_code"]),

@@ -80,8 +80,8 @@ class JobRecord:
 
 
 def insert_job(connection: Connection, options: Mapping[str, Any], **columns: Any) -> int:
-    """Adds a job and returns its key: the one that is given, or the next."""
-    columns = {"key": columns.pop("key", None) or next_key(connection), **columns}
+    """Adds a job and returns its key."""
+    columns = {"key": _next_key(connection), **columns}
     columns["settings"] = json.dumps(columns["settings"])
     names = ", ".join(columns)
     marks = ", ".join(f":{name}" for name in columns)
@@ -101,7 +101,7 @@ def update_options(connection: Connection, key: int, options: Mapping[str, Any])
     connection.execute("UPDATE job_options SET options = ? WHERE job_key = ?", (json.dumps(options).encode(), key))
 
 
-def next_key(connection: Connection) -> int:
+def _next_key(connection: Connection) -> int:
     """Returns a key that no job has or had."""
     query = (
         "UPDATE counters SET last = max(last, coalesce((SELECT max(key) FROM jobs), 0)) + 1 WHERE name = 'job' "

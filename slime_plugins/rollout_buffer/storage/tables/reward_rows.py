@@ -9,17 +9,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-__all__ = [
-    "Score",
-    "UnscoredTrajectory",
-    "find_version",
-    "insert_score",
-    "open_version",
-    "scores_of_delivery",
-    "unscored",
-    "versions_of_job",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:

@@ -11,16 +11,6 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-__all__ = [
-    "TrainerRow",
-    "TurnGap",
-    "gap_statistics",
-    "insert_rows",
-    "purge_log_probs",
-    "rows_of_job",
-    "rows_of_trajectory",
-]
-
 _COLUMNS = (
     "uid, row, step, reported_at, advantage, entropy, loss_share, clip_share, compared, gap_sum, gap_max, turns, "
     "log_probs"

@@ -32,8 +32,6 @@ from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
 from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["REWARD_RANGE", "TASK_TYPE", "create_generator", "instances", "warm_up_traces"]
-
 TASK_TYPE = "miniwob_page"
 REWARD_RANGE = (-1.0, 1.0)
 MAX_NEW_TOKENS = 14

@@ -18,8 +18,6 @@ from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Outcome, StopReason, Trajectory
 
-__all__ = ["REWARD_RANGE", "TASK_TYPE", "NextDigitGenerator", "create_generator", "instances", "scripted_reply"]
-
 TASK_TYPE = "next_digit"
 REWARD_RANGE = (0.0, 1.0)
 MAX_NEW_TOKENS = 4

@@ -37,8 +37,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     SYSTEM_PROMPT,
 )
 
-__all__ = ["REWARD_RANGE", "TASK_TYPE", "create_generator", "instances", "make_phone", "scripted_reply"]
-
 TASK_TYPE = "phone"
 REWARD_RANGE = (0.0, 1.0)
 MAX_NEW_TOKENS = 12

@@ -18,24 +18,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.moves import (
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
 from rollout_buffer_lab.simulated_phone.screen_reader import Field, TextRole
 
-__all__ = [
-    "app_opened",
-    "button_tapped",
-    "ends_with_words",
-    "field_filled",
-    "field_pasted",
-    "find_row",
-    "held_row",
-    "icon_tapped",
-    "last_message",
-    "lines_joined",
-    "same_words",
-    "scrolled_to",
-    "stepped_back",
-    "tapped_row",
-    "titled",
-]
-
 _FIELD_MENU: Final = "Edit text"
 _SCROLL_FROM: Final = (500, 750)
 _SCROLL_TO: Final = (500, 300)

@@ -13,8 +13,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, give_up,
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 
-__all__ = ["Flaw", "Mistakes", "Slip"]
-
 SLIPS_PER_TURN: Final = 0.25  # at skill 0; in proportion to what is missing to skill 1
 STATUS_BAR_Y: Final = (6, 26)  # where a tap does nothing
 

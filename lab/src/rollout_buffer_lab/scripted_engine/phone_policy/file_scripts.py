@@ -30,17 +30,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.moves import (
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
 from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
 
-__all__ = [
-    "ChangeNote",
-    "CreateFolder",
-    "CreateNote",
-    "DeleteAllNotes",
-    "DeleteFile",
-    "DeleteNewestNote",
-    "EditNote",
-    "MoveFile",
-]
-
 DATE_FORMAT: Final = "%b %d, %Y %H:%M"
 
 

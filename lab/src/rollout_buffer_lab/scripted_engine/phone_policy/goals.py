@@ -41,8 +41,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.system_scripts import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 
-__all__ = ["scripts_for"]
-
 Slots = Mapping[str, str]
 Reading = Callable[[Slots], Sequence[TaskScript]]
 

@@ -19,8 +19,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, answer, 
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
 from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
 
-__all__ = ["AnswerAboutCalendar", "DeleteEvent", "RecordSound", "TakePhoto", "TakeVideo"]
-
 CALENDAR: Final = "Simple Calendar Pro"
 RECORDER: Final = "Audio Recorder"
 

@@ -6,21 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = [
-    "BELIEF",
-    "Move",
-    "Point",
-    "answer",
-    "give_up",
-    "long_press",
-    "open_app",
-    "press",
-    "swipe",
-    "tap",
-    "terminate",
-    "type_text",
-]
-
 Point = tuple[int, int]
 
 BELIEF: Final = "That should do it."

@@ -21,8 +21,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, give_up, press, tap
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation
 
-__all__ = ["AddContact", "DraftContact", "ForwardReceived", "Reply", "SendAgain", "SendMessage"]
-
 MESSENGER: Final = "Simple SMS Messenger"
 
 

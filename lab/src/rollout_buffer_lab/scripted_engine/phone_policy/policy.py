@@ -18,8 +18,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import (
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript, is_believed_done
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 
-__all__ = ["is_phone_task", "play_phone"]
-
 _LOOKS = ("I look at the screen first.", "Let me see what the screen shows.", "This is the screen I have now.")
 _CHECKS = (
     "I have compared this with the task and with what I did before.",

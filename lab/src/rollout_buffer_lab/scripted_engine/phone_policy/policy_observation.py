@@ -17,8 +17,6 @@ from rollout_buffer_lab.simulated_phone.screen_reader import (
     read_screen,
 )
 
-__all__ = ["PolicyObservation", "Row", "read_goal", "read_history", "read_observation", "step_number"]
-
 _GOAL: Final = re.compile(
     r"The user query:\s*(.*?)\s*(?:\n\s*\n(?=First\b|Before\b|Task progress|Think\b)|\Z)", re.DOTALL
 )

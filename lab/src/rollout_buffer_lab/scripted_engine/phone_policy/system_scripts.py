@@ -17,8 +17,6 @@ from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, open_app
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation
 from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
 
-__all__ = ["CopyText", "OpenApp", "SetBrightness", "SetTimer", "Stopwatch", "Switches"]
-
 CHAPTERS: Final = {"Wi-Fi": "Network & internet", "Bluetooth": "Connected devices"}
 
 

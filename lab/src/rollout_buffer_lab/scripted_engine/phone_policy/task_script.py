@@ -12,8 +12,6 @@ from typing import ClassVar, Protocol
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import BELIEF, Move
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation
 
-__all__ = ["TaskScript", "is_believed_done"]
-
 
 class TaskScript(Protocol):
     """One thing to do. ``words`` names the fields whose text the user gave, and which can be misread."""

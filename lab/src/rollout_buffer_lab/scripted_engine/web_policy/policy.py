@@ -12,8 +12,6 @@ from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from rollout_buffer_lab.scripted_engine.web_policy.screen import Screen, read_screen
 from rollout_buffer_lab.scripted_engine.web_policy.scripts import next_move
 
-__all__ = ["is_web_task", "play_page"]
-
 _LOOKS = ("I look at the page first.", "Let me see what the page shows.", "This is the page as it is now.")
 
 

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from rollout_buffer_lab.scripted_engine.conversation import Conversation
 
-__all__ = ["Element", "Screen", "read_screen"]
-
 _HEADING: Final = "On the screen, each with its box [left, top, right, bottom]:"
 _LINE: Final = re.compile(r"^\d+\. (?P<about>.*) (?P<box>\[\d+, \d+, \d+, \d+\])$")
 _FACT: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|\[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\]|true|false)')

@@ -14,8 +14,6 @@ from typing import Final
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, tap, type_text
 from rollout_buffer_lab.scripted_engine.web_policy.screen import Element, Screen
 
-__all__ = ["next_move"]
-
 Script = Callable[[Screen, "Match[str]"], Move | None]
 
 _COLOURS: Final = {

@@ -19,8 +19,6 @@ from rollout_buffer_lab.simulated_phone.device_state.calendar import (
 )
 from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 
-__all__ = ["CalendarApp"]
-
 
 class CalendarApp(App):
     """Appointments."""

@@ -11,8 +11,6 @@ from rollout_buffer_lab.simulated_phone.glyphs import TextSize
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder, Tab
 from rollout_buffer_lab.simulated_phone.widgets import Align
 
-__all__ = ["STOPWATCH_PAUSED", "STOPWATCH_RESET", "STOPWATCH_RUNNING", "ClockApp", "timer_digits"]
-
 STOPWATCH_RESET, STOPWATCH_RUNNING, STOPWATCH_PAUSED = "reset", "running", "paused"
 _TABS = ("Alarm", "Clock", "Timer", "Stopwatch")
 _KEY_ROWS = (("1", "2", "3"), ("4", "5", "6"), ("7", "8", "9"), ("00", "0", "Del"))

@@ -20,8 +20,6 @@ from rollout_buffer_lab.simulated_phone.device_state.contacts import (
 from rollout_buffer_lab.simulated_phone.fields import TextField
 from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 
-__all__ = ["ContactsApp"]
-
 _FORM_FIELDS = (("first", "First name"), ("last", "Last name"), ("phone", "Phone"))
 
 

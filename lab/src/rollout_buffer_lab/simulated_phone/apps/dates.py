@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["date_and_time", "day_line", "from_ms", "long_date", "time_of_day"]
-
 _MONTHS = [
     "January",
     "February",

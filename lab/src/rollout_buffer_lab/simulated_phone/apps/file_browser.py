@@ -13,8 +13,6 @@ from rollout_buffer_lab.simulated_phone.device_state.filesystem import (
 )
 from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 
-__all__ = ["FolderPage", "NameDialog"]
-
 
 class FolderPage(Page):
     """One folder. Apps say by ``open_file`` what a tap on a file does."""

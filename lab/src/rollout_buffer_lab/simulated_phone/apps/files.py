@@ -9,8 +9,6 @@ from rollout_buffer_lab.simulated_phone.apps.page import App, Page
 from rollout_buffer_lab.simulated_phone.device_state.state import STORAGE
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
 
-__all__ = ["FilesApp"]
-
 _SHOWN_CHARACTERS = 4000
 
 

@@ -21,8 +21,6 @@ from rollout_buffer_lab.simulated_phone.layout import STATUS_BAR_HEIGHT, ScreenB
 from rollout_buffer_lab.simulated_phone.palette import APP_TILES, Surface
 from rollout_buffer_lab.simulated_phone.widgets import Align, Widget, WidgetKind
 
-__all__ = ["LAUNCHER", "LauncherApp", "arrange_home"]
-
 LAUNCHER = InstalledApp(
     label="Home",
     package="com.google.android.apps.nexuslauncher",

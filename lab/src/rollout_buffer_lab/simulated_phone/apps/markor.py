@@ -14,8 +14,6 @@ from rollout_buffer_lab.simulated_phone.device_state.state import MARKOR_FOLDER
 from rollout_buffer_lab.simulated_phone.fields import TextField
 from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 
-__all__ = ["MarkorApp"]
-
 
 class MarkorApp(App):
     """Notes."""

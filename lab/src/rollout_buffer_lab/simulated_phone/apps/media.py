@@ -30,8 +30,6 @@ from rollout_buffer_lab.simulated_phone.layout import (
 from rollout_buffer_lab.simulated_phone.palette import Surface
 from rollout_buffer_lab.simulated_phone.widgets import Align, Widget, WidgetKind
 
-__all__ = ["AudioRecorderApp", "CameraApp"]
-
 _HORIZON, _GROUND_END = 1300, 1920
 _MPEG4_HEADER = b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom"
 """Enough for a file to be recognised as MPEG-4; the phone has no encoder, so no frames follow."""

@@ -19,8 +19,6 @@ from rollout_buffer_lab.simulated_phone.device_state.messages import (
 )
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
 
-__all__ = ["MessagesApp"]
-
 
 class MessagesApp(App):
     """Text messages."""

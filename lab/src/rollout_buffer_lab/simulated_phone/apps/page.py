@@ -13,8 +13,6 @@ from rollout_buffer_lab.simulated_phone.fields import TextField
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
 from rollout_buffer_lab.simulated_phone.widgets import Handler
 
-__all__ = ["App", "ConfirmDialog", "MenuDialog", "Page"]
-
 
 class App(ABC):
     """One app while it lives: a stack of pages over the device's state. Without pages it is closed."""

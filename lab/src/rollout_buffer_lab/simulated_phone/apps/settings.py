@@ -8,8 +8,6 @@ from rollout_buffer_lab.simulated_phone.apps.page import App, Page
 from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_APPS
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
 
-__all__ = ["SettingsApp"]
-
 _BRIGHTNESS_RANGE = (1, 255)
 _SNAP = 0.03  # a finger this near to an end of the track means the end
 _VOLUMES = (

@@ -9,8 +9,6 @@ from rollout_buffer_lab.simulated_phone.glyphs import TextSize
 from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 from rollout_buffer_lab.simulated_phone.widgets import Align
 
-__all__ = ["ClipperApp", "PhoneApp"]
-
 _KEY_ROWS = (("1", "2", "3"), ("4", "5", "6"), ("7", "8", "9"), ("*", "0", "#"))
 _MAX_NUMBER = 30
 

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 
-__all__ = ["CalendarEvent", "add_event", "delete_event", "events"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalendarEvent:

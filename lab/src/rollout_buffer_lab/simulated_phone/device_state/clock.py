@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["START_TIME", "DeviceClock"]
-
 START_TIME = datetime(2023, 10, 15, 15, 34, 23, tzinfo=UTC)
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 
-__all__ = ["PHONE_LABELS", "Contact", "add_contact", "contacts", "delete_contact", "name_of_number", "same_number"]
-
 PHONE_LABELS = {"Mobile": 2, "Home": 1, "Work": 3, "Other": 7}
 """Label to Android's number for it (``ContactsContract.CommonDataKinds.Phone.TYPE_*``)."""
 

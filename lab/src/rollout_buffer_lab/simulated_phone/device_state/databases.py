@@ -12,14 +12,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-__all__ = [
-    "CALENDAR_DB",
-    "CONTACTS_DB",
-    "SCHEMAS",
-    "SMS_DB",
-    "Database",
-]
-
 CONTACTS_DB = "/data/data/com.android.providers.contacts/databases/contacts2.db"
 SMS_DB = "/data/data/com.android.providers.telephony/databases/mmssms.db"
 CALENDAR_DB = "/data/data/com.simplemobiletools.calendar.pro/databases/events.db"

@@ -13,8 +13,6 @@ from typing import Protocol
 
 from rollout_buffer_lab.simulated_phone.device_state.clock import DeviceClock
 
-__all__ = ["ByteStore", "FileError", "FileSystem", "valid_name"]
-
 _MAX_NAME_BYTES = 255
 _LINKS = ("/sdcard", "/data/media/0")  # other names of /storage/emulated/0
 

@@ -8,8 +8,6 @@ from typing import Any
 from rollout_buffer_lab.simulated_phone.device_state.contacts import same_number
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 
-__all__ = ["Sms", "conversations", "delete_sms", "insert_sms", "messages_with", "sent_messages"]
-
 _INBOX, _SENT = 1, 2  # Telephony.Sms.MESSAGE_TYPE_*
 
 

@@ -12,16 +12,6 @@ from rollout_buffer_lab.simulated_phone.device_state.databases import (
 )
 from rollout_buffer_lab.simulated_phone.device_state.filesystem import FileSystem
 
-__all__ = [
-    "AUDIO_FOLDER",
-    "MARKOR_FOLDER",
-    "PHOTO_FOLDER",
-    "STORAGE",
-    "VIDEO_FOLDER",
-    "DeviceState",
-    "Settings",
-]
-
 STORAGE = "/storage/emulated/0"
 MARKOR_FOLDER = f"{STORAGE}/Documents/Markor"
 PHOTO_FOLDER = f"{STORAGE}/Pictures"

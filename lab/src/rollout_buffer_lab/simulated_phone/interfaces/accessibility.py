@@ -18,8 +18,6 @@ from rollout_buffer_lab.simulated_phone.geometry import (
 from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
 from rollout_buffer_lab.simulated_phone.widgets import Screen, Widget, WidgetKind
 
-__all__ = ["AccessibilityForwarder", "forest_of"]
-
 logger = logging.getLogger(__name__)
 
 SET_PORT = "accessibility_forwarder.intent.action.SET_GRPC"

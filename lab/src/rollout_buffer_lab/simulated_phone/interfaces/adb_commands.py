@@ -39,8 +39,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     run_script,
 )
 
-__all__ = ["AdbShell"]
-
 
 class AdbShell:
     """Answers adb commands for one handset. ``push`` and ``pull`` read and write files of the host."""

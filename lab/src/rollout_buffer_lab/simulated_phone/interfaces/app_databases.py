@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from rollout_buffer_lab.simulated_phone.device_state.packages import InstalledApp
 
-__all__ = ["APPS_WITHOUT_SCREENS", "APP_DATABASES", "APP_FOLDERS"]
-
 
 def _app(label: str, package: str, activity: str) -> InstalledApp:
     return InstalledApp(label=label, package=package, activity=activity, icon="")

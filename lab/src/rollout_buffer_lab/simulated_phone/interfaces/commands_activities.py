@@ -20,8 +20,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     printed,
 )
 
-__all__ = ["activity_commands"]
-
 _CONTACTS = "com.google.android.contacts"
 _MESSAGES = "com.simplemobiletools.smsmessenger"
 _VIEWED_BY = {

@@ -21,8 +21,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     printed,
 )
 
-__all__ = ["file_commands", "shell_files"]
-
 _Handler = Callable[[FileSystem, Sequence[str], bytes], Output]
 
 

@@ -14,8 +14,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
 from rollout_buffer_lab.simulated_phone.shell import Shell
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import SystemButton
 
-__all__ = ["input_commands", "press_key"]
-
 _LONG_TOUCH_MS = 400
 _DEFAULT_SWIPE_MS = 300
 _KEYS = {

@@ -22,8 +22,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     printed,
 )
 
-__all__ = ["provider_commands"]
-
 _SMS_FOLDERS = {"content://sms": (1, 2), "content://sms/inbox": (1,), "content://sms/sent": (2,)}
 _PHONES = ("content://contacts/phones", "content://com.android.contacts/data/phones")
 _CONTACTS = ("content://com.android.contacts/contacts", "content://contacts/people")

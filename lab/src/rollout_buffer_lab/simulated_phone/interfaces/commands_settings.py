@@ -15,8 +15,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     printed,
 )
 
-__all__ = ["settings_commands"]
-
 _NAMESPACES = ("system", "secure", "global")
 _PROPERTIES = {
     "ro.build.version.sdk": "33",

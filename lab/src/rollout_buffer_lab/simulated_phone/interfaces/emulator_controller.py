@@ -19,8 +19,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 from rollout_buffer_lab.simulated_phone.interfaces.handset import ACTION_S, Handset
 from rollout_buffer_lab.simulated_phone.interfaces.screen_capture import rgba_of
 
-__all__ = ["Touch", "comparable", "serve_emulator_controller", "servicer_of"]
-
 _LONG_TOUCH_S = 0.4
 _BROWSER_KEYS = {"Enter": "ENTER", "GoBack": "BACK", "GoHome": "HOME", "Backspace": "DEL", "AppSwitch": "APP_SWITCH"}
 

@@ -38,8 +38,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     printed,
 )
 
-__all__ = ["Emulator", "EmulatorArguments", "LateInputs", "main"]
-
 logger = logging.getLogger(__name__)
 
 RECORD_FOLDER = "exchanges"

@@ -16,8 +16,6 @@ from typing import Any
 
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Output
 
-__all__ = ["Annotation", "Call", "Exchange", "ExchangeRecorder", "read_exchanges", "read_session"]
-
 _PLACE_ON_HOST = "{host file}"
 
 

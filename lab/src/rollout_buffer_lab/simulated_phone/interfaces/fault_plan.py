@@ -16,8 +16,6 @@ from typing import Any
 
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 
-__all__ = ["FaultPlan", "FaultTrigger"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultTrigger:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["Faults"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Faults:

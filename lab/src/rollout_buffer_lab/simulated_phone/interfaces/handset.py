@@ -25,8 +25,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.app_databases import (
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
 from rollout_buffer_lab.simulated_phone.shell import Shell
 
-__all__ = ["ACTION_S", "BroadcastListener", "Handset", "full_component"]
-
 ACTION_S = 1.0
 """Device time that a touch or a key takes. The device's clock does not follow the host's."""
 

@@ -17,8 +17,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import To
 from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
 from rollout_buffer_lab.simulated_phone.interfaces.screen_capture import rgba_of
 
-__all__ = ["android_environment", "simulator_of"]
-
 _CHANNELS = 4
 
 

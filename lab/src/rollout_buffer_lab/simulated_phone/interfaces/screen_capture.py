@@ -11,8 +11,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
 from rollout_buffer_lab.simulated_phone.painting import paint
 from rollout_buffer_lab.simulated_phone.widgets import Widget
 
-__all__ = ["png_of", "rgba_of"]
-
 
 def rgba_of(handset: Handset) -> tuple[int, int, bytes]:
     """Width, height, and four bytes for each pixel, row by row."""

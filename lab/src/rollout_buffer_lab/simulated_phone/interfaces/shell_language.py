@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["COMMAND_NOT_FOUND", "SYNTAX_ERROR", "Command", "Output", "failed", "printed", "run_script"]
-
 COMMAND_NOT_FOUND = 127
 SYNTAX_ERROR = 2
 _OPERATORS = ("&&", "||", ">>", "|", ";", "\n", ">", "<")

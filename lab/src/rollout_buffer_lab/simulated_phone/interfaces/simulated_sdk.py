@@ -15,8 +15,6 @@ from pathlib import Path
 from rollout_buffer_lab.simulated_phone.interfaces.fault_plan import FaultPlan
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 
-__all__ = ["SimulatedSdk", "make_simulated_sdk"]
-
 _FRONTS = Path(__file__).parent
 _MODULE = f"{__package__}.emulator_process"
 

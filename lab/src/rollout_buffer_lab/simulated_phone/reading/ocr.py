@@ -31,8 +31,6 @@ from rollout_buffer_lab.simulated_phone.reading.pixels import (
     boxes,
 )
 
-__all__ = ["UNREADABLE", "Line", "TextStyle", "line_boxes", "read_line", "sizes_on"]
-
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _ROW_GAP = 5  # rows between two lines, in dots; the dot of an i is nearer
 _COLUMN_GAP = 30  # columns between two texts side by side; a blank is narrower

@@ -40,8 +40,6 @@ from rollout_buffer_lab.simulated_phone.reading.pixels import (
     index_of,
 )
 
-__all__ = ["read_faded_line"]
-
 _MARGIN = 2
 _NOISE_AREA = 2.2  # dots; the least letter, a full stop, covers more
 _ALPHABET = sorted(character for character in (*DRAWABLE, BOX) if character.isascii() or character == BOX)

@@ -20,8 +20,6 @@ from rollout_buffer_lab.simulated_phone.geometry import (
 )
 from rollout_buffer_lab.simulated_phone.palette import Surface
 
-__all__ = ["INK", "Box", "SurfaceMap", "boxes", "index_of", "read_surfaces"]
-
 INK = 0  # index of a dot that has no surface colour
 _SURFACES = tuple(Surface)
 _DOTS = (SCREEN_WIDTH // 2, SCREEN_HEIGHT // 2)

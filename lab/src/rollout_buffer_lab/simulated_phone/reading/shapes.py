@@ -18,8 +18,6 @@ from rollout_buffer_lab.simulated_phone.reading.pixels import (
     index_of,
 )
 
-__all__ = ["FieldShape", "IconShape", "SliderShape", "button_boxes", "fields", "icons", "sliders", "status_icons"]
-
 _MIN_BUTTON = 20
 _MIN_FIELD = 30
 _ROW_ICON_GAP = 7  # rows and columns between two icons without tiles; the parts of one are nearer

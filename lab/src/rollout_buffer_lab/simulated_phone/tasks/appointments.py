@@ -26,8 +26,6 @@ from rollout_buffer_lab.simulated_phone.tasks.words import (
     subject,
 )
 
-__all__ = ["APPOINTMENT_TASKS"]
-
 _TODAY = START_TIME.replace(hour=0, minute=0, second=0)
 _ROOMS = ("Blue room", "Cafeteria", "City library", "Office 4", "Sports hall", "Town park")
 

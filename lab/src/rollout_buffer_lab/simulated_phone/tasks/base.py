@@ -10,8 +10,6 @@ from typing import Any
 
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 
-__all__ = ["Params", "Success", "Task", "all_hold", "no_set_up", "rng_for", "same_text"]
-
 Params = Mapping[str, Any]
 Success = Callable[[DeviceState, Params, str | None], float]
 

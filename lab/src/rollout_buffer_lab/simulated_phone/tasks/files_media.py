@@ -14,8 +14,6 @@ from rollout_buffer_lab.simulated_phone.device_state.state import (
 from rollout_buffer_lab.simulated_phone.tasks.base import Params, Task, all_hold
 from rollout_buffer_lab.simulated_phone.tasks.words import file_name, sentence
 
-__all__ = ["FILES_MEDIA_TASKS"]
-
 _FOLDERS = ("Alarms", "Download", "Movies", "Music", "Pictures", "Podcasts")
 
 

@@ -18,8 +18,6 @@ from rollout_buffer_lab.simulated_phone.tasks.base import (
 from rollout_buffer_lab.simulated_phone.tasks.people import fill_phone, sent
 from rollout_buffer_lab.simulated_phone.tasks.words import file_name, number, sentence
 
-__all__ = ["NOTES_TASKS"]
-
 _DAY_MS = 86_400_000
 _FOLDERS = ("BookNotes", "Projects", "Recipes", "Travel")
 

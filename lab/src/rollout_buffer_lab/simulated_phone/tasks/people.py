@@ -30,8 +30,6 @@ from rollout_buffer_lab.simulated_phone.tasks.words import (
     sentence,
 )
 
-__all__ = ["PEOPLE_TASKS", "draw_message", "fill_phone", "sent"]
-
 _MINUTE_MS = 60_000
 
 

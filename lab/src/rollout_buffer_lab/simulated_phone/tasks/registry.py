@@ -15,8 +15,6 @@ from rollout_buffer_lab.simulated_phone.tasks.people import PEOPLE_TASKS
 from rollout_buffer_lab.simulated_phone.tasks.system import SYSTEM_TASKS
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 
-__all__ = ["TASKS", "VARIATIONS", "TaskRun", "apps_of", "start_task"]
-
 VARIATIONS = 20
 TASKS: dict[str, Task] = {
     task.name: task for task in (*SYSTEM_TASKS, *PEOPLE_TASKS, *NOTES_TASKS, *FILES_MEDIA_TASKS, *APPOINTMENT_TASKS)

@@ -20,8 +20,6 @@ from rollout_buffer_lab.simulated_phone.tasks.base import (
 )
 from rollout_buffer_lab.simulated_phone.tasks.words import address, sentence
 
-__all__ = ["SYSTEM_TASKS"]
-
 _CLOCK_PACKAGE = "com.google.android.deskclock"
 _APPS_TO_OPEN = ("Camera", "Clock", "Contacts", "Settings", "Phone")
 

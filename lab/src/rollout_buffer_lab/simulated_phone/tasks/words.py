@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 
-__all__ = ["address", "file_name", "full_name", "number", "numbers", "people", "sentence", "subject"]
-
 _FIRST = [
     "Amara",
     "Bruno",

@@ -25,8 +25,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import point_into_clone
 
-__all__ = ["CHECKOUT", "CopyLimits", "allocated_bytes", "clone_avd", "running_emulator", "shares_blocks"]
-
 logger = logging.getLogger(__name__)
 
 CHECKOUT = Path(__file__).resolve().parents[5]

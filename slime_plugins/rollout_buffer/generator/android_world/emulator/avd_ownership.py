@@ -14,8 +14,6 @@ from types import TracebackType
 from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["AvdOwnership"]
-
 
 class AvdOwnership:
     """Holds a virtual device until it is released, or every process has ended that inherited ``fileno``.

@@ -19,8 +19,6 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost, check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage, check_package
 
-__all__ = ["main", "set_up_base_device"]
-
 _SNAPSHOTS = "/data/data/android_world/snapshots"
 _INDEX = 0
 

@@ -30,8 +30,6 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
 
-__all__ = ["AndroidWorldDevice"]
-
 logger = logging.getLogger(__name__)
 
 _STEPS_PER_COMPLEXITY = 10

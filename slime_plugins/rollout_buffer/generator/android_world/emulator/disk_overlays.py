@@ -14,8 +14,6 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["backing_file", "point_into_clone"]
-
 _MAGIC = b"QFI\xfb"
 _HEAD = struct.Struct(">4sIQI")
 _MAX_NAME = 1023

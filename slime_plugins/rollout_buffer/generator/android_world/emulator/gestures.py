@@ -24,8 +24,6 @@ from collections.abc import Mapping
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 
-__all__ = ["Gestures", "typeable"]
-
 _SWIPE_MS = 500
 _LONG_PRESS_S = 1.0
 _KEYS = {

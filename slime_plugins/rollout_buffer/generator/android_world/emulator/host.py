@@ -22,8 +22,6 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import 
     is_free,
 )
 
-__all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "make_clone", "records_folder", "screen_size"]
-
 logger = logging.getLogger(__name__)
 
 DEVICE_MARK = "ROLLOUT_BUFFER_DEVICE"

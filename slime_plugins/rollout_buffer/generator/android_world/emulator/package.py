@@ -24,8 +24,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts
 
-__all__ = ["FORWARDER_PACKAGE", "AndroidWorldPackage", "check_package", "names_in", "task_seed"]
-
 logger = logging.getLogger(__name__)
 
 FORWARDER_PACKAGE = "com.google.androidenv.accessibilityforwarder"

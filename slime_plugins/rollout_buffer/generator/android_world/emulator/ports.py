@@ -13,8 +13,6 @@ from typing import IO
 from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["NO_ADB_SEARCH", "EmulatorPorts", "free_console_ports", "hold_ports", "is_free"]
-
 NO_ADB_SEARCH = {"ADB_EMU": "0", "ADB_LOCAL_TRANSPORT_MAX_PORT": "5554"}
 """In the environment of an adb server: it does not look for emulators, which begins at 5555; each has a server that is
 told of it. The second alone is not enough: some versions start to look before they have read it."""

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ScreenSample", "SettleTimes", "Settled", "settle"]
-
 _SAMPLED_EVERY = 4
 _MOVED_SHARE = 0.002
 _PIXEL_TOLERANCE = 8

@@ -17,8 +17,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import Parsed
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import ObservationMode
 from slime_plugins.rollout_buffer.types import Image, Message
 
-__all__ = ["Context", "LastTurn", "Prompt", "View"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:

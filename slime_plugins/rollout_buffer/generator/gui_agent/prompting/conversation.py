@@ -17,8 +17,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget imp
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import ParsedReply
 from slime_plugins.rollout_buffer.types import Generation, Image, Message
 
-__all__ = ["Conversation"]
-
 
 class Conversation:
     """One episode from the first prompt on. ``prompt`` is what the engine is to go on from next.

@@ -22,8 +22,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import MalformedAction, ParsedAction, ParsedReply
 from slime_plugins.rollout_buffer.types import Image, Message
 
-__all__ = ["NOTHING_WAS_DONE", "HistoryContext", "messages_of_turn", "step_line"]
-
 NOTHING_WAS_DONE = "Nothing was done, because the reply was not a valid action."
 _QUOTED_CHARACTERS = 80
 

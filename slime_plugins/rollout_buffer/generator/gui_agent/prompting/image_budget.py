@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_size, image_tokens
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["ImageBudget", "PromptMismatch"]
-
 logger = logging.getLogger(__name__)
 
 

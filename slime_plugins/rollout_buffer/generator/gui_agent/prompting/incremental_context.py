@@ -19,8 +19,6 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
 from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Image, Message
 
-__all__ = ["IncrementalContext"]
-
 
 class IncrementalContext:
     """A ``Context`` of one sequence. Every prompt begins with all ids of every earlier prompt and reply."""

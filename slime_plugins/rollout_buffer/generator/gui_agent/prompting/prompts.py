@@ -14,24 +14,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import MOBILE_USE_TOOL
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = [
-    "FIRST_TURN_TEMPLATE",
-    "HISTORY_TURN_TEMPLATE",
-    "IMAGE_MARKER",
-    "LATER_TURN_TEMPLATE",
-    "SYSTEM_PROMPT",
-    "PromptObservation",
-    "first_turn_message",
-    "harmless",
-    "history_turn_message",
-    "later_turn_message",
-    "malformed_reply_note",
-    "shown_again",
-    "system_message",
-    "system_prompt",
-    "with_history",
-]
-
 IMAGE_MARKER = "<image>"
 
 _SYSTEM = """You are a helpful assistant.

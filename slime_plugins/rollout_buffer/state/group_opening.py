@@ -1,0 +1,133 @@
+"""Groups are opened as they are needed: a job's plan says which are to come, and a row is made when one begins.
+
+A plan goes through its input epoch by epoch. Runners take the next groups in this order. What names an instance (a
+written item, a claim, an entry of a skip list) takes the next epoch of that instance, so that the groups of an instance
+that have rows are always its first epochs. How many are still to come is a number of the plan.
+
+Rules on an open transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, Cause
+from slime_plugins.rollout_buffer.storage.tables import group_rows, input_rows, plan_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.input_rows import PackedInput
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import GroupState, Instance
+
+
+def plan_groups(connection: Connection, job_key: int, packed: PackedInput, epochs: int) -> None:
+    """Keeps the input of a new job, and that each of its lines is a group in each epoch."""
+    lines = len(packed.instance_ids)
+    input_rows.insert_input(connection, job_key, packed, first_position=0)
+    plan_rows.put_plan(
+        connection,
+        job_key,
+        first_position=0,
+        lines=lines,
+        epochs=epochs,
+        digest=packed.digest,
+        unopened=lines * epochs,
+    )
+
+
+def add_input(connection: Connection, job: JobRecord, packed: PackedInput, epochs: int) -> int:
+    """Adds a trainer's input to a job that may have groups; returns how many instances it has then.
+
+    A group that is there already, of the same instance and epoch, is the trainer's. The same input again adds the
+    epochs that it lacked. Before another input is planned, what the first one planned gets its rows.
+    """
+    plan = plan_rows.find_plan(connection, job.key)
+    if plan is not None and plan.digest == packed.digest:
+        more = max(0, epochs - plan.epochs)
+        plan_rows.update_plan(
+            connection, job.key, epochs=plan.epochs + more, unopened=plan.unopened + more * plan.lines
+        )
+        return job.instance_count
+    if plan is not None:
+        open_next(connection, job.key, plan.unopened)
+    brought = set(packed.instance_ids)
+    known = group_rows.count_by_instance(connection, job.key)
+    there = sum(min(count, epochs) for instance_id, count in known.items() if instance_id in brought)
+    input_rows.insert_input(connection, job.key, packed, first_position=job.instance_count)
+    plan_rows.put_plan(
+        connection,
+        job.key,
+        first_position=job.instance_count,
+        lines=len(brought),
+        epochs=epochs,
+        digest=packed.digest,
+        unopened=len(brought) * epochs - there,
+    )
+    return len(brought | known.keys())
+
+
+def open_next(connection: Connection, job_key: int, limit: int) -> int:
+    """Opens the next groups in playing order; returns how many."""
+    plan = plan_rows.find_plan(connection, job_key)
+    if plan is None:
+        return 0
+    limit = min(limit, plan.unopened)
+    opened, passed = 0, plan.passed
+    while opened < limit and passed < plan.lines * plan.epochs:
+        epoch, line = divmod(passed, plan.lines)
+        first = plan.first_position + line
+        positions = range(first, first + min(limit - opened, plan.lines - line))
+        instances = input_rows.instances_at(connection, job_key, positions)
+        groups = ((epoch, position, instance) for position, instance in zip(positions, instances, strict=True))
+        opened += group_rows.insert_groups(connection, job_key, groups)
+        passed += len(positions)
+    plan_rows.update_plan(connection, job_key, passed=passed, unopened=plan.unopened - opened)
+    return opened
+
+
+def open_next_of_instance(connection: Connection, job_key: int, instance_id: str) -> GroupRecord | None:
+    """Opens the next epoch of an instance; None when all have rows, or the input does not have it."""
+    if not _take_next(connection, job_key, {instance_id: 1}, GroupState.OPEN):
+        return None
+    return group_rows.groups_of_instance(connection, job_key, instance_id)[-1]
+
+
+def skip_planned(connection: Connection, job_key: int, times: Mapping[str, int]) -> None:
+    """Skips so many of the next epochs of instances."""
+    _take_next(connection, job_key, times, GroupState.SKIPPED, IN_SKIP_LIST)
+
+
+def is_planned(connection: Connection, job_key: int, instance_id: str) -> bool:
+    """Returns True if the input has an instance, also when all its groups have rows."""
+    plan = plan_rows.find_plan(connection, job_key)
+    return plan is not None and bool(input_rows.line_numbers(connection, job_key, plan.lines, [instance_id]))
+
+
+def instance_of(connection: Connection, group: GroupRecord) -> Instance:
+    """Returns the instance of a group; one that written items named has no line but its id."""
+    plan = plan_rows.find_plan(connection, group.job_key)
+    position = group.position
+    if plan is not None and position < plan.first_position:  # from before the input came, which may have its line
+        numbers = input_rows.line_numbers(connection, group.job_key, plan.lines, [group.instance_id])
+        position = plan.first_position + numbers[group.instance_id] if numbers else position
+    found = next(input_rows.instances_at(connection, group.job_key, [position]), None)
+    return found or Instance(instance_id=group.instance_id, data={"instance_id": group.instance_id})
+
+
+def _take_next(
+    connection: Connection, job_key: int, times: Mapping[str, int], state: GroupState, cause: Cause = NO_CAUSE
+) -> int:
+    """Gives rows to so many of the next epochs of instances, or to as many as are left; returns how many."""
+    plan = plan_rows.find_plan(connection, job_key)
+    if plan is None or plan.unopened == 0:
+        return 0
+    numbers = input_rows.line_numbers(connection, job_key, plan.lines, times)
+    positions = sorted(plan.first_position + number for number in numbers.values())
+    taken = 0
+    for position, instance in zip(positions, input_rows.instances_at(connection, job_key, positions), strict=True):
+        had = group_rows.count_of_instance(connection, job_key, instance.instance_id)
+        epochs = range(had, min(had + times[instance.instance_id], plan.epochs))
+        groups = ((epoch, position, instance) for epoch in epochs)
+        taken += group_rows.insert_groups(connection, job_key, groups, state, cause)
+    plan_rows.update_plan(connection, job_key, unopened=plan.unopened - taken)
+    return taken

@@ -1,0 +1,51 @@
+"""Rows of ``plans``: the groups that a job will have of its input. A group gets a row when it is opened or skipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRecord:
+    """A row of ``plans``: each line of an input is a group in each epoch."""
+
+    job_key: int
+    first_position: int
+    lines: int
+    epochs: int
+    digest: str
+    passed: int
+    unopened: int
+    skipped: int
+
+
+def put_plan(
+    connection: Connection, job_key: int, *, first_position: int, lines: int, epochs: int, digest: str, unopened: int
+) -> None:
+    """Adds the plan of a job, or replaces one of which every group has a row."""
+    connection.execute(
+        "INSERT OR REPLACE INTO plans (job_key, first_position, lines, epochs, digest, unopened) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (job_key, first_position, lines, epochs, digest, unopened),
+    )
+
+
+def find_plan(connection: Connection, job_key: int) -> PlanRecord | None:
+    """Returns the plan of a job; None when it has no input."""
+    row = connection.execute("SELECT * FROM plans WHERE job_key = ?", (job_key,)).fetchone()
+    return None if row is None else PlanRecord(**{name: row[name] for name in row.keys()})  # noqa: SIM118 - a Row's
+
+
+def update_plan(connection: Connection, job_key: int, **columns: Any) -> None:
+    """Changes columns of a plan."""
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    connection.execute(f"UPDATE plans SET {assignments} WHERE job_key = :job_key", {**columns, "job_key": job_key})
+
+
+def skip_unopened(connection: Connection, job_key: int) -> None:
+    """Skips all groups of a job that have no row; they get none."""
+    query = "UPDATE plans SET skipped = skipped + unopened, unopened = 0 WHERE job_key = ?"
+    connection.execute(query, (job_key,))
