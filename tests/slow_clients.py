@@ -15,8 +15,6 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 
-__all__ = ["ATTACKS", "attacked"]
-
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 HALF_HEAD = b"POST /buffer/write HTTP/1.1\r\nHost: localh"
 READS_NOTHING = b"GET /dashboard/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40
