@@ -366,7 +366,7 @@ print(json.dumps({"samples": sum(map(len, batch.samples)), "imported": len(files
 def test_of_the_buffer_itself_nothing_goes_in_with_the_trainers_end(trainers_end: Path) -> None:
     inside = {path.name for path in (trainers_end / "slime_plugins/rollout_buffer").iterdir() if path.is_dir()}
 
-    assert inside == {"rules", "tools", "trainer"}
+    assert inside == {"rules", "tools", "trainer", "wire"}
     assert main([str(trainers_end), "--check"]) == 0
 
 
