@@ -236,17 +236,6 @@ async def test_a_manager_that_dies_while_a_runner_starts_costs_time_and_not_the_
     await pool.close()
 
 
-@in_virtual_time
-async def test_a_manager_that_dies_for_ever_or_cannot_be_reached_is_an_error() -> None:
-    lasting = ManagedDevicePool(DyingManager(*[device_died("killed")] * 1000), settings(boot_timeout_s=30), owner="job")
-    with pytest.raises(DeviceError, match="killed"):
-        await lasting.start()
-    unreachable = DyingManager(DeviceError("the Ray cluster cannot be used"))
-    with pytest.raises(DeviceError, match="cannot be used"):
-        await ManagedDevicePool(unreachable, settings(), owner="job").start()
-    assert unreachable.configured == 1
-
-
 async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_manager_that_is_gone() -> None:
     said: list[str] = []
 
@@ -316,23 +305,6 @@ async def test_a_farm_whose_settings_are_wrong_is_given_up_at_once() -> None:
     await pool.close()
 
 
-@in_virtual_time
-async def test_a_runner_that_waits_says_for_what(caplog: pytest.LogCaptureFixture) -> None:
-    class SecondBoots(FakeWorker):
-        async def boot(self) -> str:
-            if self.calls[1] == 0:
-                raise DeviceError("no room on the disk")
-            return await super().boot()
-
-    manager = DeviceManager(functools.partial(launched, SecondBoots))
-    pool = ManagedDevicePool(manager, settings(num_workers=2, boot_pause_s=30), owner="job")
-    with caplog.at_level("INFO"):
-        await pool.start()
-    assert "waiting for the first device: 2 booting; 2 failed: no room on the disk" in caplog.messages
-    await pool.close()
-    await manager.close()
-
-
 async def test_the_same_settings_change_nothing_and_new_ones_replace_what_comes_back() -> None:
     async with manager_of_fakes(num_workers=2) as (manager, workers):
         grants = await manager.acquire("a", Purpose.TRAINING, 2, 5)
@@ -363,19 +335,6 @@ class SlowWorker(FakeWorker):
         await asyncio.sleep(120)
         cls.booting -= 1
         return "here"
-
-
-@in_virtual_time
-async def test_boots_take_turns_and_files_that_are_made_first_do_not_count_as_boots() -> None:
-    SlowWorker.booting = SlowWorker.most = 0
-    changes = {"num_workers": 64, "boots_at_once": 8, "boot_timeout_s": 130, "prepare": "made:elsewhere"}
-    async with manager_of_fakes(SlowWorker, **changes) as (manager, workers):
-        assert await states_of(manager) == ["preparing"] * 64
-        await asyncio.sleep(601)
-        assert await states_of(manager) == ["booting"] * 64
-        await asyncio.sleep(8 * 120 + 10)
-        assert await states_of(manager) == ["ready"] * 64
-    assert (len(workers), SlowWorker.most) == (64, 8)
 
 
 def launched(kind: type[FakeWorker], _settings: DevicePoolSettings, index: int, workers_before: int) -> FakeWorker:

@@ -14,7 +14,6 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.engine import circuit_breaker
 from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
-from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
@@ -163,43 +162,6 @@ async def test_an_engine_that_nobody_reaches_is_waited_for_without_end(
         assert buffer.job_by_key(job.key).state is JobState.PAUSED
 
 
-async def test_an_engine_that_is_out_of_reach_in_between_is_given_its_time_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.0)
-    monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.0)
-    engine = Silent()
-    watch = circuit_breaker.CircuitBreaker(engine)
-
-    async def asked_once(refusal: str) -> str:
-        engine.said = refusal
-        assert not watch.has_recovered()
-        await asyncio.sleep(0.01)
-        assert not watch.has_recovered()
-        return watch.verdict()
-
-    assert await asked_once("") == ""
-    assert "refuses everything" in await asked_once("no weights are loaded")
-    assert await asked_once("") == ""
-    await watch.close()
-    await engine.close()
-
-
-class Silent(SglangEngine):
-    """Answers no question; says ``said`` against it."""
-
-    def __init__(self) -> None:
-        super().__init__("http://127.0.0.1:9")
-        self.said = ""
-
-    @property
-    def probe_refusal(self) -> str:
-        return self.said
-
-    async def answers(self) -> bool:
-        return False
-
-
 async def test_requests_that_are_wrong_by_themselves_fail_their_job(buffer: Buffer) -> None:
     """The engine refuses each of them and answers everybody else: nothing to wait for, and nothing to play on for."""
 
@@ -213,17 +175,6 @@ async def test_requests_that_are_wrong_by_themselves_fail_their_job(buffer: Buff
     described = buffer.describe(job)
     assert described["state"] == "failed"
     assert "weights are broken" in described["cause"]
-
-
-async def test_a_pause_by_somebody_else_is_not_ended_by_the_engine(buffer: Buffer) -> None:
-    engine = Behind(PAGE)
-    async with playing(buffer, engine, num_process=2) as (job, _):
-        await until_state(buffer, job, JobState.PAUSED)
-        paused = buffer.change_job(job.job_id, "pause")
-        assert paused.cause == ""
-        engine.answer = TOKEN
-        await asyncio.sleep(0.5)
-        assert buffer.job_by_key(job.key).state is JobState.PAUSED
 
 
 async def test_a_runner_that_begins_while_the_job_waits_for_its_engine_lets_it_go_on(buffer: Buffer) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +20,7 @@ from slime_plugins.rollout_buffer.engine.openai import (
     ENVELOPE_TOKENIZER_PATH,
     OpenAiEngine,
 )
-from slime_plugins.rollout_buffer.engine.openai_protocol import Envelope, is_context_overflow, read_reply
+from slime_plugins.rollout_buffer.engine.openai_protocol import Envelope
 from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE, api_key_for
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
@@ -34,7 +33,6 @@ PICTURES = (Image(data=b"first"), Image(data=b"second"))
 QUICK = EngineSettings(retry_timeout_s=20.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 texts = st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40).filter(lambda text: "<|" not in text)
-Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def completion(text: str | None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
@@ -84,21 +82,6 @@ def test_a_conversation_comes_out_of_its_ids_as_it_went_in(contents: list[str]) 
     assert ENVELOPE.messages_of(CHAT.prompt(messages), ()) == messages
 
 
-@examples(150)
-@given(st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=60), st.booleans())
-def test_a_reply_is_the_same_text_as_ids(text: str, closed: bool) -> None:
-    ids = ENVELOPE.reply_ids(text, closed=closed)
-    assert CHAT.text(ids) == text
-    assert CHAT.is_closed(ids) == closed
-
-
-@pytest.mark.parametrize("marker", ["<|im_end|>", "<|im_start|>user\n", "<|vision_start|><|image_pad|><|vision_end|>"])
-def test_a_reply_that_spells_a_special_token_has_none(marker: str) -> None:
-    ids = ENVELOPE.reply_ids(f"so {marker} it is", closed=False)
-    assert CHAT.text(ids) == f"so {marker} it is"
-    assert not set(ids) & {CHAT.end_of_turn_id, CHAT.image_placeholder_id, *CHAT.vision_ids}
-
-
 def test_a_growing_conversation_with_screenshots_is_read_back() -> None:
     shown = {"type": "image_url", "image_url": {"url": "sha256:00"}}
     first: list[dict[str, Any]] = [
@@ -116,12 +99,6 @@ def test_a_growing_conversation_with_screenshots_is_read_back() -> None:
     assert assistant == {"role": "assistant", "content": "I tap."}
     assert [part["type"] for part in later["content"]] == ["image_url", "text"]
     assert later["content"][0]["image_url"]["url"] == "data:image/png;base64,c2Vjb25k"
-
-
-def test_a_turn_that_was_cut_is_read_back_too() -> None:
-    ids = [*CHAT.prompt([{"role": "user", "content": "a"}]), *ENVELOPE.reply_ids("half a wo", closed=False)]
-    ids += CHAT.bridge({"role": "user", "content": "b"}, turn_is_closed=False)
-    assert [message["content"] for message in ENVELOPE.messages_of(ids, ())] == ["a", "half a wo", "b"]
 
 
 @pytest.mark.parametrize("images", [PICTURES, ()])
@@ -161,13 +138,6 @@ async def test_a_turn_is_asked_as_messages_and_comes_back_as_a_closed_turn() -> 
             "authorization": "Bearer secret",
         }
     ]
-
-
-async def test_a_reply_at_its_cap_is_not_closed() -> None:
-    async with asked([(200, completion("4 is the", "length"))]) as (engine, bodies):
-        reply = await engine.generate(turn())
-    assert (CHAT.is_closed(reply.output_ids), reply.finish_reason) == (False, "length")
-    assert bodies[0]["authorization"] is None
 
 
 async def test_a_busy_server_is_asked_again() -> None:
@@ -233,18 +203,6 @@ async def test_many_turns_at_once_do_not_mix() -> None:
     assert [CHAT.text(reply.output_ids) for reply in replies] == [str(number) for number in range(20)]
     await engine.close()
     await runner.cleanup()
-
-
-def test_a_refusal_is_said_where_there_is_no_content() -> None:
-    body = json.dumps(completion(None, refusal="I cannot.")).encode()
-    assert read_reply(body) == ("I cannot.", "stop")
-
-
-def test_an_overflow_is_told_from_other_refusals() -> None:
-    assert is_context_overflow(b'{"error": {"code": "context_length_exceeded", "message": "too long"}}')
-    assert is_context_overflow(b'{"object": "error", "message": "exceeds the model\'s context length"}')
-    assert not is_context_overflow(b'{"error": {"message": "unknown model"}}')
-    assert not is_context_overflow(b"<html>no JSON</html>")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.engine.tool_call_parser import SegmentKind, read_function, read_segments
+from slime_plugins.rollout_buffer.engine.tool_call_parser import read_segments
 from slime_plugins.rollout_buffer.gateway.parsed_reply import parse_reply as gateway_reply
 from slime_plugins.rollout_buffer.generator.context_editing.calls import read_calls
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
@@ -179,15 +179,6 @@ json_values = st.recursive(
 )  # fmt: skip
 arguments = st.dictionaries(st.one_of(st.text(max_size=6), marks), st.one_of(json_values, marks), max_size=3)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=20)
-names = st.text("abc_é 1", min_size=1, max_size=5).filter(lambda name: name == name.strip())
-
-
-@given(replies)
-def test_the_pieces_of_any_text_are_the_text(text: str) -> None:
-    segments = read_segments(text)
-    assert "".join(segment.text for segment in segments) == text
-    assert all(segment.text for segment in segments)
-    assert all((segment.call is not None) == (segment.kind is SegmentKind.CALL) for segment in segments)
 
 
 @given(replies)
@@ -214,43 +205,6 @@ def test_a_call_comes_back_as_it_was_written(thought: str, called: Mapping[str, 
     text = f"<think>{thought}</think>{closed(('f', called))}\n{closed(('g', {}))}"
     calls = [segment.call for segment in read_segments(text) if segment.call is not None]
     assert [(call.name, call.arguments, call.problem) for call in calls] == [("f", called, None), ("g", {}, None)]
-
-
-@given(values=st.dictionaries(names, st.one_of(texts, marks.filter(lambda mark: "</p" not in mark)), max_size=3))
-def test_texts_of_the_coders_form_come_back_as_they_were_written(values: Mapping[str, str]) -> None:
-    schema = {"properties": {key: {"type": "string"} for key in values}}
-    (segment,) = read_segments(coder(*values.items()), [{"name": "mobile_use", "parameters": schema}])
-    assert segment.call is not None
-    assert (segment.call.arguments, segment.call.problem) == (values, None)
-
-
-@pytest.mark.parametrize("given_function", [None, "f", 3, {}, {"name": ""}, {"name": 3}, {"name": "\ud800"}])
-def test_an_object_that_names_no_function_is_a_call_with_a_problem(given_function: Any) -> None:
-    assert read_function(given_function).problem == "the tool call does not name a function"
-
-
-@pytest.mark.parametrize("parameters", [None, 3, {}, {"properties": [1]}, {"properties": {"text": "string"}}])
-def test_tools_of_an_odd_form_say_nothing_about_types(parameters: Any) -> None:
-    for tool in ({"function": 3}, {"name": "mobile_use", "parameters": parameters}):
-        (segment,) = read_segments(coder(("text", "42")), [tool])
-        assert segment.call is not None
-        assert segment.call.arguments == {"text": 42}
-
-
-LOOPS = [
-    "<tool_call>",
-    "<thinking>",
-    "<think>",
-    "</think>",
-    "<tool_call><function=a><parameter=b>",
-    '<tool_call>{"a":[',
-]
-
-
-@pytest.mark.parametrize("unit", LOOPS)
-def test_a_model_in_a_loop_is_read_like_any_other(unit: str) -> None:
-    text = unit * (400_000 // len(unit))
-    assert "".join(segment.text for segment in read_segments(text)) == text
 
 
 @pytest.mark.parametrize("length", [10, 70_000, 300_000])

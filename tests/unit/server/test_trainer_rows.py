@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from slime_plugins.rollout_buffer.server.app import ServerContext
-
 JOB = "run-1"
 TURNS = [
     {
@@ -95,24 +93,6 @@ def test_a_version_that_is_none_has_no_lag_and_default_is_version_0(job: FlaskCl
     assert [(entry["weight_lag"], entry["tokens"]) for entry in by_lag] == [(6, 2), (None, 2)]
 
 
-def test_a_lag_beyond_all_bounds_that_an_earlier_version_kept_does_not_hide_the_others(job: FlaskClient) -> None:
-    report(job, {"uid": "one", "log_probs": [-0.5, -0.75, -1.25]}, weight_version=6)
-    context: ServerContext = job.application.extensions["rollout_buffer"]
-    with context.buffer.store.write() as connection:
-        connection.execute(
-            "UPDATE trainer_rows SET turns = replace(turns, '[[0, 3,', '[[0, -' || ? || ',')", ("9" * 30,)
-        )
-    assert [entry["weight_lag"] for entry in job.get(f"/jobs/{JOB}/mismatch").get_json()["by_weight_lag"]] == [1, None]
-
-
-def test_of_a_row_the_last_word_counts(job: FlaskClient) -> None:
-    report(job, {"uid": "one", "log_probs": [-9.0, -9.0, -9.0]})
-    report(job, {"uid": "one", "log_probs": [-0.5, -0.25, -1.0]})
-
-    found = job.get(f"/jobs/{JOB}/mismatch").get_json()
-    assert (found["rows"], found["max"]) == (1, 0.0)
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -136,28 +116,11 @@ def test_a_row_that_does_not_fit_is_named_and_costs_no_other(
     assert reason in said["refused"][0]["reason"]
 
 
-def test_the_largest_numbers_that_are_kept_can_be_shown(job: FlaskClient) -> None:
-    huge = {"uid": "one", "log_probs": [-3.4e38] * 3, "advantage": 3.4e38, "entropy": 3.4e38, "loss_share": -3.4e38}
-    assert report(job, huge)["kept"] == 1
-    for page in (f"/jobs/{JOB}/mismatch", f"/jobs/{JOB}", "/token_rows/one", f"/jobs/{JOB}/series", "/metrics"):
-        assert job.get(page).status_code == 200
-
-
-def test_a_row_may_say_little(job: FlaskClient) -> None:
-    assert report(job, {"uid": "one", "advantage": -0.5, "clip_share": 0.25})["kept"] == 1
-    assert job.get(f"/jobs/{JOB}/mismatch").get_json()["mean"] is None
-
-
 @pytest.mark.parametrize(
     "rows", [[], [{"row": 1}], [{"uid": "one", "entropy": "much"}], [{"uid": "one", "log_prob": [1]}]]
 )
 def test_what_means_nothing_is_refused(job: FlaskClient, rows: list[Any]) -> None:
     assert post(job, f"/jobs/{JOB}/trainer_rows", {"rows": rows})[0] == 400
-
-
-def test_a_job_that_is_not_there_is_404(client: FlaskClient) -> None:
-    assert post(client, "/jobs/nothing/trainer_rows", {"rows": [{"uid": "one"}]})[0] == 404
-    assert client.get("/jobs/nothing/mismatch").status_code == 404
 
 
 def test_the_tokens_of_a_row_come_with_what_the_trainer_said(job: FlaskClient) -> None:

@@ -12,20 +12,17 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupErr
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.causes import (
-    NO_CAUSE,
-    Cause,
-    CauseCode,
     CountedCause,
     Shortfall,
     not_valid,
     too_short,
 )
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts, ending_of
+from slime_plugins.rollout_buffer.rules.jobs import ending_of
 from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest, GroupState, JobState
-from tests.support import poll, slots, start_external, uids, write, written
+from tests.support import slots
 from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, run, start
 
 
@@ -120,23 +117,6 @@ async def test_starting_a_failed_job_again_begins_anew_with_what_failed(quick: B
     assert (len(generator.requests), slots(quick, job)["ready"]) == (6, 6)
 
 
-async def test_what_fails_again_is_tried_as_often_again(quick: Buffer) -> None:
-    job = start(quick, count=1, max_attempts=2)
-    generator = ScriptedGenerator(no_label)
-    for tries in (4, 8, 12):
-        await run(quick, start(quick, count=1, max_attempts=2), generator)
-        assert len(generator.requests) == tries
-    assert quick.job(job.job_id).cause.startswith("12 of 12 attempts failed")
-
-
-async def test_a_job_that_stopped_early_goes_on_with_everything_that_is_open(quick: Buffer) -> None:
-    job = start(quick, count=20, num_process=2)
-    await run(quick, job, ScriptedGenerator(no_label))
-    assert quick.job(job.job_id).state is JobState.FAILED
-    await run(quick, start(quick, count=20, num_process=2), ScriptedGenerator(by_slot))
-    assert slots(quick, job)["ready"] == 40
-
-
 async def test_a_plain_generator_that_writes_nothing_fails_its_job(quick: Buffer, tmp_path: Path) -> None:
     job = start(quick, count=2)
     plugin = Plugin(
@@ -164,25 +144,6 @@ async def test_one_group_that_came_makes_a_job_finished(quick: Buffer) -> None:
     await run(quick, job, generator)
     found = quick.job(job.job_id)
     assert (found.state, found.cause) == (JobState.FINISHED, "")
-
-
-def test_an_external_job_that_was_fetched_empty_does_not_say_that_nothing_was_written(buffer: Buffer) -> None:
-    job = start_external(buffer, job_id="j")
-    buffer.beat("supervisor", 1, {})
-    says = explanation(buffer, "j")["external_waits"]
-    assert "nothing was written yet" in says
-    write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))
-    assert uids(buffer, poll(buffer, job)) == ["a0", "a1"]
-    assert "nothing was written" not in str(explanation(buffer, "j"))
-
-
-def test_what_was_trained_before_does_not_hide_that_the_rest_failed() -> None:
-    failures = FailedAttempts(failed=9, ended=9, code="device", of_code=9, message="gone")
-    counted = {GroupState.SKIPPED: 5, GroupState.FAILED: 3}
-    commonest = {GroupState.FAILED: CountedCause(too_short(0, 1, Shortfall.SLOTS_FAILED), 3)}
-    cause = Cause(CauseCode.ATTEMPTS_FAILED, "9 of 9 attempts failed: gone")
-    assert ending_of(counted, commonest, failures) == (JobState.FAILED, cause)
-    assert ending_of({GroupState.SKIPPED: 5}, {}, None) == (JobState.FINISHED, NO_CAUSE)
 
 
 @pytest.mark.parametrize(("count", "of_them"), [(3, ""), (2, ", 2 of them")])

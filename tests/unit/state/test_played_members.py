@@ -79,15 +79,6 @@ def test_who_leases_may_do_without_dummies(client: FlaskClient) -> None:
     assert len(items_of(post(client, "/get_rollout_data", {"lease_s": 60, "dummies": False}))) == 3
 
 
-def test_a_whole_group_is_not_short(client: FlaskClient) -> None:
-    post(client, "/start_rollout", {"task_type": "external", "num_repeat_per_sample": 2, "job_id": "j"})
-    for i in (0, 1):
-        post(client, "/buffer/write", written(f"a{i}", "a", reward=i))
-    reply = post(client, "/get_rollout_data", {})
-    assert len(items_of(reply)) == 2
-    assert "short_groups" not in reply["data"]["meta_info"]
-
-
 @pytest.mark.parametrize(("damaged", "left", "delivered"), [(1, 2, True), (2, 0, False)])
 def test_a_group_of_which_too_little_can_be_read_is_left_out_and_fails(
     client: FlaskClient, damaged: int, left: int, delivered: bool
@@ -104,12 +95,6 @@ def test_a_group_of_which_too_little_can_be_read_is_left_out_and_fails(
     assert (short["members"], short["delivered"]) == (3 - damaged, delivered)
     accounting = context.buffer.describe(context.buffer.job("j"))["groups"]
     assert (accounting["delivered"], accounting["failed"]) == ((1, 0) if delivered else (0, 1))
-
-
-def test_a_repeated_poll_after_that_gives_the_same(client: FlaskClient) -> None:
-    start_padded(client)
-    asked = {"consumer_id": "c", "poll_id": "1"}
-    assert post(client, "/get_rollout_data", asked) == post(client, "/get_rollout_data", asked)
 
 
 # --- the client and the trainer's documented functions ---------------------------------------------------------------
@@ -144,17 +129,6 @@ async def test_what_the_buffer_refuses_is_its_error_and_one_of_aiohttp(
 def started(buffer: LoopbackBuffer, metadata: dict[str, Any]) -> None:
     args = trainer_args(rollout_buffer_url=buffer.url, prompt_data="f", hf_checkpoint="none", n_samples_per_prompt=2)
     start_rollout(buffer.url, args, metadata)
-
-
-async def test_a_malformed_reply_is_a_value_error_and_no_answer_a_timeout() -> None:
-    with LoopbackBuffer(["a"]) as buffer:
-        started(buffer, {})
-        buffer.script("/get_rollout_data", ScriptedReply(body=b"<html>"))
-        with pytest.raises(ValueError, match="not JSON"):
-            await get_rollout_data(buffer.url)
-        buffer.empty_polls = 1000
-        with pytest.raises(asyncio.TimeoutError):
-            await get_rollout_data(buffer.url, timeout=0.3)
 
 
 async def test_our_own_clients_say_that_they_know_dummies_and_the_documented_function_wants_none() -> None:

@@ -20,16 +20,6 @@ def leased_to(buffer: Buffer, job: JobRecord, who: str, number: int = 1, **optio
     return delivery
 
 
-def test_a_redelivery_has_an_id_of_its_own_and_the_same_groups(buffer: Buffer, clock: SettableClock) -> None:
-    job = ready_job(buffer)
-    first = leased_to(buffer, job, "a")
-    clock.advance(11)
-    again = leased_to(buffer, job, "b")
-    assert again.delivery_id != first.delivery_id
-    assert again.meta_info == {**first.meta_info, "delivery_id": again.delivery_id}
-    assert list(buffer.delivered_items(again)) == list(buffer.delivered_items(first))
-
-
 def test_a_late_ack_counts_nothing_once_others_have_the_groups(buffer: Buffer, clock: SettableClock) -> None:
     job = ready_job(buffer)
     first = leased_to(buffer, job, "a")
@@ -52,16 +42,6 @@ def test_what_neither_of_two_acknowledged_comes_back_to_a_third(buffer: Buffer, 
     assert uids(buffer, third) == uids(buffer, first)
     assert buffer.acknowledge([second.delivery_id])["expired"] == [second.delivery_id]
     assert buffer.acknowledge([third.delivery_id])["acked"] == [third.delivery_id]
-
-
-def test_the_last_who_had_the_groups_may_acknowledge_them_late(buffer: Buffer, clock: SettableClock) -> None:
-    job = ready_job(buffer)
-    leased_to(buffer, job, "a")
-    clock.advance(11)
-    second = leased_to(buffer, job, "b")
-    clock.advance(11)
-    assert buffer.acknowledge([second.delivery_id])["acked"] == [second.delivery_id]
-    assert poll(buffer, job, lease_s=10) is None
 
 
 def test_a_repeated_poll_keeps_its_delivery_while_nobody_else_got_it(buffer: Buffer, clock: SettableClock) -> None:

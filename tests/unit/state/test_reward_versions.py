@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.cli.app import app as command_line
-from slime_plugins.rollout_buffer.cli.commands_rescore import judge_of
-from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, JudgeError, NotFoundError
+from slime_plugins.rollout_buffer.errors import ConflictError, JudgeError
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
 from slime_plugins.rollout_buffer.state.rewards.versions import (
@@ -27,7 +26,6 @@ from slime_plugins.rollout_buffer.state.rewards.versions import (
     RescoreSettings,
     rescore,
     scores_for,
-    versions,
 )
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -115,14 +113,6 @@ def test_a_delivery_has_the_rewards_of_the_version_that_is_asked_for_and_says_wh
     assert turns == [[None, None, [0.5], None], [None] * 4, [[-2.0]] * 4]
 
 
-def test_scoring_twice_under_a_name_changes_nothing(buffer: Buffer, job: JobRecord) -> None:
-    first, again = scored(buffer, lambda _: 1.0), scored(buffer, lambda _: 2.0)
-
-    assert (first.version, first.scored, again.version, again.scored) == (1, 4, 1, 0)
-    (entry,) = versions(buffer.store, "j")
-    assert (entry["version"], entry["name"], entry["scorer"], entry["scored"]) == (1, "v", "tests", 4)
-
-
 def test_what_was_cut_short_goes_on_with_what_is_missing(buffer: Buffer, job: JobRecord) -> None:
     """As if the process had died after the first of four."""
     delivery = poll(buffer, job)
@@ -173,28 +163,10 @@ def test_a_judge_that_failed_is_asked_again(buffer: Buffer, job: JobRecord) -> N
     assert scored(buffer, moody, retries=2, name="enough").scored == 4
 
 
-def test_a_judge_that_does_not_answer_in_time_is_a_failure(buffer: Buffer, job: JobRecord) -> None:
-    never = threading.Event()
-    done = scored(buffer, lambda _: never.wait(), timeout_s=0.05)
-    never.set()
-
-    assert (done.scored, done.failures) == (0, {"the judge did not answer within 0.05 s": 4})
-    assert scored(buffer, lambda _: 1.0).scored == 4
-
-
 def test_a_reward_that_was_given_cannot_be_changed(buffer: Buffer, job: JobRecord) -> None:
     scored(buffer, lambda _: 1.0)
     with pytest.raises(sqlite3.IntegrityError, match="never changed"), buffer.store.write() as connection:
         connection.execute("UPDATE trajectory_rewards SET reward = 2.0")
-
-
-def test_a_version_that_is_not_there_is_named_with_those_that_are(buffer: Buffer, job: JobRecord) -> None:
-    delivery = poll(buffer, job)
-    assert delivery is not None
-    with pytest.raises(NotFoundError, match=r"no rewards of version 3 \(it has \[0\]\)"):
-        scores_for(buffer.store, delivery.key, 3)
-    with pytest.raises(NotFoundError, match="there is no job"):
-        rescore(buffer.store, "nobody", by_length, name="v", scorer="s")
 
 
 def test_rows_for_training_are_made_of_a_replayed_delivery(buffer: Buffer, job: JobRecord) -> None:
@@ -263,11 +235,3 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
     scored(buffer, lambda _: 1.0, said["name"])
     turns = [item.get("turn_rewards") for item in reply(buffer, delivery, 1)["data"]["data"]]
     assert turns == [None, [0.5], None, [0.5]]
-
-
-@pytest.mark.parametrize(
-    "scorer", ["nothing", "no_such_module:judge", "json:no_such", "json:__doc__", "/no/file.py:judge"]
-)
-def test_a_scorer_that_is_none_is_refused_before_anything_is_scored(scorer: str) -> None:
-    with pytest.raises(ConfigError, match="--with"):
-        judge_of(scorer, 1.0)

@@ -7,7 +7,6 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
-from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
@@ -160,47 +159,3 @@ def test_a_job_that_does_not_run_keeps_nothing_back(played: Played, verb: str) -
     assert played.poll(3) == []
     played.buffer.change_job(played.job.job_id, verb)
     assert played.poll(3) == [ready.instance_id]
-
-
-def test_the_pace_is_that_of_the_present_run_of_the_trainer(played: Played) -> None:
-    for version in (1, 2, 3):
-        played.train(version)
-    known = played.buffer.outlook(played.key, running=0)
-    assert known is not None
-    assert (known.pace.groups_per_version, known.pace.version_s) == (2, 100)
-    assert known.room == 2 * 3 - 2
-    played.poll(4)
-    known = played.buffer.outlook(played.key, running=1)
-    assert known is not None
-    assert known.room == 2 * 3 - 1
-
-
-def stands_still(played: Played) -> str:
-    views = Views(played.buffer.store, "supervisor", clock=played.clock)
-    said = views.explanation(played.job.job_id)["explanation"]
-    return next((f"{one['message']} {one['advice']}" for one in said if one["code"] == "weights_stand_still"), "")
-
-
-def test_an_engine_that_never_gets_the_trainers_weights_is_named(played: Played) -> None:
-    for trainers in range(1, 15):
-        for group in (played.begin(), played.begin()):
-            played.end(group, 1)
-        assert len(played.poll(trainers)) == 2
-        assert not stands_still(played) or trainers >= 5
-        played.clock.advance(100)
-    message = stands_still(played)
-    assert message.startswith("The engine's weight version stands still: the trainer is at 14, and ")
-    assert "The lag of 2 that the job asks for is not kept." in message
-    assert "Does the trainer push its weights to this engine" in message
-
-
-def test_an_engine_that_follows_is_not_named(played: Played) -> None:
-    for version in range(1, 10):
-        played.train(version)
-    assert stands_still(played) == ""
-
-
-def test_a_trainer_that_trains_and_never_counts_is_named(played: Played) -> None:
-    for _ in range(6):
-        played.train(1)
-    assert stands_still(played).startswith("The trainer's weight version stands still: it came back for groups 5 times")

@@ -104,25 +104,6 @@ def test_an_attempt_that_began_before_the_trainer_resumed_belongs_to_the_run_bef
     assert buffer.job("j").weight_version is None
 
 
-def test_a_repeated_start_opens_no_run(buffer: Buffer) -> None:
-    assert start(buffer, start_id="s").trainer_run == 1
-    assert start(buffer, start_id="s").trainer_run == 1
-    assert start(buffer, start_id="t").trainer_run == 2
-
-
-def test_a_timestamp_as_a_version_counts_alone(buffer: Buffer) -> None:
-    job = start(buffer)
-    write_group(buffer, job, "odd", TIMESTAMP)
-    write_group(buffer, job, "a", 3)
-    write_group(buffer, job, "mixed", 4, TIMESTAMP)
-    assert buffer.job("j").weight_version == 4
-    assert uids(buffer, poll(buffer, job)) == ["odd0", "odd1", "a0", "a1", "mixed0", "mixed1"]
-    assert (
-        f"3 weight versions were far beyond the others, the last was {TIMESTAMP}"
-        in explanation_codes(buffer)["lone_versions"]
-    )
-
-
 def test_a_poll_with_a_timestamp_as_version_counts_alone(buffer: Buffer) -> None:
     job = start(buffer)
     write_group(buffer, job, "a", 3)

@@ -134,15 +134,6 @@ def test_a_distilled_model_keeps_its_own_rotary_base(environment: dict[str, str]
     assert not base or words.index("${MODEL_ARGS[@]}") < words.index("--rotary-base")
 
 
-def test_a_token_that_the_buffer_refuses_is_refused_before_anything_starts(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    short = tmp_path / "token"
-    short.write_text("sesame\n")
-    with pytest.raises(LaunchError, match="fewer than 16 characters"):
-        settings_of(environment, SLIME_SCRIPT_BUFFER_TOKEN_FILE=str(short))
-
-
 def test_a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() -> None:
     found = misspelt({"SLIME_SCRIPT_NUM_GPU": "4", "SLIME_SCRIPT_NUM_NODES": "1", "PATH": ""})
 
@@ -223,13 +214,6 @@ def test_a_buffer_that_others_reach_has_a_token_that_stays(environment: dict[str
     assert "keep the buffer's token" not in [step.title for step in compose(again)]
 
 
-def test_a_buffer_elsewhere_is_not_served_again(environment: dict[str, str]) -> None:
-    settings = settings_of(environment, SLIME_SCRIPT_BUFFER_URL="http://10.0.0.9:8889/")
-
-    assert "serve the rollout buffer" not in [step.title for step in compose(settings)]
-    assert values_of(train_arguments(settings))["--rollout-buffer-url"] == "http://10.0.0.9:8889"
-
-
 def test_the_farms_file_alone_says_how_long_episodes_are_and_how_many(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -256,19 +240,6 @@ def test_a_real_model_is_trained_on_simulated_phones_only_when_told(
     assert obstacles(told) == []
     served = next(step for step in compose(told) if step.title == "serve the rollout buffer").command
     assert "device=simulated" in served
-
-
-def test_an_evaluation_set_is_played_and_may_be_read(environment: dict[str, str], tmp_path: Path) -> None:
-    data = tmp_path / "aime" / "aime-2024_instance_id.jsonl"
-    data.parent.mkdir()
-    data.write_text("")
-    settings = settings_of(environment, Kind.MATH, SLIME_SCRIPT_EVAL_DATA=str(data))
-    arguments = train_arguments(settings)
-    at = arguments.index("--eval-prompt-data")
-
-    assert arguments[at + 1 : at + 3] == ["aime-2024", str(data)]
-    served = next(step for step in compose(settings) if step.title == "serve the rollout buffer").command
-    assert str(data.parent) in served
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -711,25 +682,6 @@ def test_a_model_that_this_slime_has_no_loader_for_is_refused(ready: LaunchSetti
         assert says(missing(megatron), words)
     config.write_text('{"model_type": "qwen3"}')
     assert missing(megatron) == []
-
-
-@pytest.mark.usefixtures("hurried")
-def test_a_check_names_everything_that_was_looked_at(
-    ready: LaunchSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["math", "--check"]) == 0
-    well = capsys.readouterr().out.splitlines()
-    program(tmp_path, "nvidia-smi", "exit 9")
-    assert main(["math", "--check"]) == 1
-    unwell = capsys.readouterr().out.splitlines()
-
-    assert {line.split(maxsplit=1)[0] for line in well} == {"ok"}
-    assert {"ok       GPUs", "ok       Ray", "ok       arguments that slime knows"} <= set(well)
-    assert [line for line in unwell if line.startswith("missing")] == [
-        "missing  GPUs: this host has 0 GPUs, and SLIME_SCRIPT_NUM_GPUS wants 8"
-    ]
-    assert not (tmp_path / "started").exists()
-    assert not ready.run_path.exists()
 
 
 # --- the scripts -----------------------------------------------------------------------------------------------------

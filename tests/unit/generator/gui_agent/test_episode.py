@@ -190,12 +190,6 @@ async def test_turns_have_no_rewards_of_their_own_unless_told() -> None:
     assert (await play(["I am lost.", CLICK, DONE])).trajectory.turn_rewards is None
 
 
-async def test_what_the_device_says_about_an_action_is_shown_to_the_agent() -> None:
-    played = await play([say(action="open", text="NoSuchApp"), DONE])
-    assert "There is no app called NoSuchApp." in played.trajectory.messages[3]["content"][0]["text"]
-    assert played.info["steps_log"][0]["note"] == "There is no app called NoSuchApp."
-
-
 async def test_the_log_has_device_and_model_coordinates_and_what_the_agent_saw() -> None:
     played = await play([CLICK, DONE])
     first, last = played.info["steps_log"]
