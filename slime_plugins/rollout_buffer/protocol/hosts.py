@@ -69,7 +69,9 @@ def _without_port(host: str) -> str:
 
 
 def _is_loopback(name: str) -> bool:
+    """Returns True for an address of loopback, and for 0.0.0.0 and ::, which reach this machine alone as well."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        address = ipaddress.ip_address(name)
     except ValueError:
         return False
+    return address.is_loopback or address.is_unspecified
