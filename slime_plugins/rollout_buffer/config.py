@@ -23,45 +23,87 @@ class ServeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: str = DEFAULT_HOST
-    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
-    data_dir: Path
-    """Everything that must survive: the database, payload files, screenshots, logs. A local disk."""
-    data_roots: tuple[Path, ...] = ()
-    """Folders that an ``input_file`` may lie under. The working directory when none is named."""
-    allowed_tokenizers: tuple[str, ...] = ()
-    """Folders that a ``tokenizer_path`` may be or lie under, beside the data roots, and names of the model hub."""
-    generator_dirs: tuple[Path, ...] = ()
-    """Folders with generator files of the user's own, beside the built-in ones."""
-    workers: int = Field(default=2, ge=1, le=64)
-    threads: int = Field(default=16, ge=2, le=512)
-    """Threads of each gunicorn worker that make replies of routes that carry no data."""
-    max_connections: int = Field(default=2048, ge=16, le=60_000)
-    """Requests under way in each worker; one more is answered 503."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Names under which a server without a token may be asked for, beside loopback's."""
-    token_file: Path | None = None
-    max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024)
-    retain_delivered_s: float | None = Field(default=None, gt=0)
-    """Bytes of what was handed out longer ago are purged: choose more than the age of the oldest checkpoint that a
-    trainer may go back to. None keeps everything."""
-    max_data_bytes: int | None = Field(default=None, ge=1_000_000)
-    """Writes beyond answer 507, and runners hold what they have until there is room. None is unlimited."""
-    runner_heartbeat_timeout_s: float = Field(default=120.0, gt=0)
-    """A runner whose event loop has not turned for so long is killed and started again; its slots stay open."""
-    service_heartbeat_timeout_s: float = Field(default=60.0, gt=0)
-    """The same for the gateway, for gunicorn's parent process and for the local Ray."""
-    writer_turn_limit_s: float = Field(default=10.0, gt=0)
-    """A process that holds the writers' turn for longer without moving (stopped in the middle of a write) is killed, if
-    it is one of ``serve``."""
-    ray_address: str | None = None
-    """The Ray cluster that holds the devices. None starts a local one when the first job needs it."""
-    ray_num_cpus: int | None = Field(default=None, ge=1)
-    """CPUs of the local Ray cluster. None lets it be what the devices need."""
-    gateway_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the OpenAI-compatible gateway. None starts none: nothing listens that nobody asked for."""
-    scoring_hosts: tuple[str, ...] = ()
-    """Hosts that a gateway session's ``scoring_url`` may name."""
+    data_dir: Path = Field(
+        default=Path("rollout_buffer_data"),
+        description="Everything that must survive: database, payloads, screenshots, logs. A local disk.",
+    )
+    data_roots: tuple[Path, ...] = Field(
+        default=(),
+        description="Folder that input files may lie under; repeatable. [default: the working directory]",
+        json_schema_extra={"flag": "--data-root"},
+    )
+    allowed_tokenizers: tuple[str, ...] = Field(
+        default=(),
+        description="Folder that a job's tokenizer_path may lie under beside --data-root, or a name of the model hub "
+        "that it may be; repeatable.",
+        json_schema_extra={"flag": "--allow-tokenizer"},
+    )
+    host: str = Field(
+        default=DEFAULT_HOST, description="Address to serve on; anything but loopback needs --token-file."
+    )
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="Port to serve on.")
+    workers: int = Field(default=2, ge=1, le=64, description="gunicorn worker processes.")
+    threads: int = Field(
+        default=16, ge=2, le=512, description="Threads of each worker for the routes that carry no data."
+    )
+    max_connections: int = Field(
+        default=2048, ge=16, le=60_000, description="Requests under way in each worker; one more is answered 503."
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Name, beside loopback's, that a server without a token answers for; repeatable.",
+        json_schema_extra={"flag": "--allowed-host"},
+    )
+    token_file: Path | None = Field(
+        default=None, description="File whose first line is the bearer token clients must send."
+    )
+    max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024, description="Largest request body.")
+    # more than the age of the oldest checkpoint that a trainer may go back to
+    retain_delivered_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Forget the bytes of what was delivered longer ago. [default: keep everything]",
+    )
+    max_data_bytes: int | None = Field(
+        default=None,
+        ge=1_000_000,
+        description="Most that --data-dir may hold; writes beyond answer 507, and runners hold what they have until "
+        "there is room. [default: unlimited]",
+    )
+    runner_heartbeat_timeout_s: float = Field(
+        default=120.0, gt=0, description="Seconds without a heartbeat after which a runner is killed and started again."
+    )
+    service_heartbeat_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="The same for the gateway, for gunicorn's parent process and for the local Ray.",
+    )
+    writer_turn_limit_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Seconds after which one that was frozen in the middle of a write is killed.",
+    )
+    generator_dirs: tuple[Path, ...] = Field(
+        default=(),
+        description="Folder with generator files of your own; repeatable.",
+        json_schema_extra={"flag": "--generator-dir"},
+    )
+    ray_address: str | None = Field(
+        default=None,
+        description="Ray cluster that holds the devices. [default: a local one, started when needed]",
+    )
+    ray_num_cpus: int | None = Field(default=None, ge=1, description="CPUs of the local Ray cluster.")
+    gateway_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]",
+    )
+    scoring_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Host that a gateway session's scoring_url may name; repeatable.",
+        json_schema_extra={"flag": "--scoring-host"},
+    )
 
     @model_validator(mode="after")
     def _only_loopback_without_a_token(self) -> ServeSettings:

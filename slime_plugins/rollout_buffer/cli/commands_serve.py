@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,28 +12,22 @@ import typer
 from slime_plugins.rollout_buffer.cli.common import (
     AndroidConfig,
     AndroidSetting,
-    GeneratorDirs,
-    RayAddress,
-    RayCpus,
     console,
     errors,
     report_errors,
 )
+from slime_plugins.rollout_buffer.cli.settings_options import with_settings
 from slime_plugins.rollout_buffer.config import (
     DEFAULT_HOST,
-    DEFAULT_PORT,
     ServeSettings,
     build_serve_settings,
     token_from_environment,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT, GatewaySettings
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings, build_gateway_settings
 from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 
 logger = logging.getLogger(__name__)
-
-_SERVE: Mapping[str, Any] = {name: field.default for name, field in ServeSettings.model_fields.items()}
-_GATEWAY: Mapping[str, Any] = {name: field.default for name, field in GatewaySettings.model_fields.items()}
 
 # --- options ---------------------------------------------------------------------------------------------------------
 
@@ -48,11 +41,6 @@ LogFormatOption = Annotated[
         help="Lines of text, or of JSON with job, group and uid where known; children inherit it.",
     ),
 ]
-ScoringHosts = Annotated[
-    list[str] | None,
-    typer.Option("--scoring-host", help="Host that a gateway session's scoring_url may name; repeatable."),
-]
-
 LogMasks = Annotated[bool, typer.Option("--log-masks", help="Log each turn's mask, and the tokens it covers.")]
 TestFile = Annotated[Path, typer.Argument(help="A Python file with test_… functions, async or plain.")]
 TestEngine = Annotated[
@@ -63,71 +51,12 @@ TestTokenizer = Annotated[
     Path | None, typer.Option("--tokenizer", help="Folder of the engine's tokenizer. [default: the stand-in's]")
 ]
 
-DataDir = Annotated[Path, typer.Option(help="Everything that must survive: database, payloads, screenshots, logs.")]
-DataRoots = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--data-root", help="Folder that input files may lie under; repeatable. [default: the working directory]"
-    ),
-]
-AllowedTokenizers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-tokenizer",
-        help="Folder that a job's tokenizer_path may lie under beside --data-root, or a name of the model hub that it "
-        "may be; repeatable.",
-    ),
-]
-Workers = Annotated[int, typer.Option(help="gunicorn worker processes.")]
-Threads = Annotated[int, typer.Option(help="Threads of each worker for the routes that carry no data.")]
-MaxConnections = Annotated[int, typer.Option(help="Requests under way in each worker; one more is answered 503.")]
 AllowedHosts = Annotated[
     list[str] | None,
     typer.Option(
         "--allowed-host", help="Name, beside loopback's, that a server without a token answers for; repeatable."
     ),
 ]
-ServeToken = Annotated[Path | None, typer.Option(help="File whose first line is the bearer token clients must send.")]
-MaxBody = Annotated[int, typer.Option(help="Largest request body.")]
-Retain = Annotated[
-    float | None, typer.Option(help="Forget the bytes of what was delivered longer ago. [default: keep everything]")
-]
-MaxData = Annotated[
-    int | None, typer.Option(help="Most that --data-dir may hold; writes beyond answer 507. [default: unlimited]")
-]
-RunnerHeartbeatTimeout = Annotated[
-    float,
-    typer.Option(
-        "--runner-heartbeat-timeout-s",
-        help="Seconds without a heartbeat after which a runner is killed and started again.",
-    ),
-]
-ServiceHeartbeatTimeout = Annotated[
-    float,
-    typer.Option(
-        "--service-heartbeat-timeout-s",
-        help="The same for the gateway, for gunicorn's parent process and for the local Ray.",
-    ),
-]
-WriterTurnLimit = Annotated[
-    float, typer.Option(help="Seconds after which one that was frozen in the middle of a write is killed.")
-]
-GatewayPort = Annotated[
-    int | None, typer.Option(help="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]")
-]
-
-GatewayDataDir = Annotated[Path, typer.Option(help="The data directory of `serve`, on this host.")]
-PublicUrl = Annotated[
-    str | None, typer.Option(help="Where agents reach it. [default: the address they opened the session at]")
-]
-GatewayToken = Annotated[
-    Path | None, typer.Option(help="File whose first line is the bearer token that opens sessions.")
-]
-MaxSessions = Annotated[int, typer.Option(min=1, help="Sessions that may be open at once.")]
-IdleTimeout = Annotated[float, typer.Option(help="Seconds without a request after which one expires.")]
-SessionTimeout = Annotated[float, typer.Option(help="Seconds that one may live.")]
-GatewayMaxData = Annotated[int | None, typer.Option(help="As of `serve`. [default: unlimited]")]
-
 RemoteToken = Annotated[Path | None, typer.Option(help="File whose first line is the bearer token to ask for.")]
 CallbackHosts = Annotated[
     list[str] | None,
@@ -185,28 +114,9 @@ def register(app: typer.Typer) -> None:
     app.command("mask-tests")(mask_tests)
 
 
+@with_settings(ServeSettings, "ROLLOUT_BUFFER_SERVE")
 def serve(
-    data_dir: DataDir = Path("rollout_buffer_data"),
-    data_roots: DataRoots = None,
-    allowed_tokenizers: AllowedTokenizers = None,
-    host: Host = DEFAULT_HOST,
-    port: Port = DEFAULT_PORT,
-    workers: Workers = _SERVE["workers"],
-    threads: Threads = _SERVE["threads"],
-    max_connections: MaxConnections = _SERVE["max_connections"],
-    allowed_hosts: AllowedHosts = None,
-    token_file: ServeToken = None,
-    max_body_bytes: MaxBody = _SERVE["max_body_bytes"],
-    retain_delivered_s: Retain = None,
-    max_data_bytes: MaxData = None,
-    runner_heartbeat_timeout_s: RunnerHeartbeatTimeout = _SERVE["runner_heartbeat_timeout_s"],
-    service_heartbeat_timeout_s: ServiceHeartbeatTimeout = _SERVE["service_heartbeat_timeout_s"],
-    writer_turn_limit_s: WriterTurnLimit = _SERVE["writer_turn_limit_s"],
-    generator_dirs: GeneratorDirs = None,
-    ray_address: RayAddress = None,
-    ray_num_cpus: RayCpus = None,
-    gateway_port: GatewayPort = None,
-    scoring_hosts: ScoringHosts = None,
+    given: dict[str, Any],
     log_format: LogFormatOption = LogFormat.TEXT,
     android_config: AndroidConfig = None,
     android: AndroidSetting = None,
@@ -216,29 +126,7 @@ def serve(
 
     set_up_logging(log_format)
     with report_errors():
-        settings = build_serve_settings(
-            host=host,
-            port=port,
-            data_dir=data_dir,
-            data_roots=tuple(data_roots or ()),
-            allowed_tokenizers=tuple(allowed_tokenizers or ()),
-            workers=workers,
-            threads=threads,
-            max_connections=max_connections,
-            allowed_hosts=tuple(allowed_hosts or ()),
-            token_file=token_file,
-            max_body_bytes=max_body_bytes,
-            retain_delivered_s=retain_delivered_s,
-            max_data_bytes=max_data_bytes,
-            runner_heartbeat_timeout_s=runner_heartbeat_timeout_s,
-            service_heartbeat_timeout_s=service_heartbeat_timeout_s,
-            writer_turn_limit_s=writer_turn_limit_s,
-            generator_dirs=tuple(generator_dirs or ()),
-            ray_address=ray_address,
-            ray_num_cpus=ray_num_cpus,
-            gateway_port=gateway_port,
-            scoring_hosts=tuple(scoring_hosts or ()),
-        )
+        settings = build_serve_settings(**given)
         set_android_settings(android_config, android)
 
         def say_ready(url: str) -> None:
@@ -248,43 +136,17 @@ def serve(
         Supervisor(settings, on_ready=say_ready).run()
 
 
-def gateway(
-    data_dir: GatewayDataDir = Path("rollout_buffer_data"),
-    host: Host = DEFAULT_HOST,
-    port: Port = DEFAULT_GATEWAY_PORT,
-    public_url: PublicUrl = None,
-    token_file: GatewayToken = None,
-    allowed_hosts: AllowedHosts = None,
-    scoring_hosts: ScoringHosts = None,
-    max_sessions: MaxSessions = _GATEWAY["max_sessions"],
-    idle_timeout_s: IdleTimeout = _GATEWAY["idle_timeout_s"],
-    session_timeout_s: SessionTimeout = _GATEWAY["session_timeout_s"],
-    max_body_bytes: MaxBody = _GATEWAY["max_body_bytes"],
-    max_data_bytes: GatewayMaxData = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-) -> None:
+@with_settings(GatewaySettings, "ROLLOUT_BUFFER_GATEWAY")
+def gateway(given: dict[str, Any], log_format: LogFormatOption = LogFormat.TEXT) -> None:
     """Serve the OpenAI-compatible gateway alone, beside a buffer on this host, until SIGTERM or Ctrl-C."""
     from slime_plugins.rollout_buffer.gateway import main as gateway_main
-    from slime_plugins.rollout_buffer.gateway.settings import build_gateway_settings
 
     set_up_logging(log_format)
     with report_errors():
+        data_dir = given["data_dir"]
         if not (data_dir / "buffer.sqlite3").is_file():
             raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
-        settings = build_gateway_settings(
-            data_dir=data_dir,
-            host=host,
-            port=port,
-            public_url=public_url,
-            token_file=token_file,
-            allowed_hosts=tuple(allowed_hosts or ()),
-            scoring_hosts=tuple(scoring_hosts or ()),
-            max_sessions=max_sessions,
-            idle_timeout_s=idle_timeout_s,
-            session_timeout_s=session_timeout_s,
-            max_body_bytes=max_body_bytes,
-            max_data_bytes=max_data_bytes,
-        )
+        settings = build_gateway_settings(**given)
         gateway_main.serve(settings, on_ready=lambda url: _print_ready(f"gateway serving on {url}", log_format))
 
 

@@ -17,33 +17,40 @@ class GatewaySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data_dir: Path
-    """The data directory of the buffer, on this host."""
-    host: str = "127.0.0.1"
-    port: int = Field(default=DEFAULT_GATEWAY_PORT, ge=0, le=65535)
-    public_url: str | None = None
-    """Where agents reach it, when that is not ``http://host:port``; it stands in the replies to ``/sessions``."""
-    token_file: Path | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    """Names under which a gateway without a token may be asked for, beside loopback's and that of ``public_url``."""
-    scoring_hosts: tuple[str, ...] = ()
-    """Hosts (``name`` or ``name:port``) that a session's ``scoring_url`` may name. None at all by default."""
-    max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
-    max_sessions: int = Field(default=4096, ge=1)
+    data_dir: Path = Field(
+        default=Path("rollout_buffer_data"), description="The data directory of `serve`, on this host."
+    )
+    host: str = Field(default="127.0.0.1", description="Address to serve on; anything but loopback needs --token-file.")
+    port: int = Field(default=DEFAULT_GATEWAY_PORT, ge=0, le=65535, description="Port to serve on.")
+    public_url: str | None = Field(
+        default=None, description="Where agents reach it. [default: the address they opened the session at]"
+    )
+    token_file: Path | None = Field(
+        default=None, description="File whose first line is the bearer token that opens sessions."
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Name, beside loopback's, that a server without a token answers for; repeatable.",
+        json_schema_extra={"flag": "--allowed-host"},
+    )
+    scoring_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Host that a gateway session's scoring_url may name; repeatable.",
+        json_schema_extra={"flag": "--scoring-host"},
+    )
+    max_sessions: int = Field(default=4096, ge=1, description="Sessions that may be open at once.")
+    idle_timeout_s: float = Field(default=900.0, gt=0, description="Seconds without a request after which one expires.")
+    session_timeout_s: float = Field(default=4 * 3600.0, gt=0, description="Seconds that one may live.")
+    max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_data_bytes: int | None = Field(default=None, ge=1_000_000, description="As of `serve`. [default: unlimited]")
     max_turns: int = Field(default=2000, ge=1)
     """Of one session."""
     max_session_ids: int = Field(default=16_000_000, ge=1)
     """Token ids that one session may hold, over all its branches."""
     max_session_image_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
-    idle_timeout_s: float = Field(default=900.0, gt=0)
-    """A session without a request for this long has expired; opening one may ask for another time."""
-    session_timeout_s: float = Field(default=4 * 3600.0, gt=0)
-    """How long a session may live at most."""
     body_timeout_s: float = Field(default=60.0, gt=0)
     """How long a request's body may take to arrive."""
     scoring_timeout_s: float = Field(default=120.0, gt=0)
-    max_data_bytes: int | None = Field(default=None, ge=1_000_000)
-    """As of ``rollout-buffer serve``."""
 
     @model_validator(mode="after")
     def _only_loopback_without_a_token(self) -> GatewaySettings:

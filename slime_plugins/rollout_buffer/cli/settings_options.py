@@ -1,0 +1,106 @@
+"""A command's options out of the fields of its settings: each is written once, and is a flag, a variable and a key.
+
+A value is taken from its flag, else from its environment variable, else from the file of ``--config``, else it is the
+field's default. What a value may be is the field's to say.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.strict_yaml import load_yaml
+
+
+def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command an option for each field of ``model`` that is described, in place of its parameter ``settings``.
+
+    ``--some-flag`` is ``PREFIX_SOME_FLAG`` in the environment and ``some_flag`` in a file. A field that holds several
+    values is an option that may be repeated; ``json_schema_extra`` may name another flag than the field's name.
+    """
+    fields = {name: field for name, field in model.model_fields.items() if field.description is not None}
+
+    def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+        if path is not None:
+            ctx.default_map = _read(path, fields)
+        return path
+
+    config = typer.Option(
+        envvar=f"{prefix}_CONFIG",
+        show_envvar=False,
+        is_eager=True,
+        callback=read_config,
+        help="YAML file with these settings, each by its flag's name with _ for -; flags and environment come first.",
+    )
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            given.pop("config")
+            values = {name: given.pop(name) for name in fields}
+            command({name: value for name, value in values.items() if value is not None}, **given)
+
+        others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        parameters = [
+            _parameter("config", Annotated[Path | None, config], None),
+            *(_option(name, field, prefix) for name, field in fields.items()),
+            *(other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others),
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return wrap
+
+
+def _option(name: str, field: FieldInfo, prefix: str) -> inspect.Parameter:
+    annotation: Any = field.annotation
+    default = field.default
+    if get_origin(annotation) is tuple:
+        annotation, default = list[get_args(annotation)[0]] | None, None  # type: ignore[misc]  # it is for typer
+    flag, variable = _flag(name, field), f"{prefix}_{_key(name, field).upper()}"
+    option = typer.Option(flag, envvar=variable, show_envvar=False, help=field.description)
+    return _parameter(name, Annotated[annotation, option], default)
+
+
+def _flag(name: str, field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    return str(extra["flag"]) if isinstance(extra, dict) else f"--{name.replace('_', '-')}"
+
+
+def _key(name: str, field: FieldInfo) -> str:
+    return _flag(name, field).removeprefix("--").replace("-", "_")
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _read(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
+    """Returns what a file sets, by the fields' names."""
+    keys = {_key(name, field): name for name, field in fields.items()}
+    try:
+        found, _ = load_yaml(path.read_text("utf-8"), str(path))
+    except (OSError, ConfigError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path} must hold settings, one `name: value` a line")
+    for key in found:
+        if key not in keys:
+            near = difflib.get_close_matches(str(key), keys, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(keys)}"
+            raise typer.BadParameter(f"{path}: {key} is not known: {meant}")
+    return {keys[key]: _as_given(value, fields[keys[key]]) for key, value in found.items()}
+
+
+def _as_given(value: Any, field: FieldInfo) -> Any:
+    """Returns a file's value as a flag would bring it: one of several may stand without a list."""
+    return [value] if get_origin(field.annotation) is tuple and not isinstance(value, list) else value

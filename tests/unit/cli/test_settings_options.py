@@ -1,0 +1,82 @@
+"""A setting of ``serve`` is one field: its flag, its variable and its key in a file say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from slime_plugins.rollout_buffer.cli.settings_options import with_settings
+from slime_plugins.rollout_buffer.config import ServeSettings, build_serve_settings
+
+
+@pytest.fixture
+def served() -> list[dict[str, Any]]:
+    """What the command was called with."""
+    return []
+
+
+@pytest.fixture
+def app(served: list[dict[str, Any]]) -> typer.Typer:
+    """A command line whose ``serve`` only keeps its settings."""
+    found = typer.Typer()
+
+    @found.command()
+    @with_settings(ServeSettings, "BUFFER")
+    def serve(settings: dict[str, Any]) -> None:
+        served.append(settings)
+
+    return found
+
+
+def call(app: typer.Typer, *arguments: str, **variables: str) -> str:
+    result = CliRunner().invoke(app, arguments, env=variables)
+    assert result.exit_code in (0, 2), result.output
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def test_without_any_the_fields_defaults_hold(app: typer.Typer, served: list[dict[str, Any]]) -> None:
+    call(app)
+    assert build_serve_settings(**served[0]) == ServeSettings()
+
+
+def test_a_flag_comes_before_a_variable_and_that_before_the_file(
+    app: typer.Typer, served: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"port: 1\nworkers: 3\nthreads: 5\ndata_root: {tmp_path}\nallowed_host: [a.lan, b.lan]\n")
+    call(app, "--port", "9", "--config", str(file), BUFFER_PORT="8", BUFFER_WORKERS="7")
+    settings = build_serve_settings(**served[0])
+    assert (settings.port, settings.workers, settings.threads) == (9, 7, 5)
+    assert (settings.data_roots, settings.allowed_hosts) == ((tmp_path,), ("a.lan", "b.lan"))
+    call(app, BUFFER_CONFIG=str(file), BUFFER_ALLOWED_HOST="c.lan d.lan")
+    assert build_serve_settings(**served[1]).allowed_hosts == ("c.lan", "d.lan")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "file", "says"),
+    [
+        (("--port", "x"), {}, "", "'--port': Input should be a valid integer"),
+        ((), {"BUFFER_PORT": "x"}, "", "'--port': Input should be a valid integer"),
+        ((), {}, "port: x", "'--port': Input should be a valid integer"),
+        ((), {}, "prot: 1", "serve.yaml: prot is not known: did you mean port?"),
+        ((), {}, "- port", "serve.yaml must hold settings"),
+        ((), {}, "port: 1\nport: 2", "port"),
+    ],
+)
+def test_a_bad_value_is_refused_with_where_it_stands(
+    app: typer.Typer,
+    served: list[dict[str, Any]],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    file: str,
+    says: str,
+) -> None:
+    (tmp_path / "serve.yaml").write_text(file)
+    config = ("--config", str(tmp_path / "serve.yaml")) if file else ()
+    assert says in call(app, *config, *arguments, **variables)
+    assert served == []
