@@ -87,7 +87,7 @@ def test_a_group_of_which_too_little_can_be_read_is_left_out_and_fails(
     context: ServerContext = client.application.extensions["rollout_buffer"]
     with context.buffer.store.write() as connection:
         for i in range(damaged):
-            query = "UPDATE trajectories SET body = NULL, body_place = '9:0:10' WHERE uid = ?"
+            query = "UPDATE trajectories SET body = NULL, body_place = '9:0:10:00' WHERE uid = ?"
             connection.execute(query, (f"a{i}",))
     reply = post(client, "/get_rollout_data", {})
     assert len(items_of(reply)) == left
