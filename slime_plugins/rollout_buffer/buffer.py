@@ -363,7 +363,9 @@ class Buffer:
             # Before its bytes are stored: what is refused anyway takes no place on the disk.
             if attempts.is_duplicate(connection, brought):
                 return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
-        (payload,) = self.contents.store([attempts.pending_payload(trajectory)])
+            pending = attempts.pending_payload(trajectory)
+            self.contents.check_named(connection, pending)
+        (payload,) = self.contents.store([pending])
         return self.store.commit(
             lambda connection: attempts.add_trajectory(connection, self._clock(), brought, payload)
         )
@@ -438,12 +440,15 @@ class Buffer:
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
     def write_items(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
-        """Keeps items from any generator anywhere, all or none; see ``ItemWriter.write``."""
-        return self._item_writer.write(job_id, items)
+        """Keeps items from any generator anywhere, all or none; raises what ``write_together`` puts in their place."""
+        (outcome,) = self._item_writer.write([Write(job_id, items)])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
-        """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
-        return self._item_writer.write_together(writes)
+        """Does ``write_items`` for each, with one fsync for all; what is wrong with one stands in its place."""
+        return self._item_writer.write(writes)
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
         """Lets jobs say what was refused of what was written to them, where that can be stored."""

@@ -259,9 +259,17 @@ class AsyncRolloutBufferClient:
         return await self._post("/ack", {"delivery_ids": list(delivery_ids)}, _object)
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
-        """Writes finished items into a job of task type ``external``; the same uid twice is one item."""
+        """Writes finished items into a job of task type ``external``; the same uid twice is one item.
+
+        They are sent 100 at a time. Each hundred is kept whole or not at all: after an error, send the same again.
+        """
         named = {} if job_id is None else {"job_id": job_id}
-        return await self._post("/buffer/write", {"items": [dict(item) for item in items], **named}, _object)
+        reply: dict[str, Any] = {"results": []}
+        for at in range(0, max(1, len(items)), wire.MAX_ITEMS):
+            some = [dict(item) for item in items[at : at + wire.MAX_ITEMS]]
+            of_some = await self._post("/buffer/write", {"items": some, **named}, _object)
+            reply = {**of_some, "results": [*reply["results"], *of_some["results"]]}
+        return reply
 
     async def jobs(self) -> list[dict[str, Any]]:
         """Lists the jobs, newest first."""

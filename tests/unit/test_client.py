@@ -137,6 +137,30 @@ async def test_a_long_poll_has_its_wait_beyond_the_time_of_a_call() -> None:
     assert transport.sent == []
 
 
+def test_more_items_than_one_write_takes_are_sent_in_several() -> None:
+    class Answering:
+        def __init__(self) -> None:
+            self.sizes: list[int] = []
+
+        async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+            assert isinstance(request.body, dict)
+            assert request.body["job_id"] == "j"
+            items = request.body["items"]
+            self.sizes.append(len(items))
+            results = [{"uid": item["uid"], "status": "stored"} for item in items]
+            return 200, json.dumps({"success": True, "job_id": "j", "results": results}).encode()
+
+        async def close(self) -> None:
+            pass
+
+    transport = Answering()
+    client = AsyncRolloutBufferClient("http://nowhere", transport=transport)
+    reply = asyncio.run(client.write([{"uid": f"u{number}"} for number in range(250)], job_id="j"))
+    assert transport.sizes == [100, 100, 50]
+    assert reply["success"]
+    assert [result["uid"] for result in reply["results"]] == [f"u{number}" for number in range(250)]
+
+
 def test_errors_come_back_as_they_were_written() -> None:
     said = json.dumps(wire.encode_error("not_found", "no such job", {"job": "a"})).encode()
     assert wire.decode_error(said) == ("not_found", "no such job", {"job": "a"})

@@ -20,7 +20,6 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.tool_call_parser import read_segments
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer
-from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.redaction import redacted
 from tests.support import written
@@ -249,8 +248,8 @@ def test_more_groups_than_a_job_can_have_are_refused(client: FlaskClient) -> Non
 
 def test_more_items_than_one_write_takes_are_a_413_that_says_the_limit(client: FlaskClient) -> None:
     send(client, "/start_rollout", START)
-    item = written("u")
-    refused(client, "/buffer/write", {"items": [item] * (request_models.MAX_ITEMS + 1)}, "10000 items", status=413)
+    body = {"items": [written("u")] * (wire.MAX_ITEMS + 1)}
+    refused(client, "/buffer/write", body, "up to 100 items: send 101 in several", status=413)
     the_rest_goes_on(client)
 
 

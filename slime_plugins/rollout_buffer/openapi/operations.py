@@ -26,7 +26,6 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
     TrajectoryQuery,
 )
 from slime_plugins.rollout_buffer.protocol.request_models import (
-    MAX_ITEMS,
     AckPayload,
     DrainPayload,
     PollPayload,
@@ -34,7 +33,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     StartPayload,
 )
 from slime_plugins.rollout_buffer.protocol.trainer_reports import MismatchQuery, TrainerReport
-from slime_plugins.rollout_buffer.wire import RECORDS_TYPE
+from slime_plugins.rollout_buffer.wire import MAX_ITEMS, RECORDS_TYPE
 
 JSON = "application/json"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
@@ -142,8 +141,7 @@ OPERATIONS: tuple[Operation, ...] = (
         route="POST /buffer/write",
         summary="Write finished items",
         description=f"One item, or up to {MAX_ITEMS} under `items`. Idempotent by `uid`: after a lost "
-        "reply, send the same again. What is refused keeps nothing; of more than 100 items, a disk that fails may have "
-        "kept the first ones.",
+        "reply, send the same again. What is refused keeps nothing.",
         body=ref("WriteBody"),
         reply="WriteReply",
         errors=(404, 409, 422),

@@ -419,8 +419,6 @@ class Explanation(WireRecord):
     """stopped: until somebody acts; wait: it ends by itself; ended: somebody cancelled it."""
     message: str
     """What is."""
-    says: str | None = None
-    """As `message`: its name before; read `message`, this one goes with the next release."""
     advice: str
     """What to do; empty when there is nothing to do."""
 
@@ -645,8 +643,6 @@ class GroupEntry(WireRecord):
     """The same for programs: one of a few stable codes, or empty."""
     message: str
     """The same as a sentence for people."""
-    says: str | None = None
-    """As `message`: its name before; read `message`, this one goes with the next release."""
     group_size: int
     """Slots of the group."""
     opened_at: float | None = None

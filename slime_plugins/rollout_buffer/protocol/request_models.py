@@ -35,14 +35,12 @@ from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.typos import MAX_KEYS, misspelt, nearest
 from slime_plugins.rollout_buffer.types import SamplingParams
 from slime_plugins.rollout_buffer.wire import checks
-from slime_plugins.rollout_buffer.wire.checks import WireRecord
+from slime_plugins.rollout_buffer.wire.checks import MAX_ITEMS, WireRecord
 from slime_plugins.rollout_buffer.wire.items import WrittenItemBody
 
 EXTERNAL_TASK_TYPE = "external"
 MAX_SKIPPED = 5_000_000
 MAX_INLINE_INSTANCES = 1_000_000
-MAX_ITEMS = 10_000
-"""Items in one write: what one transaction holds, so that other writers need not wait long."""
 MAX_GROUPS = 2_000_000
 """Groups of one job: instances times epochs. They are made in one transaction."""
 MAX_NESTING = 100

@@ -16,7 +16,7 @@ import resource
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,6 +50,7 @@ from slime_plugins.rollout_buffer.server.routes_data import (
     begin_poll,
     describe_health,
     has_news,
+    read_write,
     take_again,
     write_bodies,
 )
@@ -150,10 +151,9 @@ class Application:
         self._data_threads = ThreadPoolExecutor(DATA_THREADS, thread_name_prefix="data")
         self._health_thread = ThreadPoolExecutor(1, thread_name_prefix="health")
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="writes")
-        self._large_write_thread = ThreadPoolExecutor(1, thread_name_prefix="large writes")
-        keep = partial(write_bodies, self.context)
-        self._writes: WriteBatcher[WriteBody, Answer] = WriteBatcher(keep, self._write_thread)
-        self._large_writes: WriteBatcher[WriteBody, Answer] = WriteBatcher(keep, self._large_write_thread)
+        self._writes: WriteBatcher[WriteBody, Answer] = WriteBatcher(
+            partial(write_bodies, self.context), self._write_thread
+        )
         self._polls = PollWatcher(self.context.buffer.store.data_version)
         self._routes = {"/buffer/write": self._write, "/get_rollout_data": self._poll, "/health": self._health}
         self._limits = RequestLimits(
@@ -177,7 +177,6 @@ class Application:
             self._data_threads,
             self._health_thread,
             self._write_thread,
-            self._large_write_thread,
         ):
             pool.shutdown(wait=True)
         self.context.buffer.store.close()
@@ -274,8 +273,10 @@ class Application:
         return await _in(threads, partial(call, self.flask, environ_of(exchange.scope), body))
 
     async def _write(self, exchange: Exchange, body: bytes) -> Answer:
-        writes = self._large_writes if len(body) > LARGE_BODY else self._writes
-        return await writes.write(WriteBody(body, _written_job(exchange.scope)))
+        write = WriteBody(body, _written_job(exchange.scope))
+        if len(body) > LARGE_BODY:
+            write = replace(write, read=await _in(self._large_body_thread, partial(read_write, write)))
+        return await self._writes.write(write)
 
     async def _health(self, exchange: Exchange, _body: bytes) -> Answer:
         return await _in(self._health_thread, partial(describe_health, self.context))

@@ -213,16 +213,21 @@ def json_object_of_parts(content: bytes | bytearray, key: str) -> dict[str, Any]
     """
     split = split_items(content, key) if len(content) > LARGE_BODY else None
     rest, parts = split or (content, [])
-    body = json_object(_of_one_go(rest, f"what the body has beside {key}"))
+    body = json_object(of_one_go(rest, f"what the body has beside {key}"))
     if split is None:
         return body
     if body.get(key) != []:  # the key stands there twice
-        return json_object(_of_one_go(content, "a body that is no list of objects"))
+        return json_object(of_one_go(content, "a body that is no list of objects"))
     names = [f"{key}[{at}]" for at in range(len(parts))]
-    return {**body, key: [json_object(_of_one_go(part, name), name) for part, name in zip(parts, names, strict=True)]}
+    return {**body, key: [json_object(of_one_go(part, name), name) for part, name in zip(parts, names, strict=True)]}
 
 
-def _of_one_go(content: bytes | bytearray, what: str) -> bytes | bytearray:
+def of_one_go(content: bytes | bytearray, what: str) -> bytes | bytearray:
+    """Returns JSON text that is small enough to be parsed while the process stands still.
+
+    Raises:
+        PayloadTooLargeError: it is not.
+    """
     if len(content) > MAX_PART_BYTES:
         raise PayloadTooLargeError(f"{what} is larger than {MAX_PART_BYTES} bytes: send less at once")
     if content.count(b"[") + content.count(b"{") > MAX_PART_BRACKETS:

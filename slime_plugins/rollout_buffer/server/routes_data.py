@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.server.http import (
     as_json,
     error_answer,
     json_object,
-    json_object_of_parts,
+    of_one_go,
 )
 from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervisor
 from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, WriteResult, Written
@@ -38,27 +38,29 @@ POLL_NOTE_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class WriteBody:
-    """The body of a request that brings items, and the job that the request's path names."""
-
-    content: bytes
-    job_id: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.content)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
+class UnreadWrite:
     """A body that no items can be read from, and the job that it is for, as far as that was read."""
 
     job_id: str | None
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class WriteBody:
+    """The body of a request that brings items, and the job that the request's path names."""
+
+    content: bytes
+    job_id: str | None = None
+    read: Write | UnreadWrite | None = None
+    """What it wants written, where that was read before it came to the thread that writes."""
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
 def write_bodies(context: ServerContext, bodies: Sequence[WriteBody]) -> list[Answer]:
     """Keeps what several requests bring, with one fsync for all of them; one that cannot be kept fails alone."""
-    writes = [_read(body) for body in bodies]
+    writes = [body.read or read_write(body) for body in bodies]
     kept = iter(context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
     answers, refusals = [], []
     for write in writes:
@@ -78,12 +80,12 @@ def _answer(context: ServerContext, result: Written | Exception) -> Answer:
     return _written(*result)
 
 
-def _read(body: WriteBody) -> Write | _Unread:
+def read_write(body: WriteBody) -> Write | UnreadWrite:
     """Reads what a body wants written: one item, or a list under ``items``."""
     job_id = body.job_id
     try:
         text, images = take_out(body.content)
-        wanted = json_object_of_parts(text, "items")
+        wanted = json_object(of_one_go(text, "the body without its screenshots"))
         job_id = wanted.pop("job_id", None) or job_id
         if job_id is not None:
             job_id = wire.identifier(job_id, "job_id")
@@ -93,7 +95,7 @@ def _read(body: WriteBody) -> Write | _Unread:
             for at, entry in enumerate(entries)
         ]
     except Exception as error:  # noqa: BLE001 - it is the answer to this one write
-        return _Unread(job_id if isinstance(job_id, str) else None, error)
+        return UnreadWrite(job_id if isinstance(job_id, str) else None, error)
     return Write(job_id, items)
 
 
@@ -111,10 +113,8 @@ def _entries(body: dict[str, Any]) -> list[Any]:
     entries = body.get("items", [body])
     if not isinstance(entries, list) or not entries:
         raise InvalidPayloadError("items must be a list of at least one item")
-    if len(entries) > request_models.MAX_ITEMS:
-        raise PayloadTooLargeError(
-            f"one write takes up to {request_models.MAX_ITEMS} items: send {len(entries)} in several"
-        )
+    if len(entries) > wire.MAX_ITEMS:
+        raise PayloadTooLargeError(f"one write takes up to {wire.MAX_ITEMS} items: send {len(entries)} in several")
     return entries
 
 

@@ -5,8 +5,7 @@ Nothing here asks which generator that was.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -66,16 +65,20 @@ class Refusal:
         return f"{self.status} {self.code}: {self.message}"[:500]
 
 
-ITEMS_IN_A_TURN = 100
-MAX_TURN_S = 0.1
-"""A write of more items, or one that takes longer, gives others their turn in between."""
-
 Written = tuple[JobRecord, list[WriteResult]]
-_Jobs = dict[str | None, JobRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A write that its job takes, and what of it is new, by uid."""
+
+    job_key: int
+    items: Sequence[wire.WrittenItem]
+    payloads: Mapping[str, PendingPayload]
 
 
 class ItemWriter:
-    """Keeps what requests bring, alone or several together. Safe to use from many threads."""
+    """Keeps what requests bring. Safe to use from many threads."""
 
     def __init__(self, store: Store, contents: PayloadStore, *, clock: Callable[[], float]) -> None:
         """``clock`` gives seconds since the epoch."""
@@ -83,118 +86,81 @@ class ItemWriter:
         self._contents = contents
         self._clock = clock
 
-    def write(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
-        """Keeps items from any generator anywhere, all or none. The same uid twice is one item.
+    def write(self, writes: Sequence[Write]) -> list[Written | Exception]:
+        """Keeps what several requests bring: the bytes of all with one fsync, then the rows of all in one transaction.
 
-        More than ``ITEMS_IN_A_TURN`` are checked as a whole and kept in parts: what stops in the middle, as a full disk
-        does, has kept the first ones, and the same write again keeps the others.
+        Each write is kept whole or not at all. The same uid twice is one item. What is wrong with one write stands in
+        its place, and the others are kept:
+
+        * ``InvalidPayloadError``: token ids that the job's model does not have, more of them than its cap allows, an
+          image that is not stored;
+        * ``NotFoundError``: no such job, or none is open;
+        * ``ConflictError``: several jobs are open, and the write names none; an instance that the input does not have;
+          a job that its own runner plays;
+        * ``RewardRangeError``: a reward outside of the job's ``reward_range``.
 
         Raises:
-            InvalidPayloadError: token ids that the job's model does not have, or more of them than its cap allows.
-            NotFoundError: no such job, or none is open.
-            ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
-                the job takes no writes (its own runner plays it, or it is over).
-            RewardRangeError: a reward lies outside of the job's ``reward_range``.
+            StorageFullError, UnavailableError: the disk does not take the bytes. Nothing of any write is kept.
         """
-        if len(items) > ITEMS_IN_A_TURN:
-            return self._write_in_parts(job_id, items)
-        (stored,) = self._store_bytes([Write(job_id, items)])
-        return self._store.commit(lambda connection: self._write_items(connection, job_id, stored, {}))
-
-    def _write_in_parts(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
         with self._store.read() as connection:
-            job = self._job_for_write(connection, job_id)
-            _check(connection, job, items)
-            for instance_id in {item.instance_id for item in items}:
-                _groups_of_known_instance(connection, job, instance_id)
-        results: list[WriteResult] = []
-        for at in range(0, len(items), ITEMS_IN_A_TURN):
-            (stored,) = self._store_bytes([Write(job.job_id, items[at : at + ITEMS_IN_A_TURN])])
-            while stored:
-                of_turn = self._store.commit(partial(self._write_some, job=job, items=stored))
-                results += of_turn
-                stored = stored[len(of_turn) :]
-        return job, results
-
-    def _write_some(
-        self, connection: Connection, job: JobRecord, items: Sequence[tuple[wire.WrittenItem, StoredPayload | None]]
-    ) -> list[WriteResult]:
-        """Writes one item after the other until it has taken ``MAX_TURN_S``."""
-        until = time.monotonic() + MAX_TURN_S
-        current = job_rows.get_job(connection, job.key)
-        results: list[WriteResult] = []
-        for item, payload in items:
-            results.append(self._write_item(connection, current, item, payload))
-            if time.monotonic() > until:
-                break
-        return results
-
-    def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
-        """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
-        return [outcome for batch in _turns(writes) for outcome in self._write_in_a_turn(batch)]
-
-    def _write_in_a_turn(self, writes: Sequence[Write]) -> list[Written | Exception]:
-        if len(writes) == 1:
-            return [self._write_alone(writes[0])]
-        try:
-            stored = self._store_bytes(writes)
-        except Exception:  # noqa: BLE001 - of one of them, or of the disk: each finds out for itself
-            return [self._write_alone(write) for write in writes]
-        jobs: _Jobs = {}
-        works = [
-            partial(self._write_items, job_id=write.job_id, items=items, jobs=jobs)
-            for write, items in zip(writes, stored, strict=True)
+            checked = [self._check(connection, write) for write in writes]
+        taken = [one for one in checked if isinstance(one, _Checked)]
+        stored = iter(self._contents.store([payload for one in taken for payload in one.payloads.values()]))
+        rows = [
+            partial(self._write_rows, one=one, payloads={uid: next(stored) for uid in one.payloads}) for one in taken
         ]
-        return self._store.commit_each(works)
+        outcomes = iter(self._store.commit_each(rows))
+        return [next(outcomes) if isinstance(one, _Checked) else one for one in checked]
 
-    def _write_alone(self, write: Write) -> Written | Exception:
+    def _check(self, connection: Connection, write: Write) -> _Checked | Exception:
+        """Returns what of a write is new and as its job takes it, or why the write is refused."""
         try:
-            return self.write(write.job_id, write.items)
+            job = self._job_for_write(connection, write.job_id)
+            if not job.takes_items:
+                raise ConflictError(
+                    f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
+                    "task_type external for items from outside"
+                )
+            payloads: dict[str, PendingPayload] = {}
+            for item in write.items:
+                if item.uid in payloads or trajectory_rows.has_trajectory(connection, job.key, item.uid):
+                    continue
+                _check_tokens(job, item)
+                _check_reward(job, item)
+                payloads[item.uid] = _pending_payload(item)
+                self._contents.check_named(connection, payloads[item.uid])
         except Exception as error:  # noqa: BLE001 - it is the answer to this one write
             return error
+        return _Checked(job.key, write.items, payloads)
 
-    def _store_bytes(self, writes: Sequence[Write]) -> list[list[tuple[wire.WrittenItem, StoredPayload | None]]]:
-        """Makes the bytes of all items durable; returns each write's items with what their rows are to say of them."""
-        by_write = [self._pending_payloads(write) for write in writes]
-        payloads = iter(self._contents.store([one for pending in by_write for one in pending.values()]))
-        found = [{uid: next(payloads) for uid in pending} for pending in by_write]
-        return [
-            [(item, of_write.get(item.uid)) for item in write.items]
-            for write, of_write in zip(writes, found, strict=True)
-        ]
+    def _write_rows(self, connection: Connection, one: _Checked, payloads: Mapping[str, StoredPayload]) -> Written:
+        job = job_rows.get_job(connection, one.job_key)
+        return job, [self._write_row(connection, job, item, payloads.get(item.uid)) for item in one.items]
 
-    def _pending_payloads(self, write: Write) -> dict[str, PendingPayload]:
-        # Of one uid twice, the first counts.
-        pending = {item.uid: _pending_payload(item) for item in reversed(write.items)}
-        if any(one.takes_place for one in pending.values()):
-            for uid in self._written_already(write.job_id, write.items):
-                del pending[uid]
-        return pending
-
-    def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
-        """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""
-        if job_id is not None and len(items) == 1:
-            with self._store.look() as connection:
-                known = trajectory_rows.has_trajectory_of_job(connection, job_id, items[0].uid)
-            if known is not None:
-                return {items[0].uid} if known else set()
-        with self._store.read() as connection:
-            job = self._job_for_write(connection, job_id)
-            return {item.uid for item in items if trajectory_rows.has_trajectory(connection, job.key, item.uid)}
-
-    def _write_items(
-        self,
-        connection: Connection,
-        job_id: str | None,
-        items: Sequence[tuple[wire.WrittenItem, StoredPayload | None]],
-        jobs: _Jobs,
-    ) -> Written:
-        """``jobs`` were looked up already in this transaction; no write changes what is asked of them."""
-        if job_id not in jobs:
-            jobs[job_id] = self._job_for_write(connection, job_id)
-        job = jobs[job_id]
-        _check(connection, job, [item for item, _ in items])
-        return job, [self._write_item(connection, job, item, payload) for item, payload in items]
+    def _write_row(
+        self, connection: Connection, job: JobRecord, item: wire.WrittenItem, payload: StoredPayload | None
+    ) -> WriteResult:
+        if trajectory_rows.has_trajectory(connection, job.key, item.uid):
+            return WriteResult(uid=item.uid, status=WriteStatus.DUPLICATE)
+        if payload is None:
+            raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
+        group, members = _group_for(connection, job, item.instance_id)
+        now = self._clock()
+        slot = SlotOfTrajectory(
+            job_key=job.key,
+            group_key=None if group is None else group.key,
+            instance_id=item.instance_id,
+            slot=members,
+            attempt=1,
+            late=group is None,
+        )
+        insert_trajectory(connection, now, slot, item, payload)
+        if group is None:
+            return WriteResult(uid=item.uid, status=WriteStatus.LATE)
+        group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
+        if not job.has_runner and members + 1 >= job.group_size:
+            judge_and_close(connection, now, group.key, group_policy(job))
+        return WriteResult(uid=item.uid, status=WriteStatus.STORED)
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
         """Counts items that were refused for the jobs that they were meant for; of the last one they say why."""
@@ -215,44 +181,6 @@ class ItemWriter:
             raise several_jobs(candidates)
         return candidates[0]
 
-    def _write_item(
-        self, connection: Connection, job: JobRecord, item: wire.WrittenItem, payload: StoredPayload | None
-    ) -> WriteResult:
-        if trajectory_rows.has_trajectory(connection, job.key, item.uid):
-            return WriteResult(uid=item.uid, status=WriteStatus.DUPLICATE)
-        if payload is None:
-            raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
-        group, members = self._group_for(connection, job, item.instance_id)
-        now = self._clock()
-        slot = SlotOfTrajectory(
-            job_key=job.key,
-            group_key=None if group is None else group.key,
-            instance_id=item.instance_id,
-            slot=members,
-            attempt=1,
-            late=group is None,
-        )
-        insert_trajectory(connection, now, slot, item, payload)
-        if group is None:
-            return WriteResult(uid=item.uid, status=WriteStatus.LATE)
-        group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
-        if not job.has_runner and members + 1 >= job.group_size:
-            judge_and_close(connection, now, group.key, group_policy(job))
-        return WriteResult(uid=item.uid, status=WriteStatus.STORED)
-
-    def _group_for(self, connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
-        """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
-        existing = _groups_of_known_instance(connection, job, instance_id)
-        for group in existing:
-            if group.state is GroupState.OPEN:
-                members = trajectory_rows.count_members(connection, group.key)
-                if members < job.group_size:
-                    return group, members
-        if not existing and not job.has_input:
-            group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
-            return group_rows.groups_of_instance(connection, job.key, instance_id)[0], 0
-        return open_next_of_instance(connection, job.key, instance_id), 0
-
 
 def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
     """Returns the job of that name; without one the only open job, or else those whose generator writes its items."""
@@ -263,48 +191,33 @@ def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
     return candidates if len(candidates) == 1 else [job for job in candidates if job.has_runner]
 
 
-def _turns(writes: Sequence[Write]) -> Iterator[list[Write]]:
-    """Yields the writes in order, as many together as one turn may take."""
-    batch: list[Write] = []
-    items = 0
-    for write in writes:
-        items += len(write.items)
-        if batch and items > ITEMS_IN_A_TURN:
-            yield batch
-            batch, items = [], len(write.items)
-        batch.append(write)
-    if batch:
-        yield batch
-
-
-def _groups_of_known_instance(connection: Connection, job: JobRecord, instance_id: str) -> list[GroupRecord]:
-    """Returns an instance's groups that have rows; none of one that is to come, or that a write may bring."""
+def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
+    """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
     existing = group_rows.groups_of_instance(connection, job.key, instance_id)
     may_bring = not job.has_input and job.state in job_rules.OPEN_STATES
     if not existing and not may_bring and not is_planned(connection, job.key, instance_id):
         raise ConflictError(f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})")
-    return existing
+    for group in existing:
+        if group.state is GroupState.OPEN:
+            members = trajectory_rows.count_members(connection, group.key)
+            if members < job.group_size:
+                return group, members
+    if not existing and not job.has_input:
+        group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
+        return group_rows.groups_of_instance(connection, job.key, instance_id)[0], 0
+    return open_next_of_instance(connection, job.key, instance_id), 0
 
 
-def _check(connection: Connection, job: JobRecord, items: Sequence[wire.WrittenItem]) -> None:
-    """Raises for what a job does not take; what it has already passes whatever its reward is."""
-    if not job.takes_items:
-        raise ConflictError(
-            f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
-            "task_type external for items from outside"
-        )
-    for item in items:
-        _check_tokens(job, item)
+def _check_reward(job: JobRecord, item: wire.WrittenItem) -> None:
     if job.settings.reward_range is None:
         return
     low, high = job.settings.reward_range
-    for item in items:
-        if not low <= item.reward <= high and not trajectory_rows.has_trajectory(connection, job.key, item.uid):
-            raise RewardRangeError(
-                f"item {item.uid!r} has the reward {item.reward:g}, outside of the reward_range of job {job.job_id}, "
-                f"{low:g} to {high:g}: nothing of this request was stored",
-                {"uid": item.uid, "reward": item.reward, "reward_range": [low, high]},
-            )
+    if not low <= item.reward <= high:
+        raise RewardRangeError(
+            f"item {item.uid!r} has the reward {item.reward:g}, outside of the reward_range of job {job.job_id}, "
+            f"{low:g} to {high:g}: nothing of this request was stored",
+            {"uid": item.uid, "reward": item.reward, "reward_range": [low, high]},
+        )
 
 
 def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:

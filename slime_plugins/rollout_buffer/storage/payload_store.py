@@ -97,13 +97,11 @@ class PayloadStore:
         """Makes payloads and their screenshots durable, all with one fsync.
 
         Raises:
-            InvalidPayloadError: a payload names a screenshot that neither came with it nor is stored.
+            UnavailableError: a screenshot was purged since ``check_named`` saw it; the same write brings it again.
             StorageFullError: the disk is full.
         """
         known = self._known({sha256 for one in pending for sha256 in one.needs})
-        missing = [
-            [sha256 for sha256 in one.needs if sha256 not in known and _must_have(one, sha256)] for one in pending
-        ]
+        missing = [[sha256 for sha256 in one.needs if sha256 not in known] for one in pending]
         packed = [_goes_into_a_pack(one, names) for one, names in zip(pending, missing, strict=True)]
         blobs: list[Blob] = []
         for one, names, is_packed in zip(pending, missing, packed, strict=True):
@@ -120,6 +118,21 @@ class PayloadStore:
             )
             for one, names, is_packed in zip(pending, missing, packed, strict=True)
         ]
+
+    def check_named(self, connection: Connection, pending: PendingPayload) -> None:
+        """Checks that what a payload names came with it, or is stored.
+
+        Raises:
+            InvalidPayloadError: it names something that is not there.
+        """
+        named = [sha256 for sha256 in pending.needs if sha256 not in pending.came]
+        known = content_rows.image_places(connection, named)
+        for sha256 in named:
+            if sha256 not in known:
+                raise InvalidPayloadError(
+                    f"{pending.name} names {sha256}, an image or token records that are not stored: PUT them to "
+                    "/images first, or send an image inline"
+                )
 
     def store_image(self, image: Image) -> bool:
         """Makes one screenshot durable; returns False when it was there already. Damaged bytes are replaced."""
@@ -232,16 +245,9 @@ def _pieces(
     return [*pieces, body[at:]]
 
 
-def _must_have(one: PendingPayload, sha256: str) -> bool:
-    if sha256 not in one.came:
-        raise InvalidPayloadError(
-            f"{one.name} names {sha256}, an image or token records that are not stored: PUT them to /images first, or "
-            "send an image inline"
-        )
-    return True
-
-
 def _screenshot_blobs(one: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
+    if any(sha256 not in one.came for sha256 in hashes):
+        raise UnavailableError(f"a screenshot that {one.name} names was purged meanwhile: write it again")
     return [Blob(one.came[sha256], bytes.fromhex(sha256)) for sha256 in hashes]
 
 

@@ -139,6 +139,8 @@ class Store:
 
         An error of the database itself is everybody's.
         """
+        if not works:
+            return []
         tickets: list[Ticket[Work]] = [Ticket(work) for work in works]
         try:
             self._commit_batch(tickets)

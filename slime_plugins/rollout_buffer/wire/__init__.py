@@ -4,7 +4,7 @@ Each wire type is one class of pydantic, which decodes it, checks it and describ
 ``InvalidPayloadError`` whose sentence names the key, what is allowed there, and what a misspelt key may have meant.
 """
 
-from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER, identifier
+from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER, MAX_ITEMS, identifier
 from slime_plugins.rollout_buffer.wire.generations import (
     common_prefix_length,
     decode_generations,
@@ -48,6 +48,7 @@ from slime_plugins.rollout_buffer.wire.replies import (
 __all__ = [
     "IMAGE_URL_PREFIX",
     "MAX_IDENTIFIER",
+    "MAX_ITEMS",
     "RECORDS_TYPE",
     "ImageSpot",
     "RolloutData",

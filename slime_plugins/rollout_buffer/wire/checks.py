@@ -26,6 +26,8 @@ from slime_plugins.rollout_buffer.rules.vocabulary import LOWEST_LOG_PROB, MAX_V
 
 MAX_IDENTIFIER = 256
 """Characters of an id."""
+MAX_ITEMS = 100
+"""Items in one write: what one transaction holds, so that other writers need not wait long."""
 MAX_SENTENCES = 10
 
 

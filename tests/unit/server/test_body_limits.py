@@ -11,10 +11,11 @@ import orjson
 import pytest
 from flask.testing import FlaskClient
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS
 from slime_plugins.rollout_buffer.server import http
 from slime_plugins.rollout_buffer.server.body_limits import BODY_LIMITS, OTHER_ROUTES, body_limit
-from tests.support import written
+from tests.support import PNG, written
 
 START = {"task_type": "external", "job_id": "j", "num_repeat_per_sample": 1}
 
@@ -88,8 +89,14 @@ def test_what_would_have_to_be_parsed_in_one_go_is_refused(small: FlaskClient, b
     assert small.get("/jobs").get_json()["jobs"] == []
 
 
-def test_an_item_that_is_too_large_is_refused_and_screenshots_do_not_count(small: FlaskClient) -> None:
+def test_items_that_are_too_large_together_are_refused_and_screenshots_do_not_count(small: FlaskClient) -> None:
     assert small.post("/start_rollout", json=START).status_code == 200
     large = written("large", messages=[{"role": "user", "content": "x" * 5000}])
-    assert small.post("/buffer/write", json={"items": [written("u"), large]}).status_code == 413
-    assert small.post("/buffer/write", json={"items": [written(f"u{at}") for at in range(40)]}).status_code == 200
+    for items in ([large], [written(f"u{at}") for at in range(40)]):
+        reply = small.post("/buffer/write", json={"items": items})
+        assert reply.status_code == 413
+        message = reply.get_json()["error"]["message"]
+        assert "without its screenshots is larger than 4096 bytes: send less at once" in message
+    shown = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG + bytes(5000))}}
+    seen = written("seen", messages=[{"role": "user", "content": [shown]}])
+    assert small.post("/buffer/write", json=seen).status_code == 200

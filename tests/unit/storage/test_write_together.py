@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +14,14 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError, NotFoundError, RewardRangeError
-from slime_plugins.rollout_buffer.state.item_writes import ITEMS_IN_A_TURN, Write, WriteResult
+from slime_plugins.rollout_buffer.errors import (
+    ConflictError,
+    InvalidPayloadError,
+    NotFoundError,
+    RewardRangeError,
+    UnavailableError,
+)
+from slime_plugins.rollout_buffer.state.item_writes import Write, WriteResult
 from slime_plugins.rollout_buffer.storage.pack_writer import Disk
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -109,7 +114,8 @@ def test_a_broken_disk_fails_every_write_and_keeps_none(buffer: Buffer, disk: Co
     job = start_external(buffer, n=1)
     writes = [a_write(job.job_id, written(f"u{n}", f"i{n}", extra_info=LONG)) for n in range(3)]
     disk.broken = True
-    assert told(buffer.write_together(writes)) == ["UnavailableError"] * 3
+    with pytest.raises(UnavailableError):
+        buffer.write_together(writes)
     assert slots(buffer, job).get("ready", 0) == 0
 
     disk.broken = False
@@ -133,61 +139,16 @@ def test_writing_together_is_writing_one_after_the_other(batches: list[list[list
         jobs = [start_external(each, n=2, job_id="j") for each in (together, apart)]
         for batch in batches:
             writes = [a_write("j", *items) for items in batch]
-            assert told(together.write_together(writes)) == told(
-                [apart.write_items(write.job_id, write.items) for write in writes]
-            )
+            assert told(together.write_together(writes)) == told([apart.write_together([one])[0] for one in writes])
         assert slots(together, jobs[0]) == slots(apart, jobs[1])
         assert uids(together, poll(together, jobs[0])) == uids(apart, poll(apart, jobs[1]))
         together.store.close()
         apart.store.close()
 
 
-def test_a_large_write_gives_others_their_turn_in_between(tmp_path: Path) -> None:
-    """What others see grows while it goes on: it never holds the turn for more than a part of its items."""
-    seen: list[int] = []
-    other = Store(tmp_path / "data")
-
-    def clock() -> float:
-        with other.read() as connection:
-            seen.append(int(connection.execute("SELECT count(*) FROM trajectories").fetchone()[0]))
-        return 1000.0
-
-    buffer = Buffer(Store(tmp_path / "data"), clock=clock)
-    try:
-        job = start_external(buffer, 1)
-        seen.clear()
-        items = [written(f"u{number}", f"i{number}") for number in range(4 * ITEMS_IN_A_TURN)]
-        (outcome,) = buffer.write_together([a_write(job.job_id, *items)])
-        assert told([outcome]) == [["stored"] * len(items)]
-        assert {ITEMS_IN_A_TURN, 2 * ITEMS_IN_A_TURN, 3 * ITEMS_IN_A_TURN} <= set(seen)
-        assert told(buffer.write_together([a_write(job.job_id, *items)])) == [["duplicate"] * len(items)]
-    finally:
-        buffer.store.close()
-        other.close()
-
-
-def test_a_large_write_on_a_slow_machine_ends_its_turn_earlier(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = start_external(buffer, 1)
-    items = [written(f"u{number}", f"i{number}") for number in range(ITEMS_IN_A_TURN + 1)]
-    now = iter(range(10**9))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
-    turns: list[int] = []
-    commit = buffer.store.commit
-
-    def counting(work: Any) -> Any:
-        result = commit(work)
-        turns.append(len(result))
-        return result
-
-    monkeypatch.setattr(buffer.store, "commit", counting)
-    (outcome,) = buffer.write_together([a_write(job.job_id, *items)])
-    assert told([outcome]) == [["stored"] * len(items)]
-    assert turns == [1] * len(items)
-
-
 @pytest.mark.parametrize("fault", ["reward", "instance"])
-def test_of_a_large_write_that_is_refused_nothing_is_kept(buffer: Buffer, fault: str) -> None:
-    ids = tuple(f"i{number}" for number in range(4 * ITEMS_IN_A_TURN))
+def test_of_a_whole_write_that_is_refused_for_one_item_nothing_is_kept(buffer: Buffer, fault: str) -> None:
+    ids = tuple(f"i{number}" for number in range(wire.MAX_ITEMS))
     job = start_external(buffer, 1, ids, reward_range=[0, 1])
     items = [written(f"u{each}", each) for each in ids]
     items[-1] = written("bad", "nowhere" if fault == "instance" else ids[-1], 1.0 if fault == "instance" else 7.0)
