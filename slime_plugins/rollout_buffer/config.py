@@ -81,7 +81,7 @@ class ServeSettings(BaseModel):
     writer_turn_limit_s: float = Field(
         default=10.0,
         gt=0,
-        description="Seconds after which one that was frozen in the middle of a write is killed.",
+        description="Seconds after which a process frozen in the middle of a write is killed, the supervisor too.",
     )
     generator_dirs: tuple[Path, ...] = Field(
         default=(),

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ import requests
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
-from tests.integration.conftest import BufferProcess, process_table, wait_until
+from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
 from tests.support import written
 
 pytestmark = pytest.mark.timeout(120)
@@ -130,6 +131,38 @@ def freeze_between_transactions(pid: int, data_dir: Path) -> None:
                 return  # closing the file lets go of the turn
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.02)
+
+
+def freeze_in_a_transaction(pid: int, data_dir: Path) -> None:
+    """Freezes the supervisor while it has the writers' turn, which it takes for its heartbeat every two seconds."""
+    while True:
+        with (data_dir / "writer.active").open("rb") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            time.sleep(2.5)  # now it waits for its turn, and gets it within 4 ms
+            fcntl.flock(turn, fcntl.LOCK_UN)
+            time.sleep(random.uniform(0.0, 0.006))
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.2)
+            if turn.read().split()[:1] == [str(pid).encode()]:
+                return
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_supervisor_frozen_in_the_middle_of_a_write_is_ended_by_a_worker_and_the_next_one_writes(
+    start_buffer: StartBuffer, tmp_path: Path
+) -> None:
+    buffer = start_buffer("--writer-turn-limit-s", "2")
+    job_id = start_external(buffer)
+    buffer.client.write([written("before", "before")], job_id=job_id)
+    freeze_in_a_transaction(buffer.process.pid, tmp_path / "data")
+    wait_until(lambda: buffer.process.exit_code() is not None, 30, "the end of the frozen supervisor")
+    assert buffer.process.exit_code() == -signal.SIGKILL
+    wait_until(lambda: not answers(f"{buffer.url}/health"), 30, "the end of its server")
+    buffer.start()  # as systemd does, or a container
+    reply = buffer.client.write([written("before", "before"), written("after", "after")], job_id=job_id)
+    assert [result["status"] for result in reply["results"]] == ["duplicate", "stored"]
+    log = "".join(path.read_text() for path in (tmp_path / "data" / "logs").glob("server*"))
+    assert "it is the supervisor, killing it" in log
 
 
 def test_a_frozen_runner_that_wakes_after_its_replacement_writes_nothing(

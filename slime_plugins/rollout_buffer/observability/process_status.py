@@ -12,6 +12,7 @@ class ProcessStatus:
 
     state: str
     """R, S, D (waits for the disk), T (stopped), t (stopped by a debugger), Z, X …"""
+    parent: int
     session: int
     started: int
     """Clock ticks since boot: with the id, it names one process for ever."""
@@ -36,7 +37,11 @@ def process_status(pid: int) -> ProcessStatus | None:
     except (OSError, IndexError):
         return None
     return ProcessStatus(
-        state=fields[0], session=int(fields[3]), started=int(fields[19]), cpu_ticks=int(fields[11]) + int(fields[12])
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        started=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
     )
 
 

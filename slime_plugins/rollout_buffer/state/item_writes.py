@@ -103,19 +103,27 @@ class ItemWriter:
             StorageFullError, UnavailableError: the disk does not take the bytes. Nothing of any write is kept.
         """
         with self._store.read() as connection:
-            checked = [self._check(connection, write) for write in writes]
+            jobs: dict[str | None, JobRecord] = {}
+            checked = [self._check(connection, write, jobs) for write in writes]
         taken = [one for one in checked if isinstance(one, _Checked)]
         stored = iter(self._contents.store([payload for one in taken for payload in one.payloads.values()]))
+        current: dict[int, JobRecord] = {}
         rows = [
-            partial(self._write_rows, one=one, payloads={uid: next(stored) for uid in one.payloads}) for one in taken
+            partial(self._write_rows, one=one, payloads={uid: next(stored) for uid in one.payloads}, jobs=current)
+            for one in taken
         ]
         outcomes = iter(self._store.commit_each(rows))
         return [next(outcomes) if isinstance(one, _Checked) else one for one in checked]
 
-    def _check(self, connection: Connection, write: Write) -> _Checked | Exception:
-        """Returns what of a write is new and as its job takes it, or why the write is refused."""
+    def _check(self, connection: Connection, write: Write, jobs: dict[str | None, JobRecord]) -> _Checked | Exception:
+        """Returns what of a write is new and as its job takes it, or why the write is refused.
+
+        ``jobs`` were looked up already, for other writes.
+        """
         try:
-            job = self._job_for_write(connection, write.job_id)
+            if write.job_id not in jobs:
+                jobs[write.job_id] = self._job_for_write(connection, write.job_id)
+            job = jobs[write.job_id]
             if not job.takes_items:
                 raise ConflictError(
                     f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
@@ -133,8 +141,17 @@ class ItemWriter:
             return error
         return _Checked(job.key, write.items, payloads)
 
-    def _write_rows(self, connection: Connection, one: _Checked, payloads: Mapping[str, StoredPayload]) -> Written:
-        job = job_rows.get_job(connection, one.job_key)
+    def _write_rows(
+        self,
+        connection: Connection,
+        one: _Checked,
+        payloads: Mapping[str, StoredPayload],
+        jobs: dict[int, JobRecord],
+    ) -> Written:
+        """``jobs`` were looked up already in this transaction; no write changes what is asked of them."""
+        if one.job_key not in jobs:
+            jobs[one.job_key] = job_rows.get_job(connection, one.job_key)
+        job = jobs[one.job_key]
         return job, [self._write_row(connection, job, item, payloads.get(item.uid)) for item in one.items]
 
     def _write_row(

@@ -126,7 +126,7 @@ class PayloadStore:
             InvalidPayloadError: it names something that is not there.
         """
         named = [sha256 for sha256 in pending.needs if sha256 not in pending.came]
-        known = content_rows.image_places(connection, named)
+        known = content_rows.image_places(connection, named) if named else {}
         for sha256 in named:
             if sha256 not in known:
                 raise InvalidPayloadError(

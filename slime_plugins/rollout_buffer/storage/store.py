@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 )
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
 from slime_plugins.rollout_buffer.storage.storage_errors import StorageErrors, damaged
-from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, WriteLocks
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLock, WriteLockOwner
 
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
@@ -87,7 +87,7 @@ class Store:
             self.packs_dir.mkdir(exist_ok=True, mode=0o700)
             self._reserve = DiskReserve(self.data_dir)
             self._reserve.is_used()  # on a full disk: makes room for what is opened now
-            self._turns = WriteLocks(self.data_dir)
+            self._turns = WriteLock(self.data_dir)
             self.clock = SharedClock(self.data_dir)
         self._writer = PackWriter(
             self.packs_dir, disk=disk, limit_bytes=self._pack_bytes(), next_number=self._next_pack

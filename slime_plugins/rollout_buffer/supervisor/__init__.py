@@ -5,5 +5,4 @@
 * ``child_processes`` – processes and their ends; ``child_commands`` – command lines and environments
 * ``child_health`` – waiting for a child that serves HTTP
 * ``local_ray`` – a Ray cluster of one machine; ``generator_discovery`` – which task types there are
-* ``write_lock_watch`` – a writer that is frozen in its turn
 """

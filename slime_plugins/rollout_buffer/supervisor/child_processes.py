@@ -232,12 +232,6 @@ def _open_log(path: Path) -> IO[bytes]:
         return os.fdopen(os.dup(sys.stderr.fileno()), "wb")
 
 
-def cpu_ticks(pid: int) -> int | None:
-    """Returns how many clock ticks of processor time a process has used; None when there is none."""
-    status = process_status(pid)
-    return None if status is None else status.cpu_ticks
-
-
 def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage import data_dir, retention
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
 from slime_plugins.rollout_buffer.supervisor import child_commands
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
@@ -42,7 +43,6 @@ from slime_plugins.rollout_buffer.supervisor.restart_policies import (
     server_policy,
 )
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
-from slime_plugins.rollout_buffer.supervisor.write_lock_watch import WriteLockWatch
 
 TICK_S = 0.1
 CLOCK_INTERVAL_S = 0.5

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +13,10 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, WriteLockWatch
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-from slime_plugins.rollout_buffer.supervisor.write_lock_watch import WriteLockWatch
 
 
 class Clock:
@@ -30,41 +28,36 @@ class Clock:
         return self.now
 
 
-ASLEEP = WriteLockOwner(pid=1, started=1, held_s=100.0, state="T")
+ASLEEP = WriteLockOwner(pid=1, started=1, held_s=100.0, state="T", cpu_ticks=5)
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, owners: Sequence[tuple[WriteLockOwner | None, int]]) -> list[bool]:
-    """What a watch of 10 s says of holders that it sees 6 s apart, each with the processor time it has used."""
+def watch(*owners: WriteLockOwner | None) -> list[bool]:
+    """What a watch of 10 s says of holders that it sees 6 s apart."""
     clock = Clock()
     found = WriteLockWatch(10.0, clock=clock)
     said = []
-    for owner, ticks in owners:
-        monkeypatch.setattr(
-            "slime_plugins.rollout_buffer.supervisor.write_lock_watch.cpu_ticks", lambda pid, ticks=ticks: ticks
-        )
+    for owner in owners:
         said.append(found.is_stuck(owner))
         clock.now += 6
     return said
 
 
-def test_a_holder_that_has_not_moved_for_the_limit_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watch(monkeypatch, [(ASLEEP, 5)] * 3) == [False, False, True]
+def test_a_holder_that_has_not_moved_for_the_limit_is_stuck() -> None:
+    assert watch(ASLEEP, ASLEEP, ASLEEP) == [False, False, True]
 
 
-def test_a_holder_that_computes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watch(monkeypatch, [(ASLEEP, ticks) for ticks in range(5)]) == [False] * 5
+def test_a_holder_that_computes_is_not() -> None:
+    assert watch(*(replace(ASLEEP, cpu_ticks=ticks) for ticks in range(5))) == [False] * 5
 
 
-def test_a_holder_that_waits_for_the_disk_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watch(monkeypatch, [(replace(ASLEEP, state="D"), 5)] * 5) == [False] * 5
+def test_a_holder_that_waits_for_the_disk_is_not() -> None:
+    assert watch(*[replace(ASLEEP, state="D")] * 5) == [False] * 5
 
 
-def test_one_process_after_the_other_is_not_one_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [(replace(ASLEEP, pid=pid), 5) for pid in range(5)]
-    assert watch(monkeypatch, others) == [False] * 5
-    again = [(replace(ASLEEP, held_s=1.0), 5)] * 5
-    assert watch(monkeypatch, again) == [False] * 5
-    assert watch(monkeypatch, [(ASLEEP, 5), (None, 5), (ASLEEP, 5), (ASLEEP, 5)]) == [False] * 4
+def test_one_process_after_the_other_is_not_one_that_is_stuck() -> None:
+    assert watch(*(replace(ASLEEP, pid=pid) for pid in range(5))) == [False] * 5
+    assert watch(*[replace(ASLEEP, held_s=1.0)] * 5) == [False] * 5
+    assert watch(ASLEEP, None, ASLEEP, ASLEEP) == [False] * 4
 
 
 FROZEN = """
