@@ -5,6 +5,7 @@ Nothing here asks which generator that was.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -137,6 +138,8 @@ class ItemWriter:
                 _check_reward(job, item)
                 payloads[item.uid] = _pending_payload(item)
                 self._contents.check_named(connection, payloads[item.uid])
+        except sqlite3.Error:
+            raise  # of the database: everybody's
         except Exception as error:  # noqa: BLE001 - it is the answer to this one write
             return error
         return _Checked(job.key, write.items, payloads)
