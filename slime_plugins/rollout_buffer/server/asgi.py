@@ -54,7 +54,7 @@ from slime_plugins.rollout_buffer.server.routes_data import (
     take_again,
     write_bodies,
 )
-from slime_plugins.rollout_buffer.server.supervisor_watch import watch_supervisor
+from slime_plugins.rollout_buffer.server.supervisor_state import watch_supervisor
 from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
 from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of
 from slime_plugins.rollout_buffer.state.item_writes import Refusal

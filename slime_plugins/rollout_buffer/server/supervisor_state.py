@@ -1,14 +1,29 @@
-"""What a server knows of the supervisor: whether it lives, what it can play, and what keeps it from its work."""
+"""What a server knows of the supervisor: whether it lives, what it can play, and what keeps it from its work.
+
+A supervisor that is frozen in the middle of a write is ended here: it ends all others, and nobody could write any more.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.observability.process_status import process_status
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import ServerContext
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
+
+WATCH_INTERVAL_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,3 +70,23 @@ def _silence(age_s: float) -> str:
     if age_s == float("inf"):
         return "no supervisor was seen"
     return f"the supervisor's last heartbeat was {age_s:.0f} s ago: it is frozen, or gone"
+
+
+def watch_supervisor(store: Store, limit_s: float) -> None:
+    """Starts a thread that kills this worker's supervisor if it holds the write lock for ``limit_s`` without moving.
+
+    The kernel ends its children with it, and whatever runs ``serve`` (systemd, a container) starts it again.
+    """
+    threading.Thread(target=_watch, args=(store, WriteLockWatch(limit_s)), name="supervisor watch", daemon=True).start()
+
+
+def _watch(store: Store, watch: WriteLockWatch) -> None:
+    while True:
+        time.sleep(WATCH_INTERVAL_S)
+        owner = store.turn_owner()
+        if owner is None or not watch.is_stuck(owner):
+            continue
+        gunicorn = process_status(os.getppid())
+        if gunicorn is not None and gunicorn.parent == owner.pid:
+            logger.error("%s, and does not move: it is the supervisor, killing it", owner)
+            os.kill(owner.pid, signal.SIGKILL)

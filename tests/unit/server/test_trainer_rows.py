@@ -93,17 +93,6 @@ def test_a_version_that_is_none_has_no_lag_and_default_is_version_0(job: FlaskCl
     assert [(entry["weight_lag"], entry["tokens"]) for entry in by_lag] == [(6, 2), (None, 2)]
 
 
-<<<<<<< HEAD
-=======
-def test_of_a_row_the_last_word_counts(job: FlaskClient) -> None:
-    report(job, {"uid": "one", "log_probs": [-9.0, -9.0, -9.0]})
-    report(job, {"uid": "one", "log_probs": [-0.5, -0.25, -1.0]})
-
-    found = job.get(f"/jobs/{JOB}/mismatch").get_json()
-    assert (found["rows"], found["max"]) == (1, 0.0)
-
-
->>>>>>> ddb4249 (Tests name places as they are now, and write as many items as a write takes)
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
