@@ -8,9 +8,9 @@ last. The engine's speed for one request falls with the number of requests: it i
 and beyond ``cache`` it computes prompts again whose prefix was evicted, so that more requests bring less. With
 ``max_running`` the others queue, and the engine tells how many (``says_load``).
 
-What moves the number is the runner's own ``PlaceSteering`` over ``rules/concurrency.py``, on the simulation's clock.
-Said of each: tokens a second as a share of the best fixed number's, the middle of the time an episode takes (which is
-how old its first tokens are), and what auto came to in the last half. Everything follows from the seed.
+What moves the number is the runner's own ``ConcurrencyController`` over ``rules/concurrency.py``, on the simulation's
+clock. Said of each: tokens a second as a share of the best fixed number's, the middle of the time an episode takes
+(which is how old its first tokens are), and what auto came to in the last half. Everything follows from the seed.
 
 Caveats: there is always an episode to begin (no trainer holds them back), one engine, and prompts cost nothing but
 where the cache is too small.
@@ -36,7 +36,7 @@ from rich.table import Table
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
-from slime_plugins.rollout_buffer.runner.places import SAMPLE_INTERVAL_S, Places, PlaceSteering
+from slime_plugins.rollout_buffer.runner.concurrency import SAMPLE_INTERVAL_S, ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.types import EngineReport
 
 FIXED = (8, 64, 512)
@@ -135,7 +135,7 @@ class Simulation:
         self.queue: deque[tuple[_Episode, float]] = deque()
         self.free = setting.devices
         self.waiting_for_device: deque[_Episode] = deque()
-        self.places = Places(limit or 1)
+        self.places = ConcurrencyLimiter(limit or 1)
         self.places.wanted = 1
         self.engine = _SimulatedEngine(self)
         self.took: list[float] = []
@@ -165,12 +165,12 @@ class Simulation:
         rate = (self.tokens - before) / (self.seconds - counted_from)
         return Result(policy=policy, tokens_per_s=rate, episode_s=statistics.median(self.took), limits=limits)
 
-    def _steering(self) -> PlaceSteering:
+    def _steering(self) -> ConcurrencyController:
         async def keep(steering: Steering, load: EngineLoad | None) -> None:
             """Nobody is told."""
 
         bounds = Bounds(least=GROUP_SIZE, most=1024, step=GROUP_SIZE)
-        return PlaceSteering(
+        return ConcurrencyController(
             self.places,
             bounds,
             self.engine,

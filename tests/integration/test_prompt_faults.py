@@ -41,7 +41,7 @@ from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.runner import played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -365,7 +365,7 @@ class TwoTurns:
 
 @pytest.fixture
 def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
-    monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
     buffer = Buffer(Store(tmp_path / "data"))
     yield buffer
     buffer.store.close()

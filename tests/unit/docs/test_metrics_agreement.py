@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
-from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.runner import episode_runner, played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.trainer.tracking import STEP
@@ -220,8 +220,8 @@ def wait_for_the_next_bucket(series: dict[str, Any]) -> None:
 async def test_every_view_agrees_after_a_run_with_failures(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     buffer: Buffer = client.application.extensions["rollout_buffer"].buffer
     outside = write_with_failures(buffer)
     played = await play_with_failures(buffer)
@@ -259,8 +259,8 @@ def test_what_a_trainer_logs_agrees_with_all_of_them(
     valid: int,
 ) -> None:
     """The trainer's last rollout, W&B's file and the lines of its own say what the buffer says of the whole job."""
-    monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     reset_jobs()
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"instance_id": name}) + "\n" for name in ids))
     client = make_client(data_roots=(tmp_path,))

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
-from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import update_job
@@ -58,8 +58,8 @@ class Asking(ScriptedGenerator):
 @pytest.fixture
 def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
     """A buffer on the real clock, and a runner whose patience with its engine is short."""
-    monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     monkeypatch.setattr(circuit_breaker, "AWAY_TIMEOUT_S", 0.2)
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.05)
     short = EngineSettings(retry_timeout_s=0.5, backoff_first_s=0.02, backoff_longest_s=0.05)

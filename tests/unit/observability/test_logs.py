@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.observability.logs import (
     LOG_FORMAT_VARIABLE,
     JsonFormatter,
 )
-from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.runner import episode_runner
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.unit.runner.test_runner import ScriptedGenerator, run, start
 
@@ -62,7 +62,7 @@ def test_a_line_is_one_object_whatever_is_said(written: io.StringIO) -> None:
 async def test_a_runner_says_of_each_line_what_it_is_about(
     written: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     buffer = Buffer(Store(tmp_path / "data"))
     job = start(buffer, 2, num_repeat_per_sample=2)
 

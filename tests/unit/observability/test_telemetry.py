@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.observability.opentelemetry import (
     tracing_from_environment,
 )
 from slime_plugins.rollout_buffer.observability.tracing import NoTracer, phase
-from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.runner import episode_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest
@@ -55,7 +55,7 @@ def listener() -> Listener:
 
 @pytest.fixture
 def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
-    monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     buffer = Buffer(Store(tmp_path / "data"))
     yield buffer
     buffer.store.close()

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.runner import attempt_limit, group_admission, places
+from slime_plugins.rollout_buffer.runner import attempt_limit, concurrency, episode_runner, group_admission, played_job
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -99,8 +99,8 @@ def _trajectory(uid: str, instance_id: str, reward: float) -> Trajectory:
 @pytest.fixture
 def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
     """A buffer on the real clock, and a runner that looks around often and retries at once."""
-    monkeypatch.setattr(runner, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     monkeypatch.setattr(group_admission, "LOOK_INTERVAL_S", 0.02)
     buffer = Buffer(Store(tmp_path / "data"))
     yield buffer
@@ -144,8 +144,8 @@ def by_slot(episode: EpisodeRequest) -> float:
 async def test_a_number_of_episodes_that_moves_plays_every_slot_once_and_says_what_it_is(
     real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "SAMPLE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(places, "MIN_WINDOW_S", 0.02)
+    monkeypatch.setattr(concurrency, "SAMPLE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(concurrency, "MIN_WINDOW_S", 0.02)
     job = start(real_time_buffer, count=60, num_process="auto", num_process_max=40)
     generator = ScriptedGenerator(lambda episode: _after(0.01, by_slot(episode)))
     said = []

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.rules.causes import (
 )
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.jobs import ending_of
-from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest, GroupState, JobState
 from tests.support import slots
@@ -29,8 +29,8 @@ from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, run, start
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A buffer on the real clock, and a runner that looks around often and retries at once."""
-    monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     buffer = Buffer(Store(tmp_path / "data"))
     yield buffer
     buffer.store.close()

@@ -1,4 +1,4 @@
-"""Places that move in number while episodes play, and what moves them: windows of what came back, queues, devices."""
+"""A limit that changes while episodes play, and what changes it: windows of what came back, queues, devices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Reason, Steering
-from slime_plugins.rollout_buffer.runner.places import Places, PlaceSteering
+from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
 
 async def test_who_has_a_place_keeps_it_and_nobody_gets_one_before_enough_came_back() -> None:
-    places = Places(3)
+    places = ConcurrencyLimiter(3)
     for _ in range(3):
         await places.acquire()
     places.set_limit(1)
@@ -31,7 +31,7 @@ async def test_who_has_a_place_keeps_it_and_nobody_gets_one_before_enough_came_b
 
 
 async def test_more_places_are_taken_at_once() -> None:
-    places = Places(1)
+    places = ConcurrencyLimiter(1)
     waiting = [asyncio.create_task(places.acquire()) for _ in range(5)]
     await asyncio.sleep(0)
     assert places.taken == 1
@@ -68,13 +68,13 @@ class Busy(HttpEngine):
 
 
 class Steered:
-    """Places that are always all taken and wanted, and a clock."""
+    """A limit that is always reached and asked for more, and a clock."""
 
     def __init__(self, engine: Busy, **more: Any) -> None:
         self.engine, self.clock, self.told = engine, SettableClock(1000.0), list[Steering]()
-        self.places, self.paused, self.farm = Places(1), False, dict[str, Any]()
+        self.places, self.paused, self.farm = ConcurrencyLimiter(1), False, dict[str, Any]()
         self.places.wanted = 1
-        self.steering = PlaceSteering(
+        self.steering = ConcurrencyController(
             self.places,
             Bounds(least=8, most=1024, step=8),
             engine,

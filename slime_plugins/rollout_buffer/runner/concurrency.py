@@ -1,4 +1,4 @@
-"""The places in which a job's episodes play, and what moves their number where nobody has set it."""
+"""How many episodes of a job play at once, and what changes that limit where it is not fixed."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ MIN_EPISODES = 32
 logger = logging.getLogger(__name__)
 
 
-class Places:
-    """As many as may be taken at once. The number may change at any time: who has a place keeps it."""
+class ConcurrencyLimiter:
+    """A semaphore whose limit may change at any time: what is acquired stays acquired."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._changed = asyncio.Event()
         self.taken = 0
         self.wanted = 0
-        """How many wait for one."""
+        """How many wait to acquire."""
 
     @property
     def limit(self) -> int:
-        """How many may be taken."""
+        """How many may be acquired."""
         return self._limit
 
     def set_limit(self, limit: int) -> None:
-        """Changes it; where it is below what is taken, nobody gets a place until enough came back."""
+        """Changes it; where it is below what is acquired, nothing more is until enough was released."""
         self._limit = limit
         self._changed.set()
 
     async def acquire(self) -> None:
-        """Takes a place as soon as there is one."""
+        """Acquires one as soon as fewer than the limit are."""
         self.wanted += 1
         try:
             while self.taken >= self._limit:
@@ -57,7 +57,7 @@ class Places:
         self.taken += 1
 
     def release(self) -> None:
-        """Gives one back."""
+        """Releases one."""
         self.taken -= 1
         self._changed.set()
 
@@ -103,8 +103,8 @@ class _Window:
         )
 
 
-class PlaceSteering:
-    """Moves the number of places by ``rules.concurrency``, one step for each window of time.
+class ConcurrencyController:
+    """Changes the limit by ``rules.concurrency``, one step for each window of time.
 
     A window lasts until as many turns came back as episodes play, so that all of them are part of what is measured, and
     not before there are enough of them. The first after a change is let go: its turns began before. An engine that
@@ -113,7 +113,7 @@ class PlaceSteering:
 
     def __init__(
         self,
-        places: Places,
+        limiter: ConcurrencyLimiter,
         bounds: Bounds,
         engine: HttpEngine,
         *,
@@ -123,27 +123,27 @@ class PlaceSteering:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``devices`` is the newest report of the devices, {} where there are none; ``keep`` tells others."""
-        self._places, self._bounds, self._engine = places, bounds, engine
+        self._limiter, self._bounds, self._engine = limiter, bounds, engine
         self._devices, self._is_paused, self._keep, self._clock = devices, is_paused, keep, clock
         self._steering = first_steering(bounds)
         self._episodes = 0
         self._settled = False
         self._window = self._new_window()
         self._kept_at = -CONCURRENCY.beats_every_s
-        places.set_limit(self._steering.limit)
+        limiter.set_limit(self._steering.limit)
 
     def episode_ended(self) -> None:
         """Another one came to its end: what counts where the engine is not asked through its client."""
         self._episodes += 1
 
     async def watch(self) -> None:
-        """Steers for ever; what breaks in it costs the job nothing."""
+        """Adjusts for ever; what breaks in it costs the job nothing."""
         while True:
             try:
                 await self.look()
             except Exception:
                 # The job plays on with the number that it has.
-                logger.exception("the number of episodes at once cannot be steered")
+                logger.exception("the number of episodes at once cannot be adjusted")
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     async def look(self) -> None:
@@ -152,7 +152,7 @@ class PlaceSteering:
         if self._is_paused() or self._engine.report(unasked=True).code is not EngineTrouble.NONE:
             self._settled, self._window = False, self._new_window()
         else:
-            self._window.add(self._places.taken, self._places.wanted > 0, load)
+            self._window.add(self._limiter.taken, self._limiter.wanted > 0, load)
             if (seen := self._seen()) is not None:
                 self._step(seen)
         if self._clock() - self._kept_at >= CONCURRENCY.beats_every_s:
@@ -183,7 +183,7 @@ class PlaceSteering:
         self._steering = steer(before, seen, self._bounds)
         if self._steering.limit != before.limit:
             self._settled = False
-            self._places.set_limit(self._steering.limit)
+            self._limiter.set_limit(self._steering.limit)
             logger.info("%d episodes at once, after %d: %s", self._steering.limit, before.limit, self._steering.reason)
         self._window = self._new_window()
 

@@ -1,0 +1,87 @@
+"""What a runner does about its engine: follows its address, pauses the job while it answers nobody, and reports it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.report_pacer import ReportPacer
+from slime_plugins.rollout_buffer.redaction import redacted
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.runner.played_job import PlayedJob
+from slime_plugins.rollout_buffer.types import JobState
+
+logger = logging.getLogger(__name__)
+
+
+class EngineWatch:
+    """Watches the engine of one job. ``breaker`` is told of what attempts found."""
+
+    def __init__(self, job: PlayedJob, engine: HttpEngine) -> None:
+        self.breaker = CircuitBreaker(engine)
+        self._job = job
+        self._engine = engine
+        self._url = job.record.engine_url
+        self._reports = ReportPacer()
+        self._prompt_findings: tuple[str, ...] | None = None
+
+    async def look(self) -> None:
+        """Does what is due; to be called after each refresh of the job."""
+        self._follow_address()
+        await self._pause_or_go_on()
+        await self._report()
+        await self._keep_prompt_findings()
+
+    async def complaint_of_prompts(self) -> str:
+        """Returns why the engine's prompts are not exact, as soon as it answers; empty when they are."""
+        while True:
+            fidelity = await self._engine.probe_prompts()
+            if fidelity is not None:
+                return fidelity.complaint
+            await asyncio.sleep(self._job.watch_interval_s)
+
+    async def close(self) -> None:
+        """Ends what is under way, and the engine's client."""
+        await self.breaker.close()
+        await self._engine.close()
+
+    def _follow_address(self) -> None:
+        url = self._job.record.engine_url
+        if url and url != self._url:
+            logger.info("job %s: the engine is now at %s", self._job.record.job_id, redacted(url))
+            self._engine.set_base_url(url)
+            self._url = url
+
+    async def _pause_or_go_on(self) -> None:
+        """Pauses the job when its engine answers nobody, and lets it go on when it does again."""
+        job, record = self._job, self._job.record
+        if record.state is JobState.RUNNING and (trouble := self.breaker.trouble()):
+            logger.warning("job %s is paused: the engine %s", record.job_id, trouble)
+            await job.stored(job.buffer.pause_for_engine, job.fence, job.key, trouble)
+        elif record.state is not JobState.PAUSED or record.cause_code is not CauseCode.ENGINE_AWAY:
+            return
+        elif self.breaker.has_recovered():
+            logger.info("job %s goes on: the engine answers again", record.job_id)
+            await job.stored(job.buffer.resume_for_engine, job.fence, job.key)
+        elif verdict := self.breaker.verdict():
+            logger.error("job %s fails: the engine %s", record.job_id, verdict)
+            await job.fail(f"the engine {verdict}", CauseCode.ENGINE_REFUSES)
+        else:
+            return
+        await job.refresh()
+
+    async def _report(self) -> None:
+        """Keeps why the engine gives no tokens, for as long as it does not; nothing is written while it is well."""
+        if self._reports.is_due(report := self._engine.report()):
+            await self._job.stored(self._job.buffer.report_engine, self._job.key, os.getpid(), report)
+
+    async def _keep_prompt_findings(self) -> None:
+        """Keeps what each new engine was found to do to prompts."""
+        fidelity = self._engine.fidelity
+        if fidelity is not None and fidelity.findings != self._prompt_findings:
+            self._prompt_findings = fidelity.findings
+            keep = self._job.buffer.keep_prompt_findings
+            await self._job.stored(keep, self._job.key, os.getpid(), fidelity.findings)

@@ -1,0 +1,408 @@
+"""Plays the episodes of a job: open groups, in order → slots → attempts → trajectories → closed groups.
+
+Thousands of episodes are coroutines of one loop. What the loop knows it can always read again from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import random
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import (
+    EngineAwayError,
+    EngineError,
+    EpisodeError,
+    GeneratorError,
+    InvalidPayloadError,
+    JobPausedError,
+)
+from slime_plugins.rollout_buffer.generator.base_generator import Generator
+from slime_plugins.rollout_buffer.observability.logs import log_fields
+from slime_plugins.rollout_buffer.observability.tracing import Attributes, Tracer
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
+from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
+from slime_plugins.rollout_buffer.rules.rewards import as_reward
+from slime_plugins.rollout_buffer.runner.attempt_limit import AttemptLimit, end_task
+from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
+from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch
+from slime_plugins.rollout_buffer.runner.group_admission import GroupAdmission
+from slime_plugins.rollout_buffer.runner.played_job import FencedError, PlayedJob
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Instance,
+    JobState,
+    Message,
+    Outcome,
+    SamplingParams,
+    Trajectory,
+)
+
+RETRY_BASE_S = 0.5
+RETRY_CAP_S = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class _StoppedError(Exception):
+    """The job is drained at once: what an attempt did so far counts for nothing."""
+
+
+class _Tried(Enum):
+    """What an attempt was for its slot."""
+
+    SETTLED = auto()  # it needs no other
+    FAILED = auto()
+    NOT_COUNTED = auto()  # nobody's engine answered: it is as if the attempt had not been
+
+
+@dataclass(slots=True)
+class _RunningGroup:
+    """A group that this runner plays, and how many of its slots are unsettled."""
+
+    record: GroupRecord
+    unsettled: int
+    given_up: int
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    waiting_to_begin: int = 0
+
+
+@dataclass(slots=True)
+class _FailureStreak:
+    """Failures with one error code since the last success."""
+
+    code: str = ""
+    count: int = 0
+    instances: set[str] = field(default_factory=set)
+
+    def add(self, code: str, instance_id: str) -> None:
+        if code != self.code:
+            self.code, self.count, self.instances = code, 0, set()
+        self.count += 1
+        self.instances.add(instance_id)
+
+    def end(self) -> None:
+        self.code, self.count, self.instances = "", 0, set()
+
+    def reaches(self, limit: int) -> bool:
+        """One instance may be broken in itself: only two tell something of the job."""
+        return 0 < limit <= self.count and len(self.instances) > 1
+
+
+class EpisodeRunner:
+    """Plays the episodes of one job by a generator that has started."""
+
+    def __init__(
+        self,
+        job: PlayedJob,
+        generator: Generator,
+        engine: EngineWatch,
+        limiter: ConcurrencyLimiter,
+        controller: ConcurrencyController | None,
+        tracer: Tracer,
+    ) -> None:
+        """``controller`` moves the limit, where it is not fixed; ``tracer`` gets a span for each attempt."""
+        self._job = job
+        self._generator = generator
+        self._engine = engine
+        self._limiter = limiter
+        self._controller = controller
+        self._tracer = tracer
+        self._groups: dict[int, _RunningGroup] = {}
+        self._groups_closing = 0
+        self._playing: set[asyncio.Task[Trajectory]] = set()
+        self._streak = _FailureStreak()
+        self._admission = GroupAdmission(job.buffer, job.record, job.stored, self._count_played)
+
+    async def run(self) -> None:
+        """Plays until every group is closed or the job is over."""
+        await self._job.until_over(self._play_all(), self._look)
+
+    async def _play_all(self) -> None:
+        job = self._job
+        if job.settings.exact_prompts == "require" and (complaint := await self._engine.complaint_of_prompts()):
+            await job.fail(f"exact_prompts is require, and the engine {complaint}", CauseCode.ENGINE_REFUSES)
+            return
+        async with asyncio.TaskGroup() as episodes:
+            async for group in self._admission.groups():
+                await self._begin_group(group, episodes)
+        await job.stored(job.buffer.finish_if_done, job.key)
+
+    async def _look(self) -> None:
+        await self._engine.look()
+        record = self._job.record
+        if record.state is JobState.PAUSED and record.cause_code is CauseCode.STOPPED:
+            for playing in self._playing:
+                playing.cancel()
+        await self._close_timed_out_groups()
+
+    def _count_played(self) -> int:
+        return len(self._groups) + self._groups_closing
+
+    async def _begin_group(self, record: GroupRecord, episodes: asyncio.TaskGroup) -> None:
+        progress = await self._job.stored(self._job.buffer.slot_progress, record.key)
+        instance = await self._job.stored(self._job.buffer.instance, record)
+        settled = {slot for slot, done in progress.items() if done[0] or done[1] >= self._job.settings.max_attempts}
+        open_slots = [slot for slot in range(self._job.record.group_size) if slot not in settled]
+        given_up = sum(
+            1 for filled, failures in progress.values() if not filled and failures >= self._job.settings.max_attempts
+        )
+        group = _RunningGroup(record, len(open_slots), given_up, waiting_to_begin=len(open_slots))
+        self._groups[record.key] = group
+        if not open_slots:
+            await self._close_group(group)
+            return
+        for slot in open_slots:
+            # The place is taken here, so that groups begin in order and no more tasks exist than places.
+            await self._limiter.acquire()
+            failures = progress.get(slot, (False, 0))[1]
+            task = episodes.create_task(self._fill(group, slot, failures, instance))
+            group.tasks.add(task)
+
+    async def _fill(self, group: _RunningGroup, slot: int, failures: int, instance: Instance) -> None:
+        """Fills one slot: plays attempts until one brings a trajectory back or the slot is given up."""
+        group.waiting_to_begin -= 1
+        try:
+            while failures < self._job.settings.max_attempts:
+                await self._job.may_play.wait()
+                tried = await self._attempt(group, slot, instance)
+                if tried is _Tried.SETTLED:
+                    break
+                failures += tried is _Tried.FAILED
+                await asyncio.sleep(_retry_delay(failures) if failures < self._job.settings.max_attempts else 0)
+        except asyncio.CancelledError:
+            if group.record.key in self._groups:
+                raise
+            return  # the group timed out and was closed without this slot
+        finally:
+            self._limiter.release()
+        group.unsettled -= 1
+        group.given_up += failures >= self._job.settings.max_attempts
+        if group.record.key in self._groups and (group.unsettled == 0 or self._is_hopeless(group)):
+            await self._close_group(group)
+            for other in group.tasks - {asyncio.current_task()}:
+                other.cancel()
+
+    def _is_hopeless(self, group: _RunningGroup) -> bool:
+        """Whatever its other slots bring, it is too short to be delivered: ``judge_group`` says so before all else."""
+        if not self._job.settings.stop_hopeless_groups or self._job.settings.evaluation:
+            return False
+        return not self._job.policy.is_enough_when_short(self._job.record.group_size - group.given_up)
+
+    async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance) -> _Tried:
+        """Plays one attempt."""
+        record = group.record
+        try:
+            number = await self._job.stored(self._job.buffer.begin_attempt, self._job.fence, record, slot)
+        except JobPausedError:  # the watch looks only now and then
+            self._job.may_play.clear()
+            return _Tried.NOT_COUNTED
+        if number is None:
+            return _Tried.SETTLED
+        request = self._episode_request(record, slot, number, instance)
+        with _log_fields_of(record, request):
+            return await self._play(group, request)
+
+    async def _play(self, group: _RunningGroup, request: EpisodeRequest) -> _Tried:
+        """Plays an attempt that has begun and keeps what came of it."""
+        record, slot, number = group.record, request.slot, request.attempt
+        began = asyncio.get_running_loop().time()
+        try:
+            with self._tracer.span("attempt", _attributes(record, request)) as span:
+                trajectory = await self._played(request)
+                _check(trajectory, request)
+                if not self._job.is_exact:
+                    trajectory = replace(trajectory, generations=())
+                span.note({"outcome": str(trajectory.outcome), "reward": trajectory.reward})
+            await self._job.stored(self._job.buffer.add_trajectory, self._job.fence, record, slot, number, trajectory)
+        except FencedError:
+            raise
+        except _StoppedError:
+            await self._give_up(record, slot, number, "aborted", "stopped", given_up=True)
+            return _Tried.NOT_COUNTED
+        except EpisodeError as error:
+            away = isinstance(error, EngineAwayError)
+            if isinstance(error, EngineError):
+                self._engine.breaker.failed(record.instance_id, error)
+            await self._give_up(
+                record, slot, number, error.code, error.message, given_up=away, transcript=request.transcript
+            )
+            return _Tried.NOT_COUNTED if away else _Tried.FAILED
+        except asyncio.CancelledError:
+            await asyncio.shield(self._give_up(record, slot, number, "aborted", "stopped", given_up=True))
+            raise
+        except Exception as error:
+            # A generator's defect costs this attempt and is reported, not fatal.
+            logger.exception("job %s: episode %s raised", self._job.record.job_id, request.uid)
+            reason = "".join(traceback.format_exception_only(error)).strip()
+            await self._give_up(record, slot, number, GeneratorError.code, reason, transcript=request.transcript)
+            return _Tried.FAILED
+        self._admission.episode_took(request.instance, asyncio.get_running_loop().time() - began)
+        if self._controller is not None:
+            self._controller.episode_ended()
+        self._streak.end()
+        self._engine.breaker.succeeded()
+        return _Tried.SETTLED
+
+    async def _played(self, request: EpisodeRequest) -> Trajectory:
+        """Plays in a task of its own, which can be ended without ending the slot's.
+
+        Raises:
+            AttemptTimeoutError: it took too long.
+            _StoppedError: the job is drained at once.
+        """
+        limit = AttemptLimit(self._job.settings.attempt_timeout_seconds, self._tracer)
+        playing = limit.begin(self._generator.play(request))
+        self._playing.add(playing)
+        try:
+            await limit.wait(playing)
+        finally:
+            self._playing.discard(playing)
+            if not playing.cancelling() and not playing.done():  # the slot's own task was cancelled
+                await end_task(playing)
+        if playing.cancelled():
+            raise _StoppedError
+        return playing.result()
+
+    def _episode_request(self, record: GroupRecord, slot: int, attempt: int, instance: Instance) -> EpisodeRequest:
+        return EpisodeRequest(
+            uid=record.attempt_uid(slot, attempt),
+            job_id=self._job.record.job_id,
+            instance=instance,
+            epoch=record.epoch,
+            slot=slot,
+            attempt=attempt,
+            sampling_params=self._sampling_params(record, slot),
+            options=self._job.settings.options,
+            evaluation=self._job.settings.evaluation,
+        )
+
+    def _sampling_params(self, record: GroupRecord, slot: int) -> SamplingParams:
+        """How a slot samples; with a seed its own, the same whenever and however often the slot is tried."""
+        params, seed = self._job.settings.sampling(), self._job.settings.sampling_seed
+        if seed is None:
+            return params
+        named = f"{seed}/{record.epoch}/{record.instance_id}/{slot}"
+        own = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big") >> 1  # 31 bits: fits every engine
+        return replace(params, extra={**params.extra, "sampling_seed": own})
+
+    async def _give_up(
+        self,
+        record: GroupRecord,
+        slot: int,
+        attempt: int,
+        code: str,
+        message: str,
+        *,
+        given_up: bool = False,
+        transcript: Sequence[Message] = (),
+    ) -> None:
+        if not given_up:
+            logger.warning("job %s: slot %d of %s, attempt %d: %s: %s",
+                           self._job.record.job_id, slot, record.instance_id, attempt, code, message)  # fmt: skip
+        await self._job.stored(
+            lambda: self._job.buffer.fail_attempt(
+                self._job.fence,
+                record,
+                slot,
+                attempt,
+                code=code,
+                message=message,
+                given_up=given_up,
+                transcript=transcript,
+            )
+        )
+        if not given_up:
+            await self._stop_when_all_fail(code, record.instance_id)
+
+    async def _measures_something(self) -> bool:
+        """An evaluation that has results goes on: it reports which tasks could not be played, often the last ones."""
+        if not self._job.settings.evaluation:
+            return False
+        return await self._job.stored(self._job.buffer.count_trajectories, self._job.key) > 0
+
+    async def _stop_when_all_fail(self, code: str, instance_id: str) -> None:
+        """Ends the job, instead of burning its whole input, when attempts only ever fail in one way."""
+        self._streak.add(code, instance_id)
+        limit = self._job.settings.stop_after_failures
+        if code == EngineError.code and not self._engine.breaker.answers_others:
+            return  # the watch asks the engine itself: a job whose engine is at fault is paused
+        if self._streak.reaches(limit) and not await self._measures_something():
+            logger.error("job %s: %d attempts in a row failed with %s: it stops", self._job.record.job_id, limit, code)
+            await self._job.stored(self._job.buffer.stop_failing_job, self._job.key, limit)
+            raise FencedError
+
+    async def _close_group(self, group: _RunningGroup, shortfall: Shortfall = Shortfall.SLOTS_FAILED) -> None:
+        del self._groups[group.record.key]
+        self._groups_closing += 1
+        try:
+            with log_fields(group=group.record.key, instance=group.record.instance_id):
+                await self._job.stored(self._job.judge_and_close, group.record, shortfall)
+        finally:
+            self._groups_closing -= 1
+
+    async def _close_timed_out_groups(self) -> None:
+        """Where a limit was set for groups, gives up what runs of one that waits too long for its last members."""
+        if self._job.record.group_timeout_s is None or not self._groups:
+            return
+        for record in await self._job.stored(self._job.buffer.timed_out_groups, self._job.record):
+            group = self._groups.get(record.key)
+            if group is not None and not group.waiting_to_begin:
+                await self._close_group(group, Shortfall.TIMED_OUT)
+                for task in group.tasks:
+                    task.cancel()
+
+
+def _log_fields_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.AbstractContextManager[None]:
+    """Everything that is logged inside is said of this attempt."""
+    return log_fields(
+        group=record.key, instance=record.instance_id, uid=request.uid, slot=request.slot, attempt=request.attempt
+    )
+
+
+def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
+    """What the span of an attempt says; ``task`` is the instance's ``task_name``, its id where it has none."""
+    return {
+        "job": request.job_id,
+        "group": record.key,
+        "uid": request.uid,
+        "attempt": request.attempt,
+        "task": request.instance.task,
+    }
+
+
+def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
+    if trajectory.outcome is Outcome.ABORTED:
+        raise EpisodeError("the episode was given up from outside: what it earned is unknown, not 0")
+    for name, value in (("reward", trajectory.reward), ("raw_reward", trajectory.raw_reward)):
+        try:
+            value is None or as_reward(value)
+        except ValueError as error:
+            raise GeneratorError(f"play() returned the {name} {value!r:.100}: it {error}") from error
+    try:
+        wire.check_messages(trajectory.messages)
+    except InvalidPayloadError as error:
+        raise GeneratorError(f"play() returned messages that train nothing: {error.message}") from error
+    turn_level = {"turn_rewards": trajectory.turn_rewards, "token_rewards": trajectory.token_rewards}
+    try:
+        wire.checked_turn_rewards(turn_level, trajectory.messages, trajectory.generations)
+    except InvalidPayloadError as error:
+        raise GeneratorError(f"play() returned rewards that do not fit its turns: {error.message}") from error
+    if trajectory.uid != request.uid or trajectory.instance_id != request.instance.instance_id:
+        raise GeneratorError(
+            f"play() returned a trajectory under {trajectory.uid}/{trajectory.instance_id}, "
+            f"asked for {request.uid}/{request.instance.instance_id}"
+        )
+
+
+def _retry_delay(failures: int) -> float:
+    """Returns seconds to wait after that many failures: doubling, capped, with jitter so that slots do not march."""
+    return backoff_s(failures, first_s=RETRY_BASE_S, longest_s=RETRY_CAP_S, jitter=random.random())

@@ -1,0 +1,103 @@
+"""Plays a job by a generator in slime's plain form: ``run_rollout(data)``, which writes its items over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.rules.causes import Shortfall
+from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD
+from slime_plugins.rollout_buffer.runner.played_job import PlayedJob
+
+logger = logging.getLogger(__name__)
+
+RunRollout = Callable[[dict[str, Any]], Any]
+
+
+class PlainRunner:
+    """Runs ``run_rollout`` in a thread, and closes groups as their items come in."""
+
+    def __init__(self, job: PlayedJob, buffer_url: str) -> None:
+        """``buffer_url`` is where the generator writes to."""
+        self._job = job
+        self._buffer_url = buffer_url
+
+    async def run(self, run_rollout: RunRollout) -> None:
+        """Runs until it returns or the job is over. What it has not filled then fails; what it raises fails the job."""
+        job = self._job
+        data = await job.stored(self._data)
+        failure = ""
+        try:
+            await job.until_over(self._run_and_close(run_rollout, data))
+        except Exception as error:
+            # The plugin's own code: its exception is the job's cause.
+            logger.exception("job %s: run_rollout raised", job.record.job_id)
+            failure = f"run_rollout raised {type(error).__name__}: {error}"
+        if failure:
+            await job.fail(failure)
+            return
+        await job.stored(self._close_what_is_left)
+        await job.stored(job.buffer.finish_if_done, job.key)
+
+    def _data(self) -> dict[str, Any]:
+        job = self._job
+        return {
+            **job.settings.model_dump(mode="json"),
+            "num_process": job.settings.places(),
+            "sampling_params": job.settings.plain_sampling_params(),
+            "job_id": job.record.job_id,
+            "remote_buffer_url": f"{self._buffer_url}/jobs/{quote(job.record.job_id, safe='')}",
+            "remote_engine_url": job.record.engine_url,
+            "skip_instance_ids": job.buffer.skipped_instance_ids(job.key),
+        }
+
+    async def _run_and_close(self, run_rollout: RunRollout, data: dict[str, Any]) -> None:
+        running = _in_daemon_thread(run_rollout, data)
+        while not running.done():
+            await asyncio.wait({running}, timeout=self._job.watch_interval_s)
+            await self._job.stored(self._close_groups)
+        running.result()
+
+    def _close_groups(self) -> None:
+        job = self._job
+        for record, count in job.buffer.begun_open_groups(job.key):
+            if count >= job.record.group_size:
+                job.judge_and_close(record, Shortfall.NOT_WRITTEN)
+        for record in job.buffer.timed_out_groups(job.record):
+            job.judge_and_close(record, Shortfall.TIMED_OUT)
+
+    def _close_what_is_left(self) -> None:
+        """The generator is through: what it has not filled by now it never will."""
+        after = (-1, -1)
+        while found := self._job.buffer.open_groups(self._job.key, after=after, limit=GROUPS_READ_AHEAD):
+            for record in found:
+                after = (record.epoch, record.position)
+                self._job.judge_and_close(record, Shortfall.NOT_WRITTEN)
+
+
+def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str, Any]) -> asyncio.Future[None]:
+    """Runs a function that cannot be interrupted; a daemon thread does not keep a cancelled job's process alive."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error is not None else future.set_result(None)
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            function(data)
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the plugin's own code: handed to whoever waits
+            error = raised if isinstance(raised, Exception) else GeneratorError(f"run_rollout exited: {raised}")
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the job was cancelled in the meantime
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=work, name="run_rollout", daemon=True).start()
+    return future
