@@ -60,6 +60,7 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -248,7 +249,7 @@ def run_runner(bench: Bench) -> None:
             create_generator=lambda: AndroidWorldGenerator(bench.manager_pool()),
         )
         asyncio.run(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run())
-        played = buffer.describe(buffer.job_by_key(job.key))["slots"]
+        played = describe_job(buffer.store, buffer.job_by_key(job.key))["slots"]
         buffer.store.close()
         if played["ready"] != bench.episodes:
             raise RuntimeError(f"not every episode was played: {played}")

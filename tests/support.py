@@ -12,6 +12,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.storage import store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
@@ -58,7 +59,7 @@ def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:
 
 def slots(buffer: Buffer, job: JobRecord) -> dict[str, int]:
     """The job's accounting, checked to balance."""
-    accounting: dict[str, int] = buffer.describe(job)["slots"]
+    accounting: dict[str, int] = describe_job(buffer.store, job)["slots"]
     assert accounting["submitted"] == sum(count for state, count in accounting.items() if state != "submitted")
     return accounting
 

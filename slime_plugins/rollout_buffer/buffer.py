@@ -40,11 +40,8 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     StartPayload,
 )
 from slime_plugins.rollout_buffer.protocol.trainer_reports import TrainerReport
-from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
-from slime_plugins.rollout_buffer.reporting.bias import groups_over
-from slime_plugins.rollout_buffer.reporting.time_series import job_measures
+from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
-from slime_plugins.rollout_buffer.rules.bias import bias_table
 from slime_plugins.rollout_buffer.rules.causes import (
     CANCELLED,
     DAMAGED,
@@ -74,7 +71,6 @@ from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, ju
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob, Way
-from slime_plugins.rollout_buffer.state.runner_reports import prompt_findings_of
 from slime_plugins.rollout_buffer.state.staleness import Outlook
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.state.transcripts import encode_transcript
@@ -83,7 +79,6 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
     clock_rows,
-    content_rows,
     delivery_rows,
     group_rows,
     job_rows,
@@ -690,54 +685,3 @@ class Buffer:
         with self.store.read() as connection:
             found = service_rows.heartbeat(connection, name)
         return None if found is None else (abs(self._clock() - found[0]), found[1])
-
-    # --- looking -----------------------------------------------------------------------------------------------------
-
-    def describe(self, job: JobRecord) -> dict[str, Any]:
-        """Returns a job's state, progress and accounting. All counts are of slots and come from one snapshot."""
-        with self.store.read() as connection:
-            job = job_rows.get_job(connection, job.key)
-            counted = group_rows.count_groups(connection, job.key)
-            attempts = attempt_rows.count_attempts(connection, job.key)
-            outcomes = trajectory_rows.count_outcomes(connection, job.key)
-            causes = group_rows.count_causes(connection, job.key)
-            late = trajectory_rows.count_late(connection, job.key)
-            damaged = content_rows.count_damaged(connection, job.key)
-            over = groups_over(connection, job.key)
-            measures = job_measures(connection, job.key, over)
-            findings = prompt_findings_of(connection, job.key)
-        slots = {state.value: count * job.group_size for state, count in counted.items()}
-        return {
-            "job_id": job.job_id,
-            "task_type": job.task_type,
-            "state": job.state.value,
-            "cause": job.cause,
-            "cause_code": job.cause_code.value,
-            "engine_url": None if job.engine_url is None else redacted(job.engine_url),
-            "group_size": job.group_size,
-            "instances": job.instance_count,
-            "epochs": job.num_epoch,
-            "created_at": job.created_at,
-            "updated_at": job.updated_at,
-            "finished_at": job.finished_at,
-            "last_poll_at": job.last_poll_at,
-            "groups": {state.value: count for state, count in counted.items()},
-            "slots": {"submitted": sum(slots.values()), **slots},
-            "attempts": attempts,
-            "outcomes": outcomes,
-            "late": late,
-            "damaged": damaged,
-            "refused_items": job.refused_items,
-            "trainer_run": job.trainer_run,
-            "measures": measures,
-            "prompt_findings": findings,
-            "bias": [asdict(row) for row in bias_table(over)],
-            "causes": causes,
-        }
-
-    def shown_settings(self, job: JobRecord) -> dict[str, Any]:
-        """Returns what a job keeps of its payload, as it may be shown."""
-        with self.store.read() as connection:
-            options = job_rows.options_of(connection, job.key)
-        shown: dict[str, Any] = redacted_values({**job.settings.kept, **options})
-        return shown

@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
@@ -242,7 +243,7 @@ async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
             await asyncio.sleep(5)
             third = await asyncio.to_thread(Node, head, 2, tmp_path / "third.log")
             await asyncio.wait_for(running, 400)
-            accounting = buffer.describe(buffer.job("job"))
+            accounting = describe_job(buffer.store, buffer.job("job"))
             assert accounting["state"] == "finished"
             assert (
                 accounting["slots"]["submitted"]

@@ -10,6 +10,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import JobState
@@ -53,7 +54,7 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
     assert recover(store).damaged == []
     buffer = Buffer(store)
     jobs = {name: buffer.job(name) for name in before}
-    assert {name: kept_of(buffer.describe(job)) for name, job in jobs.items()} == before
+    assert {name: kept_of(describe_job(buffer.store, job)) for name, job in jobs.items()} == before
     again = poll(buffer, jobs["written"], lease_s=3600, max_groups=2, poll_id="poll-1", consumer_id="t")
     assert uids(buffer, again) == [item.uid for item in leased.items] == ["u2", "u3"]
     assert uids(buffer, poll(buffer, jobs["written"])) == ["u4", "u5"]

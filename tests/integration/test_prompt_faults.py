@@ -39,6 +39,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import played_job
@@ -399,7 +400,7 @@ async def test_a_job_says_what_its_engine_does_and_counts_what_it_costs(buffer: 
     doubled = with_ids(lambda ids: [ids[0], *ids] if len(ids) > len(WORD) else ids)
     async with scripted() as engine_url, changing(engine_url, doubled) as url:
         job = await run(buffer, url, TwoTurns())
-    told = buffer.describe(job)
+    told = describe_job(buffer.store, job)
     assert "as a second begin token would be" in told["prompt_findings"][0]
     prompts = told["measures"]["prompts"]
     assert (prompts["checked"], prompts["equal"], prompts["differing"], prompts["forked"]) == (4, 2, 2, 2)
@@ -413,7 +414,7 @@ async def test_a_job_says_what_its_engine_does_and_counts_what_it_costs(buffer: 
 async def test_turns_of_a_silent_engine_are_trained_only_where_their_prompts_are_safe(buffer: Buffer) -> None:
     async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER), without_ids) as url:
         job = await run(buffer, url, TwoTurns())
-    prompts = buffer.describe(job)["measures"]["prompts"]
+    prompts = describe_job(buffer.store, job)["measures"]["prompts"]
     assert (prompts["checked"], prompts["unknown"], prompts["untrained"]) == (0, 4, 2)
 
 

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError, JudgeError, network
 from slime_plugins.rollout_buffer.extensions import Group, installed, load, missing
 
 if TYPE_CHECKING:
-    from slime_plugins.rollout_buffer.state.rewards.versions import Judge
+    from slime_plugins.rollout_buffer.state.reward_versions import Judge
 
 
 def register(app: typer.Typer) -> None:
@@ -41,7 +41,7 @@ def rescore(
 
     The same name again goes on with what has no reward yet. Exit code 1: some judge failed.
     """
-    from slime_plugins.rollout_buffer.state.rewards import versions as reward_versions
+    from slime_plugins.rollout_buffer.state import reward_versions
     from slime_plugins.rollout_buffer.storage.store import Store
 
     with report_errors():

@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, DrainPayload, StartPayload
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job, shown_settings
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect, routes_training_reports
 from slime_plugins.rollout_buffer.server.http import (
@@ -212,7 +213,7 @@ def put_image(sha256: str) -> Response:
 def jobs() -> Response:
     """Lists the jobs, newest first."""
     buffer = the_buffer()
-    return json_reply({"jobs": [buffer.describe(job) for job in buffer.jobs()]})
+    return json_reply({"jobs": [describe_job(buffer.store, job) for job in buffer.jobs()]})
 
 
 @routes.get("/jobs/<id:job_id>")
@@ -220,15 +221,15 @@ def job(job_id: str) -> Response:
     """Returns one job with its progress and accounting, and what its runner said of its devices."""
     buffer = the_buffer()
     found = buffer.job(job_id)
-    beside = {"settings": buffer.shown_settings(found), "devices": devices_of_job(buffer.store, found.key)}
-    return json_reply({**buffer.describe(found), **beside})
+    beside = {"settings": shown_settings(buffer.store, found), "devices": devices_of_job(buffer.store, found.key)}
+    return json_reply({**describe_job(buffer.store, found), **beside})
 
 
 @routes.post("/jobs/<id:job_id>/<any(cancel, pause, resume):verb>")
 def change_job(job_id: str, verb: str) -> Response:
     """Cancels, pauses or resumes a job."""
     buffer = the_buffer()
-    return json_reply(buffer.describe(buffer.change_job(job_id, verb)))
+    return json_reply(describe_job(buffer.store, buffer.change_job(job_id, verb)))
 
 
 @routes.post("/jobs/<id:job_id>/drain")
@@ -236,4 +237,4 @@ def drain_job(job_id: str) -> Response:
     """Pauses a job so that nothing begins any more; the reply's ``attempts`` count what still runs."""
     payload = request_models.parse(DrainPayload, read_body())
     buffer = the_buffer()
-    return json_reply(buffer.describe(buffer.drain_job(job_id, stop=payload.stop)))
+    return json_reply(describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop)))

@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.server.http import Part
 from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
-from slime_plugins.rollout_buffer.state.rewards.versions import Scores, rescored
+from slime_plugins.rollout_buffer.state.reward_versions import Scores, rescored
 
 CHUNK_BYTES = 512 * 1024
 """A reply goes out in about such parts."""

@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.server.http import (
     the_context,
     the_inspection,
 )
-from slime_plugins.rollout_buffer.state.rewards.versions import scores_for
+from slime_plugins.rollout_buffer.state.reward_versions import scores_for
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 

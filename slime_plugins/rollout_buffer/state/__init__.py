@@ -4,7 +4,7 @@ In the order of a job's life:
 
 * ``job_start`` – a payload becomes a job, or attaches; ``input_files`` – its instances
 * ``group_opening`` – its groups get rows when they are needed
-* ``skip_list`` – what a trainer that resumes has consumed; ``job_lookup`` – a job by its id, and its groups' measure
+* ``job_lookup`` – a job by its id, and its groups' measure
 * ``attempts`` – attempts at slots and their fence
 * ``item_writes`` – items that come over HTTP; ``trajectory_insert`` – the one builder of a trajectory's row
 * ``group_closing`` – a group is judged and closed, once; ``staleness`` – how old its weights are
@@ -12,6 +12,6 @@ In the order of a job's life:
 * ``delivery_reader`` – a delivery's bytes, prefetched
 * ``trainer_reports`` – what a trainer computed of its rows; ``runner_reports`` – what a runner says of its devices
 * ``transcripts`` – what was said in attempts that brought no trajectory
-* ``rewards/versions`` – rewards given anew to what is stored, beside those that it has
+* ``reward_versions`` – rewards given anew to what is stored, beside those that it has
 * ``job_end`` – how a job ends; ``recovery`` – what a crash left, at the next start
 """

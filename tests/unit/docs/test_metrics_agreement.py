@@ -32,6 +32,7 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
@@ -305,7 +306,7 @@ def serving_what_is_filled(app: Flask, task_type: str) -> Iterator[str]:
     def fill_first() -> None:
         with filled:
             job = buffer.job("trained") if request.path == "/jobs/trained" else None
-            if job is not None and not sum(buffer.describe(job)["outcomes"].values()):
+            if job is not None and not sum(describe_job(buffer.store, job)["outcomes"].values()):
                 asyncio.run(play(buffer, job)) if task_type == "scripted" else fill(buffer, job)
 
     app.before_request(fill_first)
@@ -321,8 +322,8 @@ def serving_what_is_filled(app: Flask, task_type: str) -> Iterator[str]:
 def test_what_nobody_measured_is_left_out(client: FlaskClient) -> None:
     buffer: Buffer = client.application.extensions["rollout_buffer"].buffer
     job = start_external(buffer, 2, ("a",), job_id="empty")
-    assert buffer.describe(job)["measures"] == {}
+    assert describe_job(buffer.store, job)["measures"] == {}
     write(buffer, job, written("a1", "a", 0.5))
-    assert buffer.describe(job)["measures"] == {"reward": {"mean": 0.5, "min": 0.5, "max": 0.5}}
+    assert describe_job(buffer.store, job)["measures"] == {"reward": {"mean": 0.5, "min": 0.5, "max": 0.5}}
     names = {name for name in under_trainer_names(client, "empty") if "/success" in name or "/staleness" in name}
     assert names == set()

@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReq
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
@@ -112,12 +113,12 @@ async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attemp
         told = Views(buffer.store, "supervisor").explanation(job.job_id)["explanation"]
         assert "paused_engine" in [one["code"] for one in told]
         await asyncio.sleep(1.5)  # longer than a turn's patience: what was under way is given up
-        described = buffer.describe(job)
+        described = describe_job(buffer.store, job)
         assert described["attempts"].get("failed", 0) == 0
         assert described["groups"].get("failed", 0) == 0
         engine.answer = TOKEN
         await asyncio.wait_for(running, 50)
-    described = buffer.describe(job)
+    described = describe_job(buffer.store, job)
     assert (described["state"], described["slots"]["ready"]) == ("finished", 16)
     assert described["attempts"]["finished"] == 16
     assert "failed" not in described["attempts"]
@@ -130,12 +131,12 @@ async def test_an_engine_that_fails_every_attempt_pauses_the_job_instead_of_burn
         assert "fails every attempt: the engine refused the request: weights are broken" in paused.cause
         asked = engine.asked
         await asyncio.sleep(0.5)
-        described = buffer.describe(job)
+        described = describe_job(buffer.store, job)
         assert described["groups"]["open"] >= 180
         assert engine.asked - asked < 30, "one question now and then is all that is asked of it"
         engine.answer = TOKEN
         await asyncio.wait_for(running, 50)
-    assert buffer.describe(job)["slots"]["ready"] >= 2 * 180
+    assert describe_job(buffer.store, job)["slots"]["ready"] >= 2 * 180
 
 
 async def test_an_engine_that_refuses_every_question_for_long_fails_the_job(
@@ -145,7 +146,7 @@ async def test_an_engine_that_refuses_every_question_for_long_fails_the_job(
     monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.3)
     async with playing(buffer, Behind(REFUSAL), count=200, num_process=4) as (job, running):
         await asyncio.wait_for(running, 50)
-    described = buffer.describe(job)
+    described = describe_job(buffer.store, job)
     assert described["state"] == "failed"
     assert described["cause"].startswith("the engine refuses everything, even a question of one token, for ")
     assert described["cause"].endswith("the engine refused the request: weights are broken")
@@ -172,7 +173,7 @@ async def test_requests_that_are_wrong_by_themselves_fail_their_job(buffer: Buff
         job = start(buffer, count=20, remote_engine_url=url, max_attempts=2)
         playing_it = JobRunner(buffer, job.key, plugin_of(Asking(max_new_tokens=2)), buffer_url="http://127.0.0.1:9")
         await asyncio.wait_for(playing_it.run(), 50)
-    described = buffer.describe(job)
+    described = describe_job(buffer.store, job)
     assert described["state"] == "failed"
     assert "weights are broken" in described["cause"]
 
@@ -187,4 +188,4 @@ async def test_a_runner_that_begins_while_the_job_waits_for_its_engine_lets_it_g
             update_job(connection, job.key, engine_url=url)
         again = JobRunner(buffer, job.key, plugin_of(Asking()), buffer_url="http://127.0.0.1:9")
         await asyncio.wait_for(again.run(), 50)
-    assert buffer.describe(job)["slots"]["ready"] == 16
+    assert describe_job(buffer.store, job)["slots"]["ready"] == 16

@@ -18,6 +18,7 @@ from slime.utils.mask_records import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import poll, slots, start_external, uids, write, written
@@ -200,7 +201,7 @@ async def test_a_session_whose_group_was_closed_gets_410_with_the_reason_at_its_
     for reply in (await gateway.chat(talking, [USER]), await gateway.close(closing, reward=1)):
         assert (reply.status, "its group is ready" in reply.body["error"]["message"]) == (410, True)
     await gateway.gateway.reconcile()
-    assert gateway.buffer.describe(job)["attempts"] == {"given_up": 2, "given_up:group_closed": 2}
+    assert describe_job(gateway.buffer.store, job)["attempts"] == {"given_up": 2, "given_up:group_closed": 2}
     assert gateway.gateway.open_sessions == 0
 
 

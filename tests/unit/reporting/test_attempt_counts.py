@@ -6,6 +6,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from tests.support import start_external
 
@@ -26,8 +27,13 @@ def test_each_job_has_its_own_counts_and_a_new_runner_gives_up_what_ran(buffer: 
     fail_some(buffer, one, 1, "engine")
     fail_some(buffer, other, 1, "device")
     buffer.begin_running(one.key)
-    assert buffer.describe(one)["attempts"] == {"failed": 3, "failed:device": 2, "failed:engine": 1, "given_up": 2}
-    assert buffer.describe(other)["attempts"] == {"failed": 1, "failed:device": 1, "running": 1}
+    assert describe_job(buffer.store, one)["attempts"] == {
+        "failed": 3,
+        "failed:device": 2,
+        "failed:engine": 1,
+        "given_up": 2,
+    }
+    assert describe_job(buffer.store, other)["attempts"] == {"failed": 1, "failed:device": 1, "running": 1}
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
@@ -42,4 +48,4 @@ def test_no_attempt_begins_once_its_job_is_over_so_none_runs_on_in_the_counts(bu
         buffer.fail_job(job.key, "all of them fail alike")
     with pytest.raises(StaleAttemptError, match=end):
         buffer.begin_attempt(job.fence, group, 1)
-    assert buffer.describe(job)["attempts"] == {"given_up": 1}
+    assert describe_job(buffer.store, job)["attempts"] == {"given_up": 1}

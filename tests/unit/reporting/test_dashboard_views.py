@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
 )
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
@@ -197,7 +198,7 @@ def test_filters_find_what_they_say(buffer: Buffer, job: JobRecord, query: dict[
 def test_an_overview_has_every_job_with_its_accounting_and_why(views: Views, buffer: Buffer, job: JobRecord) -> None:
     overview = views.overview(request_models.parse(OverviewQuery, {}))
     (entry,) = overview["jobs"]
-    assert entry["slots"] == buffer.describe(job)["slots"]
+    assert entry["slots"] == describe_job(buffer.store, job)["slots"]
     assert overview["explanation"][0]["code"] == "no_supervisor"
     assert entry["explanation"][0]["code"] == "no_supervisor"
     assert entry["newest"]["episodes"] == 19

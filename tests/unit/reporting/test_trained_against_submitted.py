@@ -6,6 +6,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.trainer.metrics import job_metrics
 from tests.support import poll, start_external, write, written
@@ -32,7 +33,7 @@ def test_a_job_that_drops_its_slow_groups_says_so_everywhere(buffer: Buffer, clo
         half(name, 1, 24)
     assert poll(buffer, job, weight_version=24) is None
 
-    described = buffer.describe(job)
+    described = describe_job(buffer.store, job)
     rows = {(row["by"], row["name"]): row for row in described["bias"]}
     slowest, solved = rows["duration", "slowest quarter"], rows["success", "solved"]
     assert (slowest["submitted"], slowest["trained"]) == (16, 8)

@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import attempt_limit, concurrency, episode_runner, group_admission, played_job
@@ -171,7 +172,7 @@ async def test_a_broken_device_costs_an_attempt_and_never_a_reward(real_time_buf
     job = start(real_time_buffer, count=1)
     generator = ScriptedGenerator(lambda e: DeviceError("it hung") if e.attempt == 1 else by_slot(e))
     await run(real_time_buffer, job, generator)
-    assert real_time_buffer.describe(job)["attempts"] == {"failed": 2, "failed:device": 2, "finished": 2}
+    assert describe_job(real_time_buffer.store, job)["attempts"] == {"failed": 2, "failed:device": 2, "finished": 2}
 
 
 async def test_what_was_said_before_an_attempt_failed_can_be_read_and_is_never_trained(
@@ -203,7 +204,7 @@ async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tr
         return JudgeError("it was killed") if episode.slot else aborted
 
     await run(real_time_buffer, job, ScriptedGenerator(play))
-    described = real_time_buffer.describe(job)
+    described = describe_job(real_time_buffer.store, job)
     assert described["attempts"] == {"failed": 2, "failed:episode": 1, "failed:judge": 1, "finished": 2}
     assert described["outcomes"] == {"completed": 2}
     delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
@@ -218,7 +219,7 @@ async def test_a_reward_that_is_no_number_to_train_with_fails_its_attempt(real_t
         return by_slot(episode) if episode.attempt > 1 else trajectory_for(episode, value)
 
     await run(real_time_buffer, job, ScriptedGenerator(play))
-    described = real_time_buffer.describe(job)
+    described = describe_job(real_time_buffer.store, job)
     assert described["attempts"] == {"failed": 2, "failed:generator": 2, "finished": 2}
     assert described["outcomes"] == {"completed": 2}
 
@@ -232,7 +233,9 @@ async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_pa
     await run(real_time_buffer, job, generator)
     accounting = slots(real_time_buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (4, 4)
-    assert real_time_buffer.describe(job)["causes"] == {"failed": {too_short(2, 4, Shortfall.SLOTS_FAILED).message: 1}}
+    assert describe_job(real_time_buffer.store, job)["causes"] == {
+        "failed": {too_short(2, 4, Shortfall.SLOTS_FAILED).message: 1}
+    }
     delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
     assert [light["remove_sample"] for light, _ in delivered] == [False, False, False, True]
 
@@ -253,16 +256,16 @@ async def test_a_group_that_fails_whatever_still_comes_is_given_up_when_asked_to
     options = {"num_repeat_per_sample": 4, "max_attempts": 1, "stop_hopeless_groups": stop}
     job = start(real_time_buffer, count=1, **options)
     running = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(play)))
-    await _when(lambda: real_time_buffer.describe(job)["attempts"].get("failed", 0) == 2)
+    await _when(lambda: describe_job(real_time_buffer.store, job)["attempts"].get("failed", 0) == 2)
     if not stop:
         await asyncio.sleep(0.1)
         assert not running.done()
         release.set()
     await running
-    assert list(real_time_buffer.describe(job)["causes"]["failed"]) == [
+    assert list(describe_job(real_time_buffer.store, job)["causes"]["failed"]) == [
         too_short(0 if stop else 2, 4, Shortfall.SLOTS_FAILED).message
     ]
-    assert real_time_buffer.describe(job)["attempts"].get("given_up", 0) == (2 if stop else 0)
+    assert describe_job(real_time_buffer.store, job)["attempts"].get("given_up", 0) == (2 if stop else 0)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +290,7 @@ async def test_a_generator_that_breaks_its_contract_costs_its_attempts_and_nothi
     await run(real_time_buffer, job, ScriptedGenerator(play))
     accounting = slots(real_time_buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (2, 2)
-    assert real_time_buffer.describe(job)["attempts"]["failed:generator"] == 4
+    assert describe_job(real_time_buffer.store, job)["attempts"]["failed:generator"] == 4
 
 
 async def test_a_generator_that_does_not_start_fails_the_job_with_its_reason_and_is_closed(
@@ -360,12 +363,12 @@ async def test_a_slow_member_is_waited_for_however_long_its_siblings_are_through
         return 0.0
 
     running = asyncio.create_task(run(buffer, job, ScriptedGenerator(lambda e: slow() if e.slot == 1 else 1.0)))
-    await _when(lambda: buffer.describe(job)["outcomes"] == {"completed": 1})
+    await _when(lambda: describe_job(buffer.store, job)["outcomes"] == {"completed": 1})
     clock.advance(100_000)
     await asyncio.sleep(0.2)
     may_end.set()
     await running
-    assert buffer.describe(job)["attempts"] == {"finished": 2}
+    assert describe_job(buffer.store, job)["attempts"] == {"finished": 2}
     assert slots(buffer, job)["ready"] == 2
 
 
@@ -384,7 +387,11 @@ async def test_a_limit_that_was_set_for_groups_gives_up_the_member_that_is_waite
     delivered = uids(real_time_buffer, poll(real_time_buffer, job))
     assert len(delivered) == 2
     assert delivered[1].endswith("+dummy0")
-    assert real_time_buffer.describe(job)["attempts"] == {"finished": 1, "given_up": 1, "given_up:aborted": 1}
+    assert describe_job(real_time_buffer.store, job)["attempts"] == {
+        "finished": 1,
+        "given_up": 1,
+        "given_up:aborted": 1,
+    }
 
 
 async def test_a_member_that_filter_item_took_out_counts_as_filtered_and_a_dummy_stands_for_it(
@@ -393,7 +400,7 @@ async def test_a_member_that_filter_item_took_out_counts_as_filtered_and_a_dummy
     job = start(real_time_buffer, count=2, num_repeat_per_sample=8)
     await run(real_time_buffer, job, ScriptedGenerator(lambda e: 2.0 if e.slot == 7 else by_slot(e)))
     assert poll(real_time_buffer, job) is not None
-    described = real_time_buffer.describe(job)
+    described = describe_job(real_time_buffer.store, job)
     (task, *_) = [row for row in described["bias"] if row["by"] == "task"]
     assert (task["submitted"], task["trained"], task["filtered"], task["given_up"]) == (8, 7, 1, 0)
     assert described["measures"]["bias"]["dummies"] == 0.125
@@ -423,7 +430,7 @@ async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer:
     await _when(lambda: real_time_buffer.job_by_key(job.key).fence == 2)
     release.set()
     await asyncio.gather(old_run, new_run)
-    assert real_time_buffer.describe(job)["outcomes"] == {"completed": 2}
+    assert describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 2}
     assert {request.attempt for request in new.requests} == {2}
 
 
@@ -507,15 +514,17 @@ async def test_a_drained_job_lets_what_runs_end_and_begins_nothing(real_time_buf
     running = asyncio.create_task(run(real_time_buffer, job, generator))
     await _when(lambda: generator.running == 2)
     real_time_buffer.drain_job(job.job_id)
-    assert real_time_buffer.describe(job)["attempts"]["running"] == 2
+    assert describe_job(real_time_buffer.store, job)["attempts"]["running"] == 2
     release.set()
-    await _when(lambda: "running" not in real_time_buffer.describe(real_time_buffer.job(job.job_id))["attempts"])
+    await _when(
+        lambda: "running" not in describe_job(real_time_buffer.store, real_time_buffer.job(job.job_id))["attempts"]
+    )
     await asyncio.sleep(0.2)
     assert len(generator.requests) == 2, "nothing begins before it is resumed"
 
     real_time_buffer.change_job(job.job_id, "resume")
     await running
-    assert real_time_buffer.describe(job)["outcomes"] == {"completed": 8}
+    assert describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 8}
 
 
 async def test_a_job_drained_at_once_gives_up_what_runs_and_plays_it_again(real_time_buffer: Buffer) -> None:
@@ -531,11 +540,13 @@ async def test_a_job_drained_at_once_gives_up_what_runs_and_plays_it_again(real_
     await _when(lambda: generator.running == 2)
     real_time_buffer.drain_job(job.job_id, stop=True)
     await _when(lambda: generator.running == 0)
-    await _when(lambda: "running" not in real_time_buffer.describe(real_time_buffer.job(job.job_id))["attempts"])
+    await _when(
+        lambda: "running" not in describe_job(real_time_buffer.store, real_time_buffer.job(job.job_id))["attempts"]
+    )
     release.set()
     real_time_buffer.change_job(job.job_id, "resume")
     await running
-    assert real_time_buffer.describe(job)["outcomes"] == {"completed": 2}
+    assert describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 2}
     assert [request.attempt for request in generator.requests] == [1, 1, 2, 2], "given up is not failed"
 
 
@@ -620,7 +631,7 @@ def broken_in_slot_1(episode: EpisodeRequest) -> Any:
 async def test_slots_that_were_given_up_stay_so_until_somebody_asks_for_them(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=2, job_id="j", **EVALUATION)
     await run(real_time_buffer, job, ScriptedGenerator(broken_in_slot_1))
-    first = real_time_buffer.describe(job)
+    first = describe_job(real_time_buffer.store, job)
     assert (first["attempts"]["failed"], first["outcomes"]) == (4, {"completed": 2})
     assert start(real_time_buffer, count=2, job_id="j", **EVALUATION).state.value == "finished"
 
@@ -634,7 +645,7 @@ async def test_slots_that_were_given_up_stay_so_until_somebody_asks_for_them(rea
     mended = ScriptedGenerator(by_slot)
     await run(real_time_buffer, start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION), mended)
     assert [(request.slot, request.attempt) for request in mended.requests] == [(1, 5)] * 2
-    after = real_time_buffer.describe(job)
+    after = describe_job(real_time_buffer.store, job)
     assert (after["state"], after["outcomes"], after["attempts"]["failed"]) == ("finished", {"completed": 4}, 8)
     delivered = uids(real_time_buffer, poll(real_time_buffer, job))
     assert (len(delivered), any("dummy" in uid for uid in delivered)) == (4, False)

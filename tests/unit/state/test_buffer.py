@@ -11,6 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import job_rows
@@ -75,7 +76,7 @@ def test_one_more_member_than_slots_is_late_and_opens_no_new_group(buffer: Buffe
     job = start_external(buffer)
     assert write(buffer, job, *(written(f"u{i}", reward=i) for i in (0, 1))) == ["stored", "stored"]
     assert write(buffer, job, written("u2")) == ["late"]
-    described = buffer.describe(job)
+    described = describe_job(buffer.store, job)
     assert described["late"] == 1
     assert described["slots"]["submitted"] == 2
 
@@ -98,7 +99,7 @@ def test_items_of_one_call_are_kept_all_or_none(buffer: Buffer) -> None:
     with pytest.raises(ConflictError):
         write(buffer, job, big, written("u", "other"))
     assert write(buffer, job, big) == ["stored"]
-    assert buffer.describe(job)["outcomes"] == {"completed": 1}
+    assert describe_job(buffer.store, job)["outcomes"] == {"completed": 1}
 
 
 def test_without_a_job_id_the_only_open_job_is_meant_and_of_several_none(buffer: Buffer) -> None:
@@ -324,7 +325,7 @@ def test_a_failed_attempt_has_an_error_and_no_reward(buffer: Buffer) -> None:
     assert attempt is not None
     buffer.fail_attempt(fence, group, 0, attempt, code="device", message="it hung")
     assert buffer.slot_progress(group.key) == {0: (False, 1)}
-    assert buffer.describe(job)["attempts"] == {"failed": 1, "failed:device": 1}
+    assert describe_job(buffer.store, job)["attempts"] == {"failed": 1, "failed:device": 1}
     assert buffer.count_trajectories(job.key) == 0
 
 
@@ -377,7 +378,7 @@ def test_groups_sampled_by_weights_too_old_are_dropped_and_counted(buffer: Buffe
     assert uids(buffer, delivery) == ["b0", "b1"]
     assert delivery is not None
     assert delivery.meta_info["finished_groups"] == ["a", "b"]
-    assert list(buffer.describe(job)["causes"]["filtered"]) == [STALE.message]
+    assert list(describe_job(buffer.store, job)["causes"]["filtered"]) == [STALE.message]
     assert slots(buffer, job)["filtered"] == 2
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -107,7 +108,7 @@ def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> N
     buffer.judge_and_close(group, group_policy(job), shortfall=Shortfall.TIMED_OUT, fence=fence)
     # The runner is killed before it gives the attempt up.
     buffer.begin_running(job.key)
-    assert buffer.describe(job)["attempts"] == {"given_up": 1}
+    assert describe_job(buffer.store, job)["attempts"] == {"given_up": 1}
 
 
 def test_a_group_whose_runner_died_before_closing_it_is_found_by_the_next(buffer: Buffer) -> None:
@@ -211,4 +212,4 @@ def test_what_was_cancelled_is_not_started_by_a_skip_list(buffer: Buffer) -> Non
     job = start_played(buffer, ("a",), job_id="j")
     buffer.change_job(job.job_id, "cancel")
     start_played(buffer, ("a",), job_id="j", skip_instance_ids=[])
-    assert buffer.describe(job)["groups"]["skipped"] == 1
+    assert describe_job(buffer.store, job)["groups"]["skipped"] == 1

@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFou
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaims
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state import group_opening
 from slime_plugins.rollout_buffer.state.input_files import instances_from_lines
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -81,7 +82,7 @@ def test_a_written_item_opens_the_next_epoch_of_its_instance(buffer: Buffer) -> 
         write_group(buffer, job, "d", tag=tag)
     assert named(groups(buffer, job)) == [(0, "d"), (1, "d")]
     assert slots(buffer, job) == {**slots(buffer, job), "ready": 4, "open": 16}
-    assert buffer.describe(job)["late"] == 2
+    assert describe_job(buffer.store, job)["late"] == 2
     with pytest.raises(ConflictError, match="has no instance 'x'"):
         write(buffer, job, written("u", "x"))
 

@@ -11,6 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import (
     CountedCause,
     Shortfall,
@@ -66,7 +67,7 @@ async def test_sixteen_failures_of_one_kind_stop_a_job(quick: Buffer, error: Exc
     assert str(error) in found.cause
     assert "stopped after 16 failures of one kind in a row (stop_after_failures)" in found.cause
     assert 16 <= len(generator.requests) < 16 + 4
-    assert "running" not in quick.describe(job)["attempts"]
+    assert "running" not in describe_job(quick.store, job)["attempts"]
     assert slots(quick, job)["open"] > 100, "what was not tried stays open"
 
 

@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     UnavailableError,
 )
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.server.app import ServerContext
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -93,7 +94,7 @@ def test_a_group_of_which_too_little_can_be_read_is_left_out_and_fails(
     assert len(items_of(reply)) == left
     (short,) = reply["data"]["meta_info"]["short_groups"]
     assert (short["members"], short["delivered"]) == (3 - damaged, delivered)
-    accounting = context.buffer.describe(context.buffer.job("j"))["groups"]
+    accounting = describe_job(context.buffer.store, context.buffer.job("j"))["groups"]
     assert (accounting["delivered"], accounting["failed"]) == ((1, 0) if delivered else (0, 1))
 
 

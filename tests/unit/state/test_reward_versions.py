@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.errors import ConflictError, JudgeError
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
-from slime_plugins.rollout_buffer.state.rewards.versions import (
+from slime_plugins.rollout_buffer.state.reward_versions import (
     Judge,
     RescoreReport,
     RescoreSettings,

@@ -7,6 +7,7 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
@@ -101,7 +102,7 @@ def test_dropping_is_asked_for_by_name(buffer: Buffer, clock: SettableClock) -> 
         played.train(version)
     played.end(group, 1)
     assert played.poll(5) == []
-    assert list(buffer.describe(played.job)["causes"]["filtered"]) == [STALE.message]
+    assert list(describe_job(buffer.store, played.job)["causes"]["filtered"]) == [STALE.message]
 
 
 def test_the_policy_may_change_from_one_start_to_the_next() -> None:

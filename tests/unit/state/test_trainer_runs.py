@@ -11,6 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.rules.weight_versions import MAX_STEP, KnownVersions, Standing, standing_of
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -65,7 +66,7 @@ def test_within_the_new_run_old_weights_are_stale_as_ever(buffer: Buffer, clock:
     write_group(buffer, job, "a", 0)
     write_group(buffer, job, "b", 3)
     assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
-    causes = buffer.describe(job)["causes"]["filtered"]
+    causes = describe_job(buffer.store, job)["causes"]["filtered"]
     assert causes == {STALE.message: 2}, "the group of the run before is at least as old as this run"
     assert "more than 2 versions behind the newest, which is 3 in run 2" in explanation_codes(buffer)["stale_groups"]
 
@@ -111,7 +112,7 @@ def test_a_poll_with_a_timestamp_as_version_counts_alone(buffer: Buffer) -> None
         buffer.take(job, request_models.parse(request_models.PollPayload, {"weight_version": TIMESTAMP, "lease_s": 1}))
     assert buffer.job("j").weight_version == 3
     assert (buffer.job("j").lone_versions, buffer.job("j").lone_version) == (1, TIMESTAMP)
-    assert buffer.describe(job)["slots"]["filtered"] == 0
+    assert describe_job(buffer.store, job)["slots"]["filtered"] == 0
 
 
 def test_a_run_may_begin_at_the_number_of_its_last_step(buffer: Buffer) -> None:

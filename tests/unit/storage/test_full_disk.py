@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.errors import (
     StorageFullError,
     UnavailableError,
 )
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.storage.pack_writer import Disk, PackWriter
 from slime_plugins.rollout_buffer.storage.storage_errors import storage_error
@@ -205,7 +206,7 @@ def test_reads_go_on_when_the_file_system_turns_read_only(tmp_path: Path) -> Non
         assert buffer.store.trouble() is None
         abort(disk)
         time.sleep(1.1)  # the disk is tried once a second
-        assert buffer.describe(job)["outcomes"] == {"completed": 1}
+        assert describe_job(buffer.store, job)["outcomes"] == {"completed": 1}
         for refused in (lambda: write(buffer, job, written("b")), lambda: poll(buffer, job)):
             with pytest.raises(UnavailableError, match="look at dmesg"):
                 refused()
@@ -226,7 +227,7 @@ def test_who_starts_on_a_file_system_that_turned_read_only_reads_and_refuses_wri
         if dies:
             first.store.close()
         again = Buffer(Store(disk / "data"))
-        assert again.describe(job)["outcomes"] == {"completed": 1}
+        assert describe_job(again.store, job)["outcomes"] == {"completed": 1}
         for refused in (lambda: write(again, job, written("b")), lambda: poll(again, job)):
             with pytest.raises(UnavailableError, match="look at dmesg"):
                 refused()

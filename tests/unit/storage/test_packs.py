@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.state.recovery import examine, recover
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
@@ -249,7 +250,7 @@ def test_rows_whose_bytes_are_gone_are_reported_and_do_not_block_the_others(
     whole, gone = third.delivered_items(delivery)
     assert whole[0]["remove_sample"] is False
     assert gone[0]["remove_sample"] is True
-    assert third.describe(job)["damaged"] == 1
+    assert describe_job(third.store, job)["damaged"] == 1
     third.store.close()
 
 
@@ -288,7 +289,7 @@ def test_a_damaged_member_is_a_dummy_that_says_so_and_its_siblings_are_delivered
     assert (bad.uid, bad.remove_sample, bad.reward, bad.outcome) == ("bad", True, 0.0, "failed")
     assert "not what was written" in bad.extra_info["error"]
     assert good.messages == tuple(episode("good", shots=[shot(2)])["messages"])
-    assert buffer.describe(job)["damaged"] == 1
+    assert describe_job(buffer.store, job)["damaged"] == 1
     assert len(list(examine(buffer.store))) == 1
 
 

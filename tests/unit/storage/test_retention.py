@@ -12,6 +12,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.mismatch import trainer_rows_of
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.storage.retention import Purged, purge
@@ -43,7 +44,7 @@ def test_what_was_delivered_long_ago_gives_its_bytes_back_and_keeps_its_accounti
     assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=2, images=1, packs=1)
     assert packs(buffer) == 0
     assert slots(buffer, job)["delivered"] == 2
-    assert buffer.describe(job)["outcomes"] == {"completed": 2}
+    assert describe_job(buffer.store, job)["outcomes"] == {"completed": 2}
     assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=0, images=0, packs=0)
 
 
@@ -156,4 +157,4 @@ def test_what_was_forgotten_comes_as_a_dummy_that_says_so_and_never_looks_played
     for light, body in buffer.delivered_items(again):
         assert (light["remove_sample"], light["outcome"], light["reward"]) == (True, "failed", 0.0)
         assert "was purged" in orjson.loads(body)["extra_info"]["error"]
-    assert buffer.describe(job)["damaged"] == 0, "the disk is not at fault"
+    assert describe_job(buffer.store, job)["damaged"] == 0, "the disk is not at fault"
