@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -26,6 +26,9 @@ from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 __all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport"]
 
 Result = TypeVar("Result")
+MAX_WRITE_BYTES = 16 * 1024 * 1024
+"""Of several items in one write, half of what the server parses in one go; a larger item is a write of its own."""
+
 P = ParamSpec("P")
 
 
@@ -56,6 +59,20 @@ def _jobs(content: bytes) -> list[dict[str, Any]]:
     if not isinstance(jobs, list):
         raise ValueError("the buffer's reply has no list of jobs")
     return jobs
+
+
+def _requests_of(items: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yields the items of each write, at least one time: a write without items is the server's to refuse."""
+    some: list[dict[str, Any]] = []
+    size = 0
+    for item in items:
+        of_item = len(json.dumps(item, default=str)) if len(items) > 1 else 0
+        if some and (len(some) == wire.MAX_ITEMS or size + of_item > MAX_WRITE_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(dict(item))
+        size += of_item
+    yield some
 
 
 def _job_path(job_id: str, *below: str) -> str:
@@ -261,12 +278,12 @@ class AsyncRolloutBufferClient:
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """Writes finished items into a job of task type ``external``; the same uid twice is one item.
 
-        They are sent 100 at a time. Each hundred is kept whole or not at all: after an error, send the same again.
+        They are sent in requests of at most 100 items and, where there are several, 16 MB. Each request is kept whole
+        or not at all: after an error, send the same again.
         """
         named = {} if job_id is None else {"job_id": job_id}
         reply: dict[str, Any] = {"results": []}
-        for at in range(0, max(1, len(items)), wire.MAX_ITEMS):
-            some = [dict(item) for item in items[at : at + wire.MAX_ITEMS]]
+        for some in _requests_of(items):
             of_some = await self._post("/buffer/write", {"items": some, **named}, _object)
             reply = {**of_some, "results": [*reply["results"], *of_some["results"]]}
         return reply

@@ -160,6 +160,10 @@ def test_more_items_than_one_write_takes_are_sent_in_several() -> None:
     assert reply["success"]
     assert [result["uid"] for result in reply["results"]] == [f"u{number}" for number in range(250)]
 
+    large = "x" * (7 * 1024 * 1024)
+    asyncio.run(client.write([{"uid": str(number), "text": large * (number % 3)} for number in range(5)], job_id="j"))
+    assert transport.sizes[3:] == [2, 2, 1]  # 0 and 7, 14 and 0, 7 MB
+
 
 def test_errors_come_back_as_they_were_written() -> None:
     said = json.dumps(wire.encode_error("not_found", "no such job", {"job": "a"})).encode()
