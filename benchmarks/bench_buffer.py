@@ -142,7 +142,7 @@ def running(
 
 
 def accepts_jobs(port: int) -> bool:
-    """Tells whether a rollout buffer answers that it is well."""
+    """Returns True if a rollout buffer answers that it is well."""
     try:
         return requests.get(f"http://127.0.0.1:{port}/health", timeout=1).ok
     except requests.RequestException:
@@ -150,7 +150,7 @@ def accepts_jobs(port: int) -> bool:
 
 
 def listens(port: int) -> bool:
-    """Tells whether somebody takes connections."""
+    """Returns True if somebody takes connections."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

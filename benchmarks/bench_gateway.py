@@ -175,7 +175,7 @@ def direct_bodies() -> list[bytes]:
 
 
 async def session_agent(scene: Scene, until: float, latencies: list[float]) -> None:
-    """Talks in one session; its conversation begins anew after eight turns."""
+    """Talks in one session; its conversation begins again after eight turns."""
     connection = await Connection(scene.gateway_port).open()
     session = await open_session(connection, scene)
     number = 0

@@ -2,7 +2,7 @@
 
 The written text is drawn first and the message made from it, in one of the forms in which agents keep replies, so that
 what a trainer must find again is known without looking at any rendered conversation. Only prompts come from the
-template, rendered anew for every turn.
+template, rendered again for every turn.
 """
 
 from __future__ import annotations

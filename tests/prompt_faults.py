@@ -16,7 +16,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def retokenised(tokenizer: Any) -> Change:
-    """Decodes the prompt and tokenises its text anew, as slime's SGLang patch does with every prompt with an image."""
+    """Decodes the prompt and tokenises its text again, as slime's SGLang patch does with every prompt with an image."""
 
     def change(body: dict[str, Any]) -> None:
         text = tokenizer.decode(body["input_ids"], skip_special_tokens=False, clean_up_tokenization_spaces=False)

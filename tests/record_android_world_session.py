@@ -2,7 +2,7 @@
 
 Run it with the python of an environment that has the android_world package and this project:
 ``python -m tests.record_android_world_session tests/data/device_session.jsonl``. The tests that replay the record need
-no package. Record it anew when an answer changes on purpose.
+no package. Record it again when an answer changes on purpose.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A trainer and a rollout server as a stranger would write them with nothing but the guide at hand.
 
 They share no code with the project: the mask is counted by the guide's formula (``last_prompt_length``), the trainer
-renders every conversation anew. What they see is kept for the tests to look at.
+renders every conversation again. What they see is kept for the tests to look at.
 """
 
 from __future__ import annotations

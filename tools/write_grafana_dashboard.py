@@ -136,7 +136,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             _one("Runners that wait", f"rollout_buffer_device_runners_waiting{OF_FARM}", "{{pool}} {{purpose}}"),
             _one("Actions per minute", f"rollout_buffer_device_actions_per_minute{OF_FARM}", "{{device_id}}"),
             _one("Failures by kind", f"sum by (kind) (rollout_buffer_device_failures{OF_FARM})", "{{kind}}"),
-            _one("Care by what was done", f"sum by (care) (rollout_buffer_device_care{OF_FARM})", "{{care}}"),
+            _one("Health actions", f"sum by (action) (rollout_buffer_device_health_actions{OF_FARM})", "{{action}}"),
             Panel(
                 title="Episodes and actions",
                 queries=(

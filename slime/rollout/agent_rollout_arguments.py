@@ -71,7 +71,7 @@ def rows_divisor(args: Any) -> int:
 
 
 def log_probs_come_with_the_loss(args: Any) -> bool:
-    """Tells whether slime computes no log-probs of its own before the loss: one step a rollout, and nobody asks."""
+    """Returns True if slime computes no log-probs of its own before the loss: one step a rollout, and nobody asks."""
     if getattr(args, "use_rollout_logprobs", False):
         return not getattr(args, "get_mismatch_metrics", False)
     if getattr(args, "use_routing_replay", False) or getattr(args, "get_mismatch_metrics", False):
@@ -162,7 +162,7 @@ def _logging(args: Any) -> Iterator[str]:
 
 
 def _splits_rewards() -> bool:
-    """Tells whether this slime gives each rank the rewards of its own rows; so it is said where there is no slime."""
+    """Returns True if this slime gives each rank the rewards of its own rows; so it is said where there is no slime."""
     try:
         data = importlib.import_module("slime.utils.data")
     except ImportError:
@@ -221,12 +221,12 @@ def _engine(args: Any) -> Iterator[str]:
 
 
 def sees_images(args: Any) -> bool:
-    """Tells whether the model that is trained has a vision tower, as far as its folder says so."""
+    """Returns True if the model that is trained has a vision tower, as far as its folder says so."""
     return "vision_config" in _model_config(args)
 
 
 def wants_even_rows(args: Any) -> bool:
-    """Tells whether slime wants an even number of tokens in each row, as its own Qwen3.5 with vision does.
+    """Returns True if slime wants an even number of tokens in each row, as its own Qwen3.5 with vision does.
 
     It cuts rows for context parallelism into two pieces a rank, one rank or more, and stops at an odd one.
     """

@@ -1,4 +1,4 @@
-"""An evaluation: every evaluation set is played once, anew, as a job of its own."""
+"""An evaluation: every evaluation set is played once, again, as a job of its own."""
 
 from __future__ import annotations
 

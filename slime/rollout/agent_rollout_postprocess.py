@@ -55,7 +55,7 @@ def drop_unknown_log_probs(rollout_data: dict[str, Any], gather: Gather | None =
 
 
 def knows_log_probs(rollout_data: Mapping[str, Any]) -> bool:
-    """Tells whether every row of this rank has the engine's log-probs, where the batch has some."""
+    """Returns True if every row of this rank has the engine's log-probs, where the batch has some."""
     return not any(bool(row.isnan().any()) for row in rollout_data.get("rollout_log_probs") or ())
 
 
@@ -70,7 +70,7 @@ def _rows_by_step(rollout_data: Mapping[str, Any]) -> list[list[int]]:
 
 
 def speaks_for_its_rows() -> bool:
-    """Tells whether this rank is the one of those that share its rows which has their advantages and reports them."""
+    """Returns True if this rank is the one of those that share its rows which has their advantages and reports them."""
     from megatron.core import mpu  # type: ignore[import-not-found]  # only where slime trains
 
     first = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0

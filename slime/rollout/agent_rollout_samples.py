@@ -259,7 +259,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _asks_their_shape(args: Any) -> bool:
-    """Tells whether slime takes the mere shape of its advantages from the engine's log-probs.
+    """Returns True if slime takes the mere shape of its advantages from the engine's log-probs.
 
     It does so where it computes none of its own before the loss: one step for each rollout, without KL penalty, critic,
     old actor or teacher.

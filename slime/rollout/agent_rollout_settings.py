@@ -242,7 +242,7 @@ def asked_records(args: Any) -> dict[str, Any]:
 
 
 def replays_top_p(args: Any) -> bool:
-    """Tells whether slime computes log-probs over the ids that top_p kept: those of 2026 do, where it keeps not all."""
+    """True if slime computes log-probs over the ids that top_p kept: those of 2026 do, where it keeps not all."""
     knows = any(one.name == "rollout_top_p_token_ids" for one in fields(Sample))
     return knows and getattr(args, "rollout_top_p", 1.0) != 1.0
 
@@ -353,7 +353,7 @@ def start_payload(
 
 
 def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) -> dict[str, Any]:
-    """Returns the body of ``start_rollout`` that plays an evaluation set once, always anew.
+    """Returns the body of ``start_rollout`` that plays an evaluation set once, always again.
 
     A group that some members could not be played of is measured by the others, whatever ratios training asks for.
 

@@ -230,7 +230,7 @@ class MultiTurnLossMaskGenerator:
 
         ``pack_training_rows`` of the generations trains everything that the messages say was written, also where the
         template drops earlier reasoning: one row for each stretch that the template left alone. ``cut`` says that the
-        last message was cut by a limit: no end of turn is trained. Text is tokenised anew, so that this is still a
+        last message was cut by a limit: no end of turn is trained. Text is tokenised again, so that this is still a
         fallback for conversations that come without generations.
 
         Raises:

@@ -7,7 +7,7 @@ else, so a chunk that starts with one has the same ids wherever it stands. Chunk
 missing ones in one parallel batch, and remembered within a bound of bytes. Where a tokenizer gives no such guarantee,
 the whole text is one chunk.
 
-Some templates write an answer anew once it is history, without its thinking block. The tokenizers they come with also
+Some templates write an answer again once it is history, without its thinking block. The tokenizers they come with also
 cut any text between a line break and what follows it, so that the text of such an answer need not be tokenised again:
 a turn that is missing is put together from its header and its body, and the body may be known.
 """

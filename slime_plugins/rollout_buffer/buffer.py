@@ -236,7 +236,7 @@ class Buffer:
                 end_job(connection, self._clock(), job_key, JobState.FAILED, Cause(code, redacted(cause)))
 
     def stop_failing_job(self, job_key: int, limit: int) -> None:
-        """Fails a job of which ``limit`` attempts in a row failed in one way; starting it again tries anew."""
+        """Fails a job of which ``limit`` attempts in a row failed in one way; starting it again tries again."""
         with self.store.read() as connection:
             failures = attempt_rows.failed_attempts(connection, job_key)
         message = "attempts failed" if failures is None else failures.sentence()
@@ -500,7 +500,7 @@ class Buffer:
             return False
 
     def is_over(self, job: JobRecord) -> bool:
-        """Tells whether waiting is pointless: the job is over, and nothing of it is ready or leased."""
+        """Returns True if waiting is pointless: the job is over, and nothing of it is ready or leased."""
         with self.store.read() as connection:
             final = job_rows.get_job(connection, job.key).state in job_rules.FINAL_STATES
             return final and not delivery_rows.has_groups(connection, job.key, GroupState.READY, GroupState.LEASED)
@@ -520,7 +520,7 @@ class Buffer:
                 job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, **NO_CAUSE.columns())
 
     def empty_poll(self, job: JobRecord) -> None:
-        """Notes since when a trainer has polled and got nothing; who comes back after long begins to wait anew."""
+        """Notes since when a trainer has polled and got nothing; who comes back after long begins to wait again."""
         gone = self._clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or gone:
             with self.store.write() as connection:
@@ -603,7 +603,7 @@ class Buffer:
     def expire_leases(self) -> None:
         """Makes what was not acknowledged in time ready again.
 
-        A lease that ends later than it can was given before the clock was set back: it begins anew.
+        A lease that ends later than it can was given before the clock was set back: it begins again.
         """
         with self.store.write() as connection:
             delivery_rows.shorten_leases(connection, self._clock())
@@ -653,7 +653,7 @@ class Buffer:
         return closed
 
     def restart_group_clocks(self) -> None:
-        """Lets external groups wait anew: nobody could write while no server ran."""
+        """Lets external groups wait again: nobody could write while no server ran."""
         with self.store.write() as connection:
             for job in job_rows.jobs_in_states(connection, job_rules.OPEN_STATES):
                 if not job.has_runner:

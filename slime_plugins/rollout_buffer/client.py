@@ -326,7 +326,7 @@ class AsyncRolloutBufferClient:
     async def delivery_body(
         self, delivery_id: str, *, images: str | None = None, reward_version: int | None = None
     ) -> bytes:
-        """As ``delivery``, but the reply's own bytes: the ones its poll was given, or with rewards given anew."""
+        """As ``delivery``, but the reply's own bytes: the ones its poll was given, or with rewards given again."""
         query = {"images": images, "reward_version": reward_version}
         return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", bytes, query)
 

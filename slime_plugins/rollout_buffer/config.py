@@ -151,7 +151,7 @@ def why_exposed(host: str, token_file: Path | None) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Tells whether only this machine can reach the address."""
+    """Returns True if only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

@@ -50,7 +50,7 @@ def redacted_values(values: Any, *, secret: bool = False) -> Any:
 
 
 def holds_mask(values: Any, *, secret: bool = False) -> bool:
-    """Tells whether a JSON value holds something whose secret was taken out: nothing is reached with it."""
+    """Returns True if a JSON value holds something whose secret was taken out: nothing is reached with it."""
     if isinstance(values, Mapping):
         return any(holds_mask(value, secret=secret or _names_secret(key)) for key, value in values.items())
     if isinstance(values, list | tuple):
@@ -59,7 +59,7 @@ def holds_mask(values: Any, *, secret: bool = False) -> bool:
 
 
 def _names_secret(name: Any) -> bool:
-    """Tells whether a key is the name of a secret; a token of a vocabulary (``eos_token``) is none."""
+    """Returns True if a key is the name of a secret; a token of a vocabulary (``eos_token``) is none."""
     return _SECRET_NAME.search(_HUMP.sub("_", str(name))) is not None and not _VOCABULARY.search(str(name))
 
 

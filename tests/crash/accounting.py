@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.storage.pack_writer import Place
+from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.wire import image_hashes, named_records
 from tests.crash import checkpoint_trainer, writer
@@ -141,7 +141,7 @@ def bytes_and_rows_agree(view: StoreView) -> Findings:
     images = {bytes(row["sha256"]).hex(): row["place"] for row in view.rows("SELECT sha256, place FROM images")}
     for sha256, place in images.items():
         try:
-            data = view.store.fetch(Place.parse(place))
+            data = view.store.fetch(BlobRef.parse(place))
         except RolloutBufferError as error:
             yield f"image {sha256}: {error.message}"
         else:

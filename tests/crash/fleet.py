@@ -70,7 +70,7 @@ class Fleet:
     # --- starting ----------------------------------------------------------------------------------------------------
 
     def start_serve(self) -> None:
-        """Starts ``rollout-buffer serve`` on the run's data; ``tend`` sees that it becomes healthy."""
+        """Starts ``rollout-buffer serve`` on the run's data; ``reconcile`` sees that it becomes healthy."""
         self.serve = self._start("serve", [
             "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
             "--data-dir", str(self.plan.path("data")), "--data-root", self.plan.folder,
@@ -82,7 +82,7 @@ class Fleet:
         self._started_at, self._healthy, self._killed_serve = time.monotonic(), False, False
 
     def add(self, name: str, *arguments: str, service: bool = False) -> None:
-        """Adds a writer, agent, trainer or service, and starts it with the next ``tend``."""
+        """Adds a writer, agent, trainer or service, and starts it with the next ``reconcile``."""
         self.crew[name] = Crew(name=name, arguments=["-m", *arguments], service=service)
 
     def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
@@ -100,7 +100,7 @@ class Fleet:
 
     # --- tending -----------------------------------------------------------------------------------------------------
 
-    def tend(self) -> None:
+    def reconcile(self) -> None:
         """Restarts what was killed; notes when the buffer is healthy again.
 
         Raises:
@@ -160,7 +160,7 @@ class Fleet:
         while not done():
             if time.monotonic() > deadline:
                 raise FleetError(f"{what} did not happen within {timeout_s:.0f} s")
-            self.tend()
+            self.reconcile()
             time.sleep(0.05)
 
     @property

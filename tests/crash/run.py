@@ -220,13 +220,13 @@ class CrashTest:
         self.sampler.look()
         # Most of the time the buffer gets up first; now and then it is hit while it does.
         if kind != "freeze" and name == "serve" and self.rng.random() < 0.7:
-            self.fleet.tend()
+            self.fleet.reconcile()
             self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "a restart")
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            self.fleet.tend()
+            self.fleet.reconcile()
             time.sleep(min(0.05, max(0.0, left)))
 
     def _is_late(self) -> bool:

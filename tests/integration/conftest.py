@@ -28,7 +28,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str 
 
 
 def answers(url: str) -> bool:
-    """Tells whether somebody answers with success."""
+    """Returns True if somebody answers with success."""
     try:
         return requests.get(url, timeout=5).ok
     except requests.RequestException:
@@ -128,7 +128,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Tells whether a process runs; one that has ended and that nobody has waited for does not."""
+    """Returns True if a process runs; one that has ended and that nobody has waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

@@ -260,7 +260,7 @@ def test_four_devices_come_up_over_a_restart_and_a_wedged_one_costs_its_neighbou
     last_illness = {avd: word for avd, word in starts if word != "well"}
     well = Counter(avd for avd, word in starts if word == "well")
     assert sorted(word for _, word in starts if word != "well") == ["crash", "exit", "wedge"]
-    # Nobody was started anew for a neighbour's illness. What struck in an episode may outlive the last task's end.
+    # Nobody was started again for a neighbour's illness. What struck in an episode may outlive the last task's end.
     assert set(well.values()) == {1}
     struck = {avd for avd, word in last_illness.items() if word != "exit"}
     assert {f"slime_aw_{index}" for index in range(4)} - well.keys() <= struck

@@ -4,7 +4,7 @@ Android World episodes on simulated phones with a real SGLang server of a Qwen3-
 that were really sampled and ends with a scripted reply, whose log-probs are the server's own for those tokens: a model
 of random weights would never leave the first screen. Then the whole way to slime's Samples, and the same model in
 transformers (fp32) over tokens and merged image tensors. The same through a proxy that decodes prompts and tokenises
-them anew, as slime's SGLang patch does with images.
+them again, as slime's SGLang patch does with images.
 
 ``ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL`` names the server (started in float32) and ``ROLLOUT_BUFFER_TEST_VISION_MODEL``
 the folder of its model. Needs torch, torchvision and transformers.
@@ -228,7 +228,7 @@ async def test_they_do_behind_an_engine_that_tokenises_prompts_anew(mode: str, t
         assert sum(len(trained_of(row)) for row in rows) == sampled > 0
         assert max(difference_of(model, row) for row in rows) < TOLERANCE
     if mode == "history":
-        return  # what was said is rendered anew for every prompt: its tokens are the tokenizer's own
+        return  # what was said is rendered again for every prompt: its tokens are the tokenizer's own
     assert differing
     worst = 0.0
     for trajectory in trajectories:

@@ -155,7 +155,7 @@ def picture(number: int) -> Image:
 
 
 async def talked(engine: HttpEngine, number: int, mode: str) -> Trajectory:
-    """An episode of four turns, whose prompts only grow, or are rendered anew."""
+    """An episode of four turns, whose prompts only grow, or are rendered again."""
     held, text = ids_of("<|im_start|>system\nBe brief.<|im_end|>\n"), ""
     images: tuple[Image, ...] = ()
     turns: list[Generation] = []
@@ -213,5 +213,5 @@ async def test_an_engine_that_re_tokenises_earns_the_same_and_costs_no_trajector
     assert len(set(rewards)) > 1
     of_kept, of_changed = counted(kept), counted(changed)
     assert of_kept[0]["differing"] == of_changed[0]["unknown"] == of_changed[0]["untrained"] == 0
-    assert (of_changed[0]["differing"] > 0) == (mode == "incremental"), "a history is rendered anew: it is canonical"
+    assert (of_changed[0]["differing"] > 0) == (mode == "incremental"), "a history is rendered again: it is canonical"
     assert of_changed[1]["dummies"] == of_kept[1]["dummies"] == 0

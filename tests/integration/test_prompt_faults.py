@@ -206,11 +206,11 @@ def wire_copy(generations: list[Generation]) -> tuple[Generation, ...]:
 FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
     "a re-tokenising engine": (
         lambda: said_of_engine(retokenised(TOKENIZER)),
-        "decodes prompts of text and tokenises them anew",
+        "decodes prompts of text and tokenises them again",
     ),
     "an engine that re-tokenises prompts with images": (
         lambda: said_of_engine(only_with_images(retokenised(TOKENIZER))),
-        "decodes prompts with images and tokenises them anew. slime's SGLang patch",
+        "decodes prompts with images and tokenises them again. slime's SGLang patch",
     ),
     "a dropped system prompt": (
         lambda: said_of_engine(with_ids(without_system_prompt)),
@@ -423,4 +423,4 @@ async def test_a_job_that_requires_exact_prompts_plays_nothing_on_an_engine_that
     async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
         job = await run(buffer, url, generator, exact_prompts="require")
     assert (job.state.value, generator.played) == ("failed", 0)
-    assert "exact_prompts is require, and the engine decodes prompts of text and tokenises them anew" in job.cause
+    assert "exact_prompts is require, and the engine decodes prompts of text and tokenises them again" in job.cause

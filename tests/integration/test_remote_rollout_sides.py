@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettings, named_folders, running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
-from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionBox
+from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionToolSession
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
@@ -262,7 +262,7 @@ async def test_a_tool_that_hangs_is_an_answer_to_the_model() -> None:
         return ""
 
     trainer = StrangeTrainer(demo_tokenizer(), [Said(CALL), Said(ANSWER)])
-    app = agent_app(open_box=lambda request: FunctionBox([], {"multiply": never}))
+    app = agent_app(open_session=lambda request: FunctionToolSession([], {"multiply": never}))
     async with served(trainer.app()) as trainer_url, served(app) as agent_url:
         _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url))
     assert final["final_messages"][3]["content"] == "Error: multiply did not answer within 0.3 s"

@@ -14,13 +14,13 @@ from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.generator.context_editing.remote_tools import DOCUMENT_TOOLS, DocumentBox
+from slime_plugins.rollout_buffer.generator.context_editing.remote_tools import DOCUMENT_TOOLS, DocumentToolSession
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettings, running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
-from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_offer
+from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_provider
 from tests.remote_rollout_serving import ANSWER, call, rollout_body, served
 from tests.remote_rollout_strangers import Said, StrangeTrainer, rendered
 
@@ -58,9 +58,9 @@ def results(final: dict[str, Any]) -> list[str]:
     return [message["content"] for message in final["final_messages"] if message["role"] == "tool"]
 
 
-def document_box(**changes: Any) -> DocumentBox:
+def document_box(**changes: Any) -> DocumentToolSession:
     body = {"document_content": DOCUMENT, **rollout_body("http://127.0.0.1:1", **changes)}
-    return DOCUMENT_TOOLS.open_box(RolloutBody.model_validate(body))
+    return DOCUMENT_TOOLS.open_session(RolloutBody.model_validate(body))
 
 
 # --- the document tools ----------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ async def test_tools_are_listed_as_the_address_says() -> None:
         (".relative:x", "cannot be loaded"),
         ("json:nothing", "the module json has no nothing"),
         ("json:JSONDecoder", "is a class"),
-        ("json:dumps", "offers no tools; it needs open_box"),
+        ("json:dumps", "offers no tools; it needs open_session"),
         ("offers_of_a_stranger:UNNAMED", "each with a name"),
         ("offers_of_a_stranger:EMPTY", "each with a name"),
         ("broken_offers_of_a_stranger:X", "cannot be loaded: ZeroDivisionError"),
@@ -155,13 +155,13 @@ def test_an_address_that_offers_no_tools_is_a_sentence(
     address: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "offers_of_a_stranger.py").write_text(
-        "class Offer:\n    schemas = [{'type': 'function', 'function': {}}]\n    def open_box(self, request): ...\n"
+        "class Offer:\n    schemas = [{'type': 'function', 'function': {}}]\n    def open_session(self, request): ...\n"
         "UNNAMED = Offer()\nEMPTY = Offer()\nEMPTY.schemas = []\n"
     )
     (tmp_path / "broken_offers_of_a_stranger.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError) as raised:
-        load_offer(address)
+        load_provider(address)
     assert raised.value.message.startswith(f"--tools {address!r}")
     assert sentence in raised.value.message
 

@@ -2,8 +2,8 @@
 
 A real SGLang server of a text model, ``rollout-buffer serve`` with its runner, and the trainer's side: the math
 generator (one turn), and conversations of three turns with questions and tool results between them, whose prompts only
-grow or are rendered anew each time. No turn is scripted. Then the same model in transformers (fp32) over the delivered
-tokens. The same behind a proxy that decodes prompts and tokenises them anew, which says what it ran or does not.
+grow or are rendered again each time. No turn is scripted. Then the same model in transformers (fp32) over the delivered
+tokens. The same behind a proxy that decodes prompts and tokenises them again, which says what it ran or does not.
 
 ``ROLLOUT_BUFFER_TEST_ENGINE_URL`` names the server (started in float32), ``ROLLOUT_BUFFER_TEST_MODEL`` the folder of
 its model, and ``ROLLOUT_BUFFER_TEST_TORCH_PYTHON`` a Python that has torch and transformers (this one, if it has).

@@ -218,7 +218,7 @@ def test_nothing_is_lost_or_trained_twice_when_trainers_are_killed(url: str, tmp
     play(url, INSTANCES)
     args.rollout_batch_size = 3
 
-    # The first trainer starts anew at rollout 0, so it is told to go on from the job that was filled beforehand.
+    # The first trainer starts again at rollout 0, so it is told to go on from the job that was filled beforehand.
     first = killed_trainer(args, start=1, saves=[1, None])
     second = killed_trainer(args, start=2, saves=[1, 1])
     third = killed_trainer(args, start=4, saves=[1])

@@ -41,7 +41,7 @@ def turns(draw: st.DrawFn) -> Generation:
 
 @st.composite
 def episodes(draw: st.DrawFn) -> list[Generation]:
-    """Turns whose prompts go on from the one before, or start anew."""
+    """Turns whose prompts go on from the one before, or start again."""
     found: list[Generation] = []
     held: list[int] = []
     for turn in draw(st.lists(turns(), min_size=1, max_size=4)):

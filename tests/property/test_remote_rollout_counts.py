@@ -200,7 +200,7 @@ async def _plant(
 
 @dataclass(frozen=True)
 class Edit:
-    """What an agent does to its messages before a turn: nothing, drop, replace, or write the same anew."""
+    """What an agent does to its messages before a turn: nothing, drop, replace, or write the same again."""
 
     kind: str
     place: int

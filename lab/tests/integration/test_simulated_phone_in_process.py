@@ -13,7 +13,7 @@ import pytest
 from rollout_buffer_lab.simulated_phone.interfaces.accessibility import (
     AccessibilityForwarder,
 )
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.in_process import (
     android_environment,
 )
@@ -25,14 +25,14 @@ WIDTH, HEIGHT = 1080, 2400
 
 
 @pytest.fixture
-def handset() -> Iterator[Handset]:
-    made = Handset()
+def handset() -> Iterator[EmulatorState]:
+    made = EmulatorState()
     yield made
     made.close()
 
 
 @pytest.fixture
-def environment(handset: Handset) -> Iterator[Any]:
+def environment(handset: EmulatorState) -> Iterator[Any]:
     made = android_environment(handset)
     yield made
     made.close()
@@ -48,7 +48,7 @@ def act(environment: Any, kind: int, x: float = 0.0, y: float = 0.0) -> Any:
     return environment.step({name: action[name] for name in environment.action_spec()})
 
 
-def tap(environment: Any, handset: Handset, label: str) -> Any:
+def tap(environment: Any, handset: EmulatorState, label: str) -> Any:
     from android_env.components.action_type import ActionType
 
     widget = next(one for one in handset.shell.screen().widgets if one.text == label and one.on_tap is not None)
@@ -72,7 +72,7 @@ def until(holds: Callable[[], Any]) -> Any:
     return found
 
 
-def test_raw_touches_reach_the_phone_and_its_screen_comes_back(environment: Any, handset: Handset) -> None:
+def test_raw_touches_reach_the_phone_and_its_screen_comes_back(environment: Any, handset: EmulatorState) -> None:
     first = environment.reset().observation["pixels"]
     assert first.shape == (HEIGHT, WIDTH, 3)
     assert first.dtype == np.uint8
@@ -109,7 +109,7 @@ def test_adb_calls_are_answered_by_the_phone(environment: Any) -> None:
 
 
 def test_the_accessibility_wrapper_gets_the_forest_of_the_screen(
-    handset: Handset, monkeypatch: pytest.MonkeyPatch
+    handset: EmulatorState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the download of the forwarder's APK is left out: the phone has one."""
     from android_env.wrappers import a11y_grpc_wrapper

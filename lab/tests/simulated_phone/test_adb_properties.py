@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.simulated_phone.interfaces.adb_commands import AdbShell
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from tests.example_counts import examples
 
 COMMANDS = st.sampled_from(
@@ -109,7 +109,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @pytest.fixture(scope="module")
 def adb() -> Iterator[AdbShell]:
-    handset = Handset()
+    handset = EmulatorState()
     yield AdbShell(handset)
     handset.close()
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rollout_buffer_lab.simulated_phone.interfaces.adb_commands import AdbShell
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.exchanges import (
     Annotation,
     Call,
@@ -22,7 +23,6 @@ from rollout_buffer_lab.simulated_phone.interfaces.exchanges import (
     read_session,
 )
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 
@@ -46,7 +46,7 @@ def test_the_phone_answers_adb_and_grpc_as_it_was_recorded(tmp_path: Path) -> No
     front = importlib.import_module("rollout_buffer_lab.simulated_phone.interfaces.emulator_controller")
     messages = importlib.import_module("android_env.proto.emulator_controller_pb2")
     service = messages.DESCRIPTOR.services_by_name["EmulatorController"]
-    handset = Handset()
+    handset = EmulatorState()
     adb, calls = AdbShell(handset), front.servicer_of(handset, Faults())
     for number, entry in enumerate(session()):
         if isinstance(entry, Exchange):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollout_buffer_lab.simulated_phone.interfaces.adb_commands import AdbShell
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.widgets import WidgetKind
 
 CALENDAR = "/data/data/com.simplemobiletools.calendar.pro/databases"
@@ -20,7 +20,7 @@ class Adb:
     """The phone at the other end of the cable."""
 
     def __init__(self) -> None:
-        self.handset = Handset()
+        self.handset = EmulatorState()
         self._adb = AdbShell(self.handset)
 
     def run(self, *arguments: str) -> str:

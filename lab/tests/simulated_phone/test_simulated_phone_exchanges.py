@@ -2,7 +2,7 @@
 
 The record holds what android_world (d9c569f) and android_env 1.2.3 asked while they connected, set six tasks up, let
 them be played and scored them, and what our phone answered. It needs neither package. When an answer changes on
-purpose, record the session anew: a folder ``exchanges`` beside a simulated emulator's sockets gets every command.
+purpose, record the session again: a folder ``exchanges`` beside a simulated emulator's sockets gets every command.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollout_buffer_lab.simulated_phone.interfaces.adb_commands import AdbShell
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.exchanges import (
     Exchange,
     ExchangeRecorder,
     read_exchanges,
 )
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
 
 RECORD = Path(__file__).parents[3] / "tests" / "data" / "adb_exchanges.jsonl"
 FAMILIES = ("settings", "am", "pm", "input", "dumpsys", "date", "content", "sqlite3", "find", "ls", "mkdir", "echo")
 
 
 def test_every_recorded_answer_is_given_again(tmp_path: Path) -> None:
-    handset = Handset()
+    handset = EmulatorState()
     adb, host_file = AdbShell(handset), tmp_path / "file"
     for number, exchange in enumerate(read_exchanges(RECORD)):
         host_file.write_bytes(exchange.content or b"")
@@ -40,7 +40,7 @@ def test_the_record_speaks_of_every_family() -> None:
 
 
 def test_a_pull_and_a_push_are_recorded_with_their_file(tmp_path: Path) -> None:
-    handset = Handset()
+    handset = EmulatorState()
     adb, recorder = AdbShell(handset), ExchangeRecorder(tmp_path / "record")
     host_file = tmp_path / "one.txt"
     host_file.write_bytes(b"\x00\xff")

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.exchanges import (
     Call,
     ExchangeRecorder,
     read_session,
 )
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 pytestmark = pytest.mark.skipif(
@@ -30,7 +30,7 @@ LAUNCHER = "com.google.android.apps.nexuslauncher"
 class Phone:
     """A phone, the stub that calls it, and the messages' module."""
 
-    handset: Handset
+    handset: EmulatorState
     stub: Any
     messages: Any
 
@@ -73,7 +73,7 @@ def served(faults: Faults, recorder: ExchangeRecorder | None = None) -> Iterator
         serve_emulator_controller,
     )
 
-    handset, port = Handset(), free_port()
+    handset, port = EmulatorState(), free_port()
     server = serve_emulator_controller(handset, port, faults, recorder)
     channel = grpc.secure_channel(
         f"localhost:{port}",

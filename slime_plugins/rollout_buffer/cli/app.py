@@ -161,7 +161,7 @@ def _print_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> Non
 
 
 def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
-    """Shows it anew every second; a buffer that goes away is waited for, once it has answered."""
+    """Shows it again every second; a buffer that goes away is waited for, once it has answered."""
     from requests import RequestException
 
     with Live(job_table(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The command that gives stored trajectories rewards anew, beside those that they have."""
+"""The command that gives stored trajectories rewards again, beside those that they have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rescore(
     at_once: Annotated[int, typer.Option(min=1, max=256, help="Trajectories that are judged at once.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Score the stored trajectories of a job anew, as another version of their rewards. What they have stays.
+    """Score the stored trajectories of a job again, as another version of their rewards. What they have stays.
 
     The same name again goes on with what has no reward yet. Exit code 1: some judge failed.
     """

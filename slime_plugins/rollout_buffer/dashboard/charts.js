@@ -127,7 +127,7 @@ export const CHARTS = [
   },
 ];
 
-/** One chart: ``update(columns, widthS, now)`` draws it anew, ``end()`` lets it go. */
+/** One chart: ``update(columns, widthS, now)`` draws it again, ``end()`` lets it go. */
 export function chart(spec) {
   const plot = h("div", { class: "plot", "aria-hidden": "true" });
   const words = h("p", { class: "words" });

@@ -134,7 +134,7 @@ export function player(stage, { turns, steps, screen, addressOf }) {
     controls,
     choose: stepTo,
     current: () => at,
-    /** Makes a turn the current one without moving the page; again after the steps were drawn anew. */
+    /** Makes a turn the current one without moving the page; again after the steps were drawn again. */
     start(number, { scroll = false } = {}) {
       at = -1;
       choose(number - 1, { scroll, quietly: true, settlesMs: FIRST_SETTLES_MS });

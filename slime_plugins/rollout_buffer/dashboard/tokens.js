@@ -87,7 +87,7 @@ function contextTable({ contexts }) {
 function kindOf(one) {
   if (one.generation === 0) return h("span", { class: "pill open" }, "begins");
   if (one.dropped_tokens === 0) return h("span", { class: "pill delivered" }, "continues");
-  return h("span", { class: "pill leased" }, one.kept_tokens ? "edited" : "anew");
+  return h("span", { class: "pill leased" }, one.kept_tokens ? "edited" : "again");
 }
 
 const named = (version) => (/^\d+$/.test(version) ? `v${version}` : version);

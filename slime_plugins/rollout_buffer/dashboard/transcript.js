@@ -9,7 +9,7 @@ import { markdown } from "./markdown.js";
 const LONG = 1400;
 
 /**
- * Returns ``{element, steps, draw}``: the transcript, its turns in order, and what draws it anew.
+ * Returns ``{element, steps, draw}``: the transcript, its turns in order, and what draws it again.
  * ``hrefOf(turn)`` is a turn's address, ``onChoose(index)`` is called when one is chosen.
  */
 export function transcript(episode, { hrefOf, onChoose }) {

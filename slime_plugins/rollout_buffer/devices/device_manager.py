@@ -161,7 +161,7 @@ class DeviceManager:
         """Returns "" once a device can be used; after ``wait_s``, or when all fail to boot, the reason why none can."""
         deadline = self._clock() + wait_s
         while not any(slot.worker for slot in self._slots.values()):
-            if self._is_hopeless() or not await self._change_before(deadline):
+            if self._is_unrecoverable() or not await self._change_before(deadline):
                 return self._why_no_device()
         return ""
 
@@ -220,7 +220,7 @@ class DeviceManager:
             "may_be_lent": self._current().num_workers,
             "runners_waiting": self._line.waiting(),
             "progress": self._progress,
-            "hopeless": self._is_hopeless(),
+            "unrecoverable": self._is_unrecoverable(),
             "devices": [
                 {
                     "device_id": slot.device_id,
@@ -515,7 +515,7 @@ class DeviceManager:
         if worker is not None:
             worker.kill()
 
-    def _is_hopeless(self) -> bool:
+    def _is_unrecoverable(self) -> bool:
         return all(slot.failed_boots >= slot.settings.boot_attempts for slot in self._slots.values())
 
     def _why_no_device(self) -> str:

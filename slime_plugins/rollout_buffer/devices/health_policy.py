@@ -106,10 +106,10 @@ class HealthPolicy:
 
 
 def may_rest(resting: int, devices: int) -> bool:
-    """Tells whether one more device may rest: at most half of them do."""
+    """Returns True if one more device may rest: at most half of them do."""
     return resting < devices // 2
 
 
 def may_recycle(recycling: int, spare_devices: int) -> bool:
-    """Tells whether one more device may be recycled: as many at a time as spares stand in for, at least one."""
+    """Returns True if one more device may be recycled: as many at a time as spares stand in for, at least one."""
     return recycling < max(spare_devices, 1)

@@ -61,5 +61,5 @@ def misconfigured(message: str) -> DeviceError:
 
 
 def is_misconfigured(error: Exception) -> bool:
-    """Tells whether the error, which may come from another process, is one of ``misconfigured``."""
+    """Returns True if the error, which may come from another process, is one of ``misconfigured``."""
     return isinstance(error, DeviceError) and error.detail.get("fault") == _MISCONFIGURED

@@ -127,7 +127,7 @@ class ManagedDevicePool:
                 await self._manager.configure(self._host_settings())
                 why_not = await self._manager.ready(min(max(deadline - now(), 0.0), _LONG_POLL_S))
                 farm = await self._manager.snapshot() if why_not else {}
-                if not why_not or farm.get("hopeless"):
+                if not why_not or farm.get("unrecoverable"):
                     return why_not
                 states = Counter(str(device["state"]) for device in farm["devices"])
                 if farm["progress"] != seen or states["preparing"]:

@@ -427,7 +427,7 @@ class _RetryBudget:
         self.tries, self.server_errors, self.waited_s, self.refused_at = 0, 0, 0.0, None
 
     def is_older_than(self, moment: float) -> bool:
-        """Tells whether it was refused before ``moment``."""
+        """Returns True if it was refused before ``moment``."""
         return self.refused_at is not None and self.refused_at <= moment
 
     @property

@@ -152,14 +152,14 @@ def read_reply(body: bytes) -> tuple[str, str]:
 
 
 def is_context_overflow(body: bytes) -> bool:
-    """Tells whether a refusal says that prompt and reply are longer than the model's context: the episode's own end."""
+    """True if a refusal says that prompt and reply are longer than the model's context: the episode's own end."""
     error = _error(body)
     text = str(error.get("message", "")).lower()
     return error.get("code") == "context_length_exceeded" or "context length" in text or "maximum context" in text
 
 
 def wants_other_token_limit(body: bytes) -> bool:
-    """Tells whether a refusal says that the cap is called ``max_completion_tokens``."""
+    """Returns True if a refusal says that the cap is called ``max_completion_tokens``."""
     error = _error(body)
     return "max_completion_tokens" in str(error.get("message", "")) and "max_tokens" in f"{error}"
 

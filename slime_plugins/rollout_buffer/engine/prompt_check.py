@@ -1,10 +1,10 @@
 """Pure: the ids that an engine was sent as a prompt, compared with those that it says it ran.
 
 Text is compared id by id. An image is one placeholder in what is sent and a run of it in what is run; how long that run
-is, is the engine's word. An engine that decodes a prompt and tokenises the text anew runs other ids than were sampled
+is, is the engine's word. An engine that decodes a prompt and tokenises the text again runs other ids than were sampled
 (slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388): what is sampled after them is
 trained after them. Of an engine that does not say what it ran, a prompt is taken as it was sent where its ids are what
-the tokenizer makes of their own text: tokenising that anew changes nothing.
+the tokenizer makes of their own text: tokenising that again changes nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PromptChecker:
         return [*ran[:place], *[self.placeholder_id] * run, *ran[len(ran) - after :]] if run > 0 else list(ran)
 
     def encodes_to_itself(self, ids: Sequence[int]) -> bool:
-        """Tells whether the tokenizer makes the same ids of their own text. True without a tokenizer: nothing is known.
+        """True if the tokenizer makes the same ids of their own text. True without a tokenizer: nothing is known.
 
         It takes about as long as encoding the prompt; may be called from any thread where the tokenizer is a fast one.
         """

@@ -117,7 +117,7 @@ class PromptProbe:
         sent = list(prompt.ids)
         if ran == self.checker.encoded(self.checker.decoded(sent)):
             return (
-                f"decodes {prompt.kind} and tokenises them anew. slime's SGLang patch does so with images "
+                f"decodes {prompt.kind} and tokenises them again. slime's SGLang patch does so with images "
                 "(THUDM/slime#2388): turns are trained after the engine's own ids, in more rows"
             )
         if len(ran) < len(sent) and SYSTEM_TEXT not in self.checker.decoded(ran):

@@ -335,7 +335,7 @@ class SglangEngine(HttpEngine):
         return fidelity is not None and fidelity.of(images=bool(request.images)) is kept
 
     async def _is_proven(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> bool:
-        """Tells whether each prompt that sampled something is what the tokenizer makes of its text."""
+        """Returns True if each prompt that sampled something is what the tokenizer makes of its text."""
         sampled: list[int] = []
         for part in (part for part in parts if part.ids):
             prompt = [*request.input_ids, *sampled]

@@ -123,7 +123,7 @@ def parse_probe_reply(body: bytes) -> list[int] | None:
 
 
 def parse_sees_images(body: bytes) -> bool:
-    """Tells whether ``GET /model_info`` says that the model understands images.
+    """Returns True if ``GET /model_info`` says that the model understands images.
 
     Raises:
         ForeignReplyError: not a JSON object.
@@ -188,7 +188,7 @@ def engine_sentence(body: bytes) -> str:
 
 
 def is_refusal_of_request(status: int, body: bytes) -> bool:
-    """Tells whether an HTTP error is the engine's word about this one request: the same one would fail again.
+    """Returns True if an HTTP error is the engine's word about this one request: the same one would fail again.
 
     Any other says something about the way to the engine: a proxy's page, a route or an address that is not there yet,
     a missing permission. A body that is too large (413) is the request's fault whoever says so.

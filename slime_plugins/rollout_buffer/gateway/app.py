@@ -46,9 +46,9 @@ from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gat
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
 from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.auth import bearer_of, bears, check_bearer
+from slime_plugins.rollout_buffer.protocol.auth import bearer_of, check_bearer, has_bearer
 from slime_plugins.rollout_buffer.protocol.hosts import check_page
-from slime_plugins.rollout_buffer.protocol.inline_images import take_out
+from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
 
 KEEP_ALIVE_INTERVAL_S = 10.0
 """A stream says something at least this often while its turn is being sampled."""
@@ -171,7 +171,7 @@ def _bearer(request: web.Request) -> str:
 
 def _has_token(request: web.Request) -> bool:
     token = request.app[TOKEN]
-    return not token or bears(request.headers.get("Authorization"), token)
+    return not token or has_bearer(request.headers.get("Authorization"), token)
 
 
 def _check_token(request: web.Request) -> None:
@@ -241,7 +241,7 @@ async def _models(request: web.Request) -> web.Response:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    content, images = take_out(await _content(request))
+    content, images = extract_images(await _content(request))
     body = _parsed(content)
     if "rollout_id" in body and request.match_info.get("session") is None:
         return await request.app[TRAINER].answer(request, body)

@@ -1,7 +1,7 @@
 """From a checked request to the ids that the engine is sent: recorded ids as they are, and only what is new rendered.
 
 What a client sends back is compared with what it was given. If its messages begin with a recorded path, the prompt is
-that path's ids and a bridge over the new messages. Anything else is rendered anew, whole, and is a branch of its own;
+that path's ids and a bridge over the new messages. Anything else is rendered again, whole, and is a branch of its own;
 unless the ids turn out to go on from a recorded path exactly.
 """
 

@@ -140,6 +140,6 @@ class Session:
             task.cancel()
 
     def is_expired(self, now: float, longest_s: float) -> bool:
-        """Tells whether nobody has asked for too long, or it has lived too long."""
+        """Returns True if nobody has asked for too long, or it has lived too long."""
         idle = not self.under_way and now - self.used_at > self.idle_timeout_s
         return idle or now - self.opened_at > longest_s

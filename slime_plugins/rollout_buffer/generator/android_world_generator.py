@@ -12,7 +12,7 @@ REQUIRED_KEYS = ("tokenizer_path",)
 
 
 def NEEDS_RAY() -> bool:  # noqa: N802 - the name that the registry looks for
-    """Tells whether this host's devices live in a Ray cluster; wrong settings are told when a job starts."""
+    """Returns True if this host's devices live in a Ray cluster; wrong settings are told when a job starts."""
     try:
         return load_settings({}).device_pool is PoolKind.RAY
     except ConfigError:

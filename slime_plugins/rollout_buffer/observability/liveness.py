@@ -85,7 +85,7 @@ async def send_heartbeats(heartbeat: Heartbeat) -> None:
 
 
 class HeartbeatMonitor:
-    """Tells whether a child is frozen: its heartbeats stopped, or the kernel has it stopped (SIGSTOP, a debugger)."""
+    """Returns True if a child is frozen: its heartbeats stopped, or the kernel has it stopped (SIGSTOP, a debugger)."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class HeartbeatMonitor:
         self._stopped_since: float | None = None
 
     def is_frozen(self, heartbeat_timeout_s: float) -> bool:
-        """Tells whether it has been without a heartbeat, or stopped, for longer than ``heartbeat_timeout_s``."""
+        """Returns True if it has been without a heartbeat, or stopped, for longer than ``heartbeat_timeout_s``."""
         if not self._is_stopped():
             self._stopped_since = None
         elif self._stopped_since is None:

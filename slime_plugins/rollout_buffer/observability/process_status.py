@@ -21,12 +21,12 @@ class ProcessStatus:
 
     @property
     def lives(self) -> bool:
-        """Tells whether it has not ended."""
+        """Returns True if it has not ended."""
         return self.state not in "ZX"
 
     @property
     def is_stopped(self) -> bool:
-        """Tells whether it does nothing until somebody lets it go on."""
+        """Returns True if it does nothing until somebody lets it go on."""
         return self.state in "Tt"
 
 

@@ -34,7 +34,7 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
         UnauthorizedError: it carries neither.
         ForbiddenError: it would change something, and a page of another site made a browser send it.
     """
-    if token is not None and bears(environ.get("HTTP_AUTHORIZATION"), token):
+    if token is not None and has_bearer(environ.get("HTTP_AUTHORIZATION"), token):
         return True
     _check_origin(environ)
     if token is None:
@@ -50,7 +50,7 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
 
 
 def is_open(path: str) -> bool:
-    """Tells whether anybody may ask for a path, without a token."""
+    """Returns True if anybody may ask for a path, without a token."""
     return path in OPEN_ROUTES or path.startswith(OPEN_FOLDER)
 
 
@@ -60,8 +60,8 @@ def bearer_of(authorization: str | None) -> str:
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
-def bears(authorization: str | None, *tokens: str) -> bool:
-    """Tells whether an ``Authorization`` header brings one of the tokens, in a time that tells nothing about them."""
+def has_bearer(authorization: str | None, *tokens: str) -> bool:
+    """Returns True if an ``Authorization`` header brings one of the tokens, in a time that tells nothing about them."""
     given = bearer_of(authorization)
     matches = [
         is_token(given, token) for token in tokens
@@ -76,7 +76,7 @@ def check_bearer(authorization: str | None, *tokens: str | None) -> None:
         UnauthorizedError: it does not; says what is wrong with its header.
     """
     accepted = [token for token in tokens if token]
-    if accepted and not bears(authorization, *accepted):
+    if accepted and not has_bearer(authorization, *accepted):
         raise UnauthorizedError(why_unauthorized(authorization))
 
 
@@ -91,7 +91,7 @@ def why_unauthorized(authorization: str | None) -> str:
 
 
 def is_token(given: str, token: str) -> bool:
-    """Tells whether that is the token, in a time that does not tell how much of it is right."""
+    """Returns True if that is the token, in a time that does not tell how much of it is right."""
     return hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode("utf-8", "replace"))
 
 

@@ -21,7 +21,7 @@ _USUAL_KEYS = (b'"url": ', b'"url":')
 _HEAD = re.compile(rb"data:(image/(?:png|jpeg|webp));base64,")
 
 
-def take_out(
+def extract_images(
     content: bytes | bytearray, end: int | None = None, start: int = 0
 ) -> tuple[bytes | bytearray, dict[str, Image]]:
     """Returns the JSON with hashes where whole, valid screenshots stood, and these screenshots by hash.

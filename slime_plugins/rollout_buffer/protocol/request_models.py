@@ -312,7 +312,7 @@ class StartPayload(JobSettings):
     job_id: JobName | None = None
     """Names the job; without it, the payload itself does."""
     fresh: bool = False
-    """Starts anew: the job of that id is cancelled and renamed, unless it waits for a trainer and this is one."""
+    """Starts again: the job of that id is cancelled and renamed, unless it waits for a trainer and this is one."""
     start_id: Identifier | None = None
     """One id per intended start: a call that repeats it, also a late one or a ``fresh`` one, changes nothing."""
     retry_given_up: bool = False
@@ -389,12 +389,12 @@ class StartPayload(JobSettings):
 
     @property
     def has_input(self) -> bool:
-        """Tells whether it brings instances."""
+        """Returns True if it brings instances."""
         return self.input_file is not None or self.instances is not None
 
     @property
     def is_trainers(self) -> bool:
-        """Tells whether a trainer starts the job: it says what it has consumed, be that nothing."""
+        """Returns True if a trainer starts the job: it says what it has consumed, be that nothing."""
         return self.skip_instance_ids is not None
 
     def identity(self) -> str:
@@ -438,7 +438,7 @@ CHANGEABLE = frozenset(
         "exact_prompts",
     }
 )
-"""Settings that an attaching payload may bring anew: they say how the work is done, not which."""
+"""Settings that an attaching payload may bring again: they say how the work is done, not which."""
 
 
 class PollPayload(Body):
@@ -469,7 +469,7 @@ class PollPayload(Body):
 
     @property
     def knows_dummies(self) -> bool:
-        """Tells whether members with ``remove_sample`` may be in the reply."""
+        """Returns True if members with ``remove_sample`` may be in the reply."""
         return self.lease_s is not None if self.dummies is None else self.dummies
 
     @model_validator(mode="after")
@@ -532,7 +532,7 @@ class SignInPayload(Body):
 
 
 def is_deeper_than(value: Any, levels: int) -> bool:
-    """Tells whether lists and objects stand in each other more than so many levels deep."""
+    """Returns True if lists and objects stand in each other more than so many levels deep."""
     level = [value]
     for _ in range(levels + 1):
         level = [inner for outer in level if isinstance(outer, dict | list) for inner in _parts(outer)]

@@ -21,9 +21,9 @@ from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackH
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.tools import CalculatorBox, ToolBox
+from slime_plugins.rollout_buffer.remote_rollout.tools import CalculatorSession, ToolSession
 
-OpenBox = Callable[[RolloutBody], ToolBox]
+OpenToolSession = Callable[[RolloutBody], ToolSession]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,23 +34,23 @@ class _Run:
 
 
 class AgentSide:
-    """Plays rollouts. One object on one event loop; ``open_box`` gives each rollout its tools."""
+    """Plays rollouts. One object on one event loop; ``open_session`` gives each rollout its tools."""
 
     def __init__(
         self,
         settings: AgentSettings | None = None,
         *,
         tokenizers: TokenizerCatalog | None = None,
-        open_box: OpenBox | None = None,
+        open_session: OpenToolSession | None = None,
         tool_schemas: Sequence[Mapping[str, Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tool_schemas`` is what ``GET /tools`` lists; the calculator's when neither it nor ``open_box`` is given."""
+        """``tool_schemas`` is what ``GET /tools`` lists; by default the calculator's."""
         self.settings = settings or AgentSettings()
         self._tokenizers = tokenizers or TokenizerCatalog(self.settings.tokenizers)
         self._hosts = CallbackHosts(self.settings.callback_hosts)
-        self._open_box = open_box or (lambda request: CalculatorBox())
-        self.tool_schemas = tuple(tool_schemas if tool_schemas is not None else CalculatorBox().schemas)
+        self._open_box = open_session or (lambda request: CalculatorSession())
+        self.tool_schemas = tuple(tool_schemas if tool_schemas is not None else CalculatorSession().schemas)
         self._clock = clock
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._session: aiohttp.ClientSession | None = None
@@ -115,8 +115,8 @@ class AgentSide:
 
     async def _play(self, request: RolloutBody, server_url: str) -> dict[str, Any]:
         tokens = await self._tokenizers.get(request.tokenizer_name, request.tokenizer_revision)
-        box = self._open_box(request)
-        return await play_rollout(request, server_url, tokens, box, self._http(), self.settings)
+        tool_session = self._open_box(request)
+        return await play_rollout(request, server_url, tokens, tool_session, self._http(), self.settings)
 
     def _ended(self, rollout_id: str, run: _Run, done: asyncio.Task[dict[str, Any]]) -> None:
         """Keeps a result; a request that was refused after all leaves nothing behind, so that it can be mended."""

@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import Number
 from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn
-from slime_plugins.rollout_buffer.remote_rollout.tools import SeesContext, ToolBox, answer_call
+from slime_plugins.rollout_buffer.remote_rollout.tools import ContextAware, ToolSession, answer_call
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
 
@@ -67,13 +67,15 @@ class _Metrics:
 class RolloutLoop:
     """One rollout under way."""
 
-    def __init__(self, request: RolloutBody, session: RolloutSession, box: ToolBox, settings: AgentSettings) -> None:
+    def __init__(
+        self, request: RolloutBody, session: RolloutSession, tool_session: ToolSession, settings: AgentSettings
+    ) -> None:
         self._request = request
         self._session = session
-        self._box = box
+        self._tool_session = tool_session
         self._settings = settings
         self._metrics = _Metrics()
-        self._tools = request.tools or box.schemas
+        self._tools = request.tools or tool_session.schemas
 
     async def play(self) -> dict[str, Any]:
         """Plays until the model calls no more tools, a limit is reached, or something breaks; returns the response."""
@@ -128,10 +130,10 @@ class RolloutLoop:
     async def _answer(self, calls: Sequence[NumberedCall]) -> None:
         start = time.monotonic()
         timeout_s = self._settings.tool_timeout_s
-        if isinstance(self._box, SeesContext):
+        if isinstance(self._tool_session, ContextAware):
             count = self._session.tokens.encode
-            self._box.see_context(self._session.last_prompt_length, lambda text: len(count(text)))
-        results = await asyncio.gather(*(answer_call(self._box, call, timeout_s) for call in calls))
+            self._tool_session.see_context(self._session.last_prompt_length, lambda text: len(count(text)))
+        results = await asyncio.gather(*(answer_call(self._tool_session, call, timeout_s) for call in calls))
         self._session.append_tool_outputs(results)
         self._metrics.tool_s += time.monotonic() - start
         self._metrics.tool_calls += len(calls)
@@ -144,7 +146,7 @@ async def play_rollout(
     request: RolloutBody,
     server_url: str,
     tokens: ConversationTokens,
-    box: ToolBox,
+    tool_session: ToolSession,
     session: aiohttp.ClientSession,
     settings: AgentSettings,
 ) -> dict[str, Any]:
@@ -157,17 +159,17 @@ async def play_rollout(
         api_key=request.callback_api_key,
         settings=settings,
         tools=request.tools or (),
-        optional_tools=() if request.tools else box.schemas,
+        optional_tools=() if request.tools else tool_session.schemas,
     )
     rollout.messages = [dict(message) for message in request.messages]
     try:
-        return await RolloutLoop(request, rollout, box, settings).play()
+        return await RolloutLoop(request, rollout, tool_session, settings).play()
     except Exception as error:
         logger.exception("rollout %s broke", request.rollout_id)
         broken = TrainerReplyError(f"the rollout server broke: {type(error).__name__}: {error}")
         return final_response(request, list(request.messages), FinishReason.ERROR, broken.message, _Metrics().as_dict())
     finally:
-        await box.close()
+        await tool_session.close()
 
 
 def final_response(

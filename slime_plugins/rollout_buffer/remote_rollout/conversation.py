@@ -127,12 +127,12 @@ def plain_message(message: Message) -> dict[str, Any]:
 
 
 def is_same_message(left: Message, right: Message) -> bool:
-    """Tells whether two messages say the same."""
+    """Returns True if two messages say the same."""
     return left == right or plain_message(left) == plain_message(right)
 
 
 def is_same_reply(sampled: Message, returned: Message) -> bool:
-    """Tells whether an agent gave back the reply it was sent; spaces around its text may be gone."""
+    """Returns True if an agent gave back the reply it was sent; spaces around its text may be gone."""
     ours, theirs = plain_message(sampled), plain_message(returned)
     keys = ("role", "content", "tool_calls")
     return all(_stripped(ours.get(key)) == _stripped(theirs.get(key)) for key in keys)

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_offer
+from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_provider
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
 
 DEFAULT_PORT = 8891
@@ -101,7 +101,7 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     Raises:
         ConfigError: the port is taken, or the tools cannot be loaded.
     """
-    offer = load_offer(settings.tools) if settings.tools is not None else CALCULATOR
+    provider = load_provider(settings.tools) if settings.tools is not None else CALCULATOR
     key = read_token(settings.token_file) if settings.token_file is not None else None
     catalog = TokenizerCatalog(settings.tokenizers)
     engine = make_engine(settings.engine_url) if settings.engine_url is not None else None
@@ -109,8 +109,8 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     agent = AgentSide(
         AgentSettings(callback_hosts=settings.callback_hosts, api_key=key),
         tokenizers=catalog,
-        open_box=offer.open_box,
-        tool_schemas=offer.schemas,
+        open_session=provider.open_session,
+        tool_schemas=provider.schemas,
     )
     allowed = settings.allowed_hosts if key is None else None
     trainer = None

@@ -111,7 +111,7 @@ class OwnCount:
         self._trusts_text = not _holds_the_message(self._tokens.text(reply.token_ids), reply.message)
 
     def _continues(self, messages: Sequence[Message]) -> bool:
-        """False where the conversation was edited or cut: then a trainer renders it anew."""
+        """False where the conversation was edited or cut: then a trainer renders it again."""
         at = len(self._asked)
         if len(messages) <= at or not is_same_reply(self._reply, messages[at]):
             return False

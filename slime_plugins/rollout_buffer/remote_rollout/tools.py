@@ -1,7 +1,7 @@
-"""What an agent may call: a box of tools, one for each rollout. The calculator is the reference; any other fits in.
+"""What an agent may call: a session of tools for each rollout. The calculator is the reference; any other fits in.
 
-Whoever has tools offers them as an object (``ToolOffer``) that opens a box for each rollout; a server is started with
-its address, ``MODULE:NAME``. Nothing here knows who offers: the address is all.
+Whoever has tools offers them as an object (``ToolProvider``) that opens a session for each rollout; a server is started
+with its address, ``MODULE:NAME``. Nothing here knows who offers: the address is all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_RESULT = 100_000
 ToolFunction = Callable[..., Any]
 
 
-class ToolBox(Protocol):
+class ToolSession(Protocol):
     """The tools of one rollout, with whatever state they keep between calls."""
 
     @property
@@ -46,7 +46,7 @@ class ToolBox(Protocol):
 
 
 @runtime_checkable
-class SeesContext(Protocol):
+class ContextAware(Protocol):
     """A box that also wants to know how full the context is."""
 
     def see_context(self, tokens: int, count: Callable[[str], int]) -> None:
@@ -54,7 +54,7 @@ class SeesContext(Protocol):
         ...
 
 
-class ToolOffer(Protocol):
+class ToolProvider(Protocol):
     """Tools for any number of rollouts."""
 
     @property
@@ -62,7 +62,7 @@ class ToolOffer(Protocol):
         """The tools in OpenAI's form, as ``GET /tools`` lists them."""
         ...
 
-    def open_box(self, request: RolloutBody) -> ToolBox:
+    def open_session(self, request: RolloutBody) -> ToolSession:
         """Returns the tools of one rollout; ``request.unknown_fields`` is what else its request says.
 
         Raises:
@@ -71,7 +71,7 @@ class ToolOffer(Protocol):
         ...
 
 
-class CalculatorBox:
+class CalculatorSession:
     """The calculator: ``calculate`` an expression, or ``add``, ``subtract``, ``multiply``, ``divide`` two numbers."""
 
     @property
@@ -91,7 +91,7 @@ class CalculatorBox:
         """Does nothing."""
 
 
-class CalculatorOffer:
+class CalculatorProvider:
     """The calculator, which needs nothing of a request."""
 
     @property
@@ -99,15 +99,15 @@ class CalculatorOffer:
         """The five tools."""
         return CALCULATOR_SCHEMAS
 
-    def open_box(self, request: RolloutBody) -> ToolBox:
+    def open_session(self, request: RolloutBody) -> ToolSession:
         """Returns a calculator."""
-        return CalculatorBox()
+        return CalculatorSession()
 
 
-CALCULATOR = CalculatorOffer()
+CALCULATOR = CalculatorProvider()
 
 
-class FunctionBox:
+class FunctionToolSession:
     """Plain functions as tools: ``functions`` by name, plain or async, called with the arguments as keywords.
 
     A plain function runs in a thread.
@@ -139,7 +139,7 @@ class FunctionBox:
         """Does nothing."""
 
 
-def load_offer(address: str) -> ToolOffer:
+def load_provider(address: str) -> ToolProvider:
     """Returns the tools that stand at ``MODULE:NAME``.
 
     Raises:
@@ -153,13 +153,13 @@ def load_offer(address: str) -> ToolOffer:
         raise ConfigError(f"--tools {address!r}: the module {module_name} has no {name}")
     if isinstance(found, type):
         raise ConfigError(f"--tools {address!r}: is a class; name an object of it")
-    if not callable(getattr(found, "open_box", None)):
-        raise ConfigError(f"--tools {address!r}: offers no tools; it needs open_box(request) and schemas")
+    if not callable(getattr(found, "open_session", None)):
+        raise ConfigError(f"--tools {address!r}: offers no tools; it needs open_session(request) and schemas")
     if not _are_schemas(getattr(found, "schemas", None)):
         raise ConfigError(
             f"--tools {address!r}: its schemas must be a list of tools in OpenAI's form, each with a name"
         )
-    return cast("ToolOffer", found)
+    return cast("ToolProvider", found)
 
 
 def _imported(address: str, module_name: str) -> Any:
@@ -178,17 +178,17 @@ def _are_schemas(schemas: Any) -> bool:
     return all(isinstance(function, Mapping) and isinstance(function.get("name"), str) for function in functions)
 
 
-async def answer_call(box: ToolBox, call: NumberedCall, timeout_s: float) -> Message:
+async def answer_call(tool_session: ToolSession, call: NumberedCall, timeout_s: float) -> Message:
     """Makes one call and returns its tool message; what goes wrong with the tool is an answer, too."""
-    return {"role": "tool", "tool_call_id": call.call_id, "content": await _answer(box, call, timeout_s)}
+    return {"role": "tool", "tool_call_id": call.call_id, "content": await _answer(tool_session, call, timeout_s)}
 
 
-async def _answer(box: ToolBox, call: NumberedCall, timeout_s: float) -> str:
+async def _answer(tool_session: ToolSession, call: NumberedCall, timeout_s: float) -> str:
     if call.problem is not None:
         return f"Error: {call.problem}"
     try:
         async with asyncio.timeout(timeout_s):
-            return _cut(await _awaited(box.call(call.name, call.arguments)))
+            return _cut(await _awaited(tool_session.call(call.name, call.arguments)))
     except TimeoutError:
         return f"Error: {call.name} did not answer within {timeout_s:g} s"
     except Exception as error:  # noqa: BLE001 - a tool is anybody's program: its complaint is for the model to read

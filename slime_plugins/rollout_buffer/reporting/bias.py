@@ -51,25 +51,25 @@ def groups_over(connection: Connection, job_key: int) -> list[FinishedGroup]:
         attempts[row["group_key"], row["slot"]].append(row)
     found = []
     for group in connection.execute(_NEWEST + _GROUPS, newest):
-        fate = _fate(group["state"], group["cause_code"])
+        of_group = _group_outcome(group["state"], group["cause_code"])
         slots = [(group["key"], slot) for slot in range(size)]
-        members = [_member(group, fate, came.get(slot), attempts[slot], kept) for slot in slots]
-        found.append(FinishedGroup(fate=fate, seconds=group["closed_at"] - group["opened_at"], members=members))
+        members = [_member(group, of_group, came.get(slot), attempts[slot], kept) for slot in slots]
+        found.append(FinishedGroup(outcome=of_group, seconds=group["closed_at"] - group["opened_at"], members=members))
     return found
 
 
-def _fate(state: str, cause_code: str) -> GroupOutcome:
+def _group_outcome(state: str, cause_code: str) -> GroupOutcome:
     if state in (GroupState.DELIVERED, GroupState.LEASED):
         return GroupOutcome.TRAINED
     return GroupOutcome.FILTERED if CauseCode(cause_code) in FOR_REWARDS else GroupOutcome.LOST
 
 
 def _member(
-    group: Any, fate: GroupOutcome, came: Any | None, attempts: list[Any], kept: Collection[str]
+    group: Any, of_group: GroupOutcome, came: Any | None, attempts: list[Any], kept: Collection[str]
 ) -> FinishedMember:
     """``came`` is its trajectory, which may have been late; ``kept`` names those that were handed out."""
-    outcome = _outcome(fate, came, attempts, kept)
-    dummy = fate is GroupOutcome.TRAINED and outcome is not MemberOutcome.TRAINED
+    outcome = _outcome(of_group, came, attempts, kept)
+    dummy = of_group is GroupOutcome.TRAINED and outcome is not MemberOutcome.TRAINED
     if came is None:
         longest = max((one["seconds"] for one in attempts if one["seconds"] is not None), default=None)
         return FinishedMember(outcome=outcome, seconds=longest, task=group["task"], dummy=dummy)
@@ -86,11 +86,11 @@ def _member(
     )
 
 
-def _outcome(fate: GroupOutcome, came: Any | None, attempts: list[Any], kept: Collection[str]) -> MemberOutcome:
+def _outcome(of_group: GroupOutcome, came: Any | None, attempts: list[Any], kept: Collection[str]) -> MemberOutcome:
     if came is None or came["late"]:
         last = max(attempts, key=lambda one: int(one["attempt"]), default=None)
         failed = last is not None and last["state"] == AttemptState.FAILED
         return MemberOutcome.FAILED if failed else MemberOutcome.GIVEN_UP
-    if fate is not GroupOutcome.TRAINED:
-        return MemberOutcome.FILTERED if fate is GroupOutcome.FILTERED else MemberOutcome.LOST
+    if of_group is not GroupOutcome.TRAINED:
+        return MemberOutcome.FILTERED if of_group is GroupOutcome.FILTERED else MemberOutcome.LOST
     return MemberOutcome.TRAINED if came["uid"] in kept else MemberOutcome.FILTERED

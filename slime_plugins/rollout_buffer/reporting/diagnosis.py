@@ -107,14 +107,14 @@ def _over(at: JobSnapshot) -> Iterator[Explanation]:
             code="cancelled",
             severity=Severity.ENDED,
             message=f"The job was {_cancelled(at.cause)}: {_ends(at)}.{left}",
-            advice="What was finished is kept. Starting the same job with fresh: true begins anew.",
+            advice="What was finished is kept. Starting the same job with fresh: true begins again.",
         )
     elif at.state is JobState.FAILED:
         yield Explanation(
             code="failed",
             severity=Severity.STOPPED,
             message=f"The job failed{_because(at.cause)}.{left}",
-            advice="Mend the cause, then start the same job again: it begins anew with what failed and what is open.",
+            advice="Mend the cause, then start the same job again: it begins again with what failed and what is open.",
         )
 
 
@@ -391,7 +391,7 @@ def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
             severity=Severity.ATTENTION,
             message=f"{_many(failed, 'group')} given up as failed.{_commonest(at, GroupState.FAILED)}",
             advice="rollout-buffer groups JOB --state failed says of each why. Starting the same job again does not "
-            "play them; a job that failed as a whole begins anew with them.",
+            "play them; a job that failed as a whole begins again with them.",
         )
     closed = _closed(at)
     if (filtered := at.count(GroupState.FILTERED)) > at.stale_groups:

@@ -176,10 +176,10 @@ DEVICE_FAILURES = MetricName(
     help="What went wrong on the device, by kind: hung, died, device, environment_setup, boot_failed, lease_expired",
     labels=(*DEVICE_LABELS, "kind"),
 )
-DEVICE_CARE = MetricName(
-    name="rollout_buffer_device_care",
+DEVICE_HEALTH_ACTIONS = MetricName(
+    name="rollout_buffer_device_health_actions",
     help="How often the device was looked after, by what: quarantine, replacement, recycling",
-    labels=(*DEVICE_LABELS, "care"),
+    labels=(*DEVICE_LABELS, "action"),
 )
 DEVICE_RESET = MetricName(
     name="rollout_buffer_device_reset_seconds",
@@ -230,7 +230,7 @@ METRICS: tuple[MetricName, ...] = (
     DEVICE_EPISODES,
     DEVICE_STEPS,
     DEVICE_FAILURES,
-    DEVICE_CARE,
+    DEVICE_HEALTH_ACTIONS,
     DEVICE_RESET,
     DEVICE_STEP,
     DEVICE_PACE,
@@ -334,7 +334,7 @@ def _samples_of_device(this: tuple[str, str], device: Mapping[str, Any]) -> Iter
         ("replacement", "replacements"),
         ("recycling", "recyclings"),
     ):
-        yield DEVICE_CARE, (*this, action), device[counted]
+        yield DEVICE_HEALTH_ACTIONS, (*this, action), device[counted]
     for metric, measured in ((DEVICE_RESET, "reset_s"), (DEVICE_STEP, "step_s")):
         for quantile, suffix in (("0.5", "p50"), ("0.95", "p95")):
             if device[f"{measured}_{suffix}"] is not None:

@@ -129,7 +129,7 @@ def job_series(connection: Connection, job_key: int, span: Span) -> dict[str, li
 
 
 def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:
-    """Tells whether more episodes lie in a span than are read one by one, as short buckets ask for."""
+    """Returns True if more episodes lie in a span than are read one by one, as short buckets ask for."""
     if span.width_s % SUMMED_S == 0:
         return False
     query = (

@@ -114,7 +114,7 @@ def room_for_groups(lag: int, pace: Pace, ahead: GroupsAhead) -> int | None:
 
 
 def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | None) -> bool:
-    """Tells whether a group should begin later, when the trainer has less to go on with and so gets less far meanwhile.
+    """True if a group should begin later, when the trainer has less to go on with and so gets less far meanwhile.
 
     False for one that would be too old even with an empty backlog: it is not helped by waiting.
     """
@@ -129,7 +129,7 @@ def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | N
 def should_wait_for_the_slow(
     lag: int, pace: Pace, ahead: GroupsAhead, *, oldest_is_behind: int | None, waited_s: float
 ) -> bool:
-    """Tells whether the trainer is to wait for a running group that began ``oldest_is_behind`` versions ago.
+    """Returns True if the trainer is to wait for a running group that began ``oldest_is_behind`` versions ago.
 
     Only when the next step would make that group too old, and only while the devices have room for all that they can
     begin in the trainer's next step: whatever is ready by then it takes quicker than they make it.

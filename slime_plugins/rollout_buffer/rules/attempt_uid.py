@@ -33,5 +33,5 @@ class AttemptUid:
 
 
 def _is_number(part: str) -> bool:
-    """Tells whether a part is spelled as ``str`` spells a number that is not negative."""
+    """Returns True if a part is spelled as ``str`` spells a number that is not negative."""
     return part.isascii() and part.isdigit() and len(part) <= _MAX_PART and (part == "0" or part[0] != "0")

@@ -77,7 +77,7 @@ class FinishedMember:
 class FinishedGroup:
     """A group that is over. ``seconds`` are from its first attempt to its verdict."""
 
-    fate: GroupOutcome
+    outcome: GroupOutcome
     seconds: float
     members: Sequence[FinishedMember] = ()
 
@@ -199,8 +199,8 @@ def missing_members(groups: Sequence[FinishedGroup]) -> MissingMembers | None:
 
 def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
     """Returns what says that slow groups are lost more often, where a test at the level of 1 % says so; else None."""
-    lost = [group.seconds for group in groups if group.fate is GroupOutcome.LOST]
-    trained = [group.seconds for group in groups if group.fate is GroupOutcome.TRAINED]
+    lost = [group.seconds for group in groups if group.outcome is GroupOutcome.LOST]
+    trained = [group.seconds for group in groups if group.outcome is GroupOutcome.TRAINED]
     if len(lost) < MIN_LOST or len(lost) + len(trained) < MIN_MEMBERS or not trained:
         return None
     p_value = larger_p_value([(lost, trained)])

@@ -68,7 +68,7 @@ class GroupPolicy:
         return max(1, math.floor(self.group_size * ratio + EPSILON))
 
     def is_enough_when_short(self, count: int) -> bool:
-        """Tells whether a short group may be delivered: count / n reaches the ratio, not rounded in its favour."""
+        """Returns True if a short group may be delivered: count / n reaches the ratio, not rounded in its favour."""
         return count >= max(1.0, self.group_size * self.min_timeout_group_size_ratio - EPSILON)
 
 

@@ -23,7 +23,7 @@ class Service:
         return f"{self.name}{job_key}"
 
     def is_silent(self, age_s: float | None) -> bool:
-        """Tells whether a beat of that age is too old to say anything; None is one that never came."""
+        """Returns True if a beat of that age is too old to say anything; None is one that never came."""
         return age_s is None or age_s > self.silent_after_s
 
 

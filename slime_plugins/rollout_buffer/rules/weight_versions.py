@@ -53,7 +53,7 @@ class Standing(Enum):
 
     OF_THIS_RUN = auto()
     OF_AN_EARLIER_RUN = auto()
-    ALONE = auto()  # absurdly far ahead: it counts for nothing but itself
+    OUTLIER = auto()  # absurdly far ahead: it counts for nothing but itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,4 +79,4 @@ def standing_of(version: int, known: KnownVersions, *, sampled_from: float | Non
     if before is not None and near < version <= before and version >= before - STRAGGLERS_WITHIN:
         return Standing.OF_AN_EARLIER_RUN
     limit = MAX_FIRST_VERSION if known.newest is None else known.newest + MAX_STEP
-    return Standing.ALONE if version > limit else Standing.OF_THIS_RUN
+    return Standing.OUTLIER if version > limit else Standing.OF_THIS_RUN

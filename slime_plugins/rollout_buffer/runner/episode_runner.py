@@ -186,12 +186,12 @@ class EpisodeRunner:
             self._limiter.release()
         group.unsettled -= 1
         group.given_up += failures >= self._job.settings.max_attempts
-        if group.record.key in self._groups and (group.unsettled == 0 or self._is_hopeless(group)):
+        if group.record.key in self._groups and (group.unsettled == 0 or self._is_unrecoverable(group)):
             await self._close_group(group)
             for other in group.tasks - {asyncio.current_task()}:
                 other.cancel()
 
-    def _is_hopeless(self, group: _RunningGroup) -> bool:
+    def _is_unrecoverable(self, group: _RunningGroup) -> bool:
         """Whatever its other slots bring, it is too short to be delivered: ``judge_group`` says so before all else."""
         if not self._job.settings.stop_hopeless_groups or self._job.settings.evaluation:
             return False

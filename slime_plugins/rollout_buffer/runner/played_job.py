@@ -84,7 +84,7 @@ class PlayedJob:
             await asyncio.sleep(self.watch_interval_s)
 
     async def refresh(self) -> JobState:
-        """Reads the job anew and returns its state.
+        """Reads the job again and returns its state.
 
         Raises:
             FencedError: another runner has taken over.

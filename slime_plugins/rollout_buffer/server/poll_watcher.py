@@ -39,7 +39,7 @@ class PollWatcher:
         self._seen: int | None = None
 
     def has_room(self) -> bool:
-        """Tells whether one more poll may wait."""
+        """Returns True if one more poll may wait."""
         return len(self._waiting) < MAX_WAITING
 
     async def wait(self, look: Callable[[], bool | None], limit_s: float) -> bool:

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Delivery
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError, RequestError
 from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.inline_images import take_out
+from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
@@ -84,7 +84,7 @@ def read_write(body: WriteBody) -> Write | UnreadWrite:
     """Reads what a body wants written: one item, or a list under ``items``."""
     job_id = body.job_id
     try:
-        text, images = take_out(body.content)
+        text, images = extract_images(body.content)
         wanted = json_object(of_one_go(text, "the body without its screenshots"))
         job_id = wanted.pop("job_id", None) or job_id
         if job_id is not None:
@@ -134,7 +134,7 @@ class Poll:
 
     @property
     def may_wait(self) -> bool:
-        """Tells whether something may still come that it asks for."""
+        """Returns True if something may still come that it asks for."""
         return self.delivery is None and self.job is not None and self.payload.wait_s > 0
 
 
@@ -156,7 +156,7 @@ def begin_poll(context: ServerContext, content: bytes) -> Poll:
 
 
 def has_news(context: ServerContext, poll: Poll) -> bool | None:
-    """Tells whether a waiting poll should take now; False when waiting has become pointless, None when neither."""
+    """Returns True if a waiting poll should take now; False when waiting has become pointless, None when neither."""
     assert poll.job is not None
     buffer = context.buffer
     if buffer.has_news(poll.job, poll.payload):

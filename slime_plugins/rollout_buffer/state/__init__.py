@@ -12,6 +12,6 @@ In the order of a job's life:
 * ``delivery_reader`` – a delivery's bytes, prefetched
 * ``trainer_reports`` – what a trainer computed of its rows; ``runner_reports`` – what a runner says of its devices
 * ``transcripts`` – what was said in attempts that brought no trajectory
-* ``reward_versions`` – rewards given anew to what is stored, beside those that it has
+* ``reward_versions`` – rewards given again to what is stored, beside those that it has
 * ``job_end`` – how a job ends; ``recovery`` – what a crash left, at the next start
 """

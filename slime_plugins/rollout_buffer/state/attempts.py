@@ -79,7 +79,7 @@ def end_running_attempt(
 
 
 def is_duplicate(connection: Connection, brought: AttemptResult) -> bool:
-    """Tells whether a trajectory is there already; that it comes again changes nothing.
+    """Returns True if a trajectory is there already; that it comes again changes nothing.
 
     Raises:
         StaleAttemptError: it is not, and its attempt was given up, or another runner has taken over the job.

@@ -107,7 +107,7 @@ def _new_delivery(
     if not ready or waits_for_stragglers(connection, now, job):
         return None
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
-        # Part of a delivery that had come back goes out in another one: what it reported is reported anew.
+        # Part of a delivery that had come back goes out in another one: what it reported is reported again.
         delivery_rows.dissolve_delivery(connection, broken_up)
     delivery = _insert(connection, now, job, poll, {"delivery_id": uuid.uuid4().hex})
     stale = set(stale_groups(connection, job))

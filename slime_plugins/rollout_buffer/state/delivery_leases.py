@@ -27,7 +27,7 @@ def handed_out(poll: PollPayload) -> GroupState:
 
 
 def renew_lease(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
-    """Lets the lease of a delivery begin anew: its poll has asked again."""
+    """Lets the lease of a delivery begin again: its poll has asked again."""
     lease_s = poll.lease_s or delivery.lease_s or 0.0
     delivery_rows.update_delivery(connection, delivery.key, lease_s=lease_s, lease_expires_at=now + lease_s)
 
@@ -39,7 +39,7 @@ def lease_again(connection: Connection, now: float, delivery: DeliveryRecord, po
 
 
 def all_still_waiting(connection: Connection, delivery: DeliveryRecord) -> bool:
-    """Tells whether an expired delivery can come back whole: nobody else was given a group of it."""
+    """Returns True if an expired delivery can come back whole: nobody else was given a group of it."""
     return all(
         group.state is GroupState.READY and group.delivery_key == delivery.key
         for group in delivery_rows.groups_in_delivery(connection, delivery.key)

@@ -22,7 +22,7 @@ import orjson
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError, StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.storage.pack_writer import Place
+from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.payload_store import Inlining, PayloadStore, Pieces
 from slime_plugins.rollout_buffer.storage.store import Store, whole_row
 from slime_plugins.rollout_buffer.storage.tables import content_rows, delivery_rows
@@ -88,7 +88,7 @@ class DeliveredMembers:
             with self._store.read() as connection:
                 members = delivery_rows.delivered_members(connection, group.key)
             for member in members:
-                place = None if member.body_place is None else Place.parse(member.body_place)
+                place = None if member.body_place is None else BlobRef.parse(member.body_place)
                 run.append((group.job_key, member, place))
                 size += 0 if place is None else place.length
                 if len(run) >= RUN_MEMBERS or size >= RUN_BYTES:
@@ -104,7 +104,7 @@ class DeliveredMembers:
             for job_key, member, place in run
         ]
 
-    def _fetch(self, places: Sequence[Place]) -> dict[Place, bytes | DamagedError]:
+    def _fetch(self, places: Sequence[BlobRef]) -> dict[BlobRef, bytes | DamagedError]:
         """Reads payloads together; when one of them is damaged, each by itself."""
         try:
             return {place: bytes(data) for place, data in self._store.fetch_each(places)}
@@ -137,7 +137,7 @@ class DeliveredMembers:
         return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
 
 
-_Wanted = tuple[int, DeliveredMember, Place | None]
+_Wanted = tuple[int, DeliveredMember, BlobRef | None]
 _Read = tuple[int, DeliveredMember, bytes | DamagedError]
 _Finished = tuple[int, DeliveredMember, Pieces | DamagedError]
 

@@ -137,7 +137,7 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
     if identity not in mine:
         raise ConflictError(
             f"job {job.job_id} exists with other settings ({_difference(connection, job, payload)}): send the same "
-            "payload to attach, another job_id, or fresh: true to start anew",
+            "payload to attach, another job_id, or fresh: true to start again",
             {"job_id": job.job_id},
         )
     if job.trainer_identity not in (None, identity) and not payload.is_trainers:
@@ -162,7 +162,7 @@ def _job_of_same_start(connection: Connection, payload: StartPayload) -> JobReco
 
 
 def _waits_for_trainer(connection: Connection, job: JobRecord) -> bool:
-    """Tells whether a job was made to be filled by writers, and no trainer has started it or consumed any of it."""
+    """Returns True if a job was made to be filled by writers, and no trainer has started it or consumed any of it."""
     return (
         not job.has_runner
         and job.trainer_identity is None
@@ -287,7 +287,7 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
 
 
 def _open_failed_groups(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
-    """Begins anew with what failed; what the skip list names of it is skipped afterwards."""
+    """Begins again with what failed; what the skip list names of it is skipped afterwards."""
     failed = group_rows.failed_groups(connection, job.key)
     group_rows.open_again(connection, failed, now)
     reward_sum_rows.report_again(connection, failed)

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     SEALED_MODE,
-    Place,
+    BlobRef,
     is_locked,
     pack_path,
     packs_in,
@@ -117,7 +117,7 @@ def examine(store: Store) -> Iterator[str]:
         yield from _examine_body(store, uid, place, images)
 
 
-def _examine_body(store: Store, uid: str, place: Place, images: dict[str, Place]) -> Iterator[str]:
+def _examine_body(store: Store, uid: str, place: BlobRef, images: dict[str, BlobRef]) -> Iterator[str]:
     try:
         body = bytes(store.fetch(place))
     except DamagedError as error:

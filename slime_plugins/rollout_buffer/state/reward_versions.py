@@ -1,4 +1,4 @@
-"""Rewards given anew to what is stored: each version of them beside the others, and deliveries read with one of them.
+"""Rewards given again to what is stored: each version of them beside the others, and deliveries read with one of them.
 
 A judge that fails, or does not answer in time, is asked again and is then a failure with its error: never a reward.
 What was scored is kept at once; scoring again under the same name goes on with what is missing.

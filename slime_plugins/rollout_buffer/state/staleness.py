@@ -1,6 +1,6 @@
 """How old the weights are that sampled a group, what keeps it from becoming too old, or becomes of it.
 
-Rules on an open transaction. What ``rules/admission.py`` decides by is read anew each time: whoever asks, the runner
+Rules on an open transaction. What ``rules/admission.py`` decides by is read again each time: whoever asks, the runner
 that begins groups or a server that hands them out, sees the same, also after a restart.
 """
 
@@ -48,7 +48,7 @@ def note_versions(
     standing = standing_of(newest, known, sampled_from=sampled_from)
     if standing is Standing.OF_AN_EARLIER_RUN:
         return {**columns, "trainer_run": known.trainer_run - 1}
-    if standing is Standing.ALONE:
+    if standing is Standing.OUTLIER:
         job_rows.note_lone_version(connection, job_key, newest)
         return columns
     return {**columns, "versions_behind": job_rows.note_weight_versions(connection, job_key, oldest, newest) - oldest}
@@ -58,7 +58,7 @@ def note_trainers_version(connection: Connection, job: JobRecord, version: int) 
     """Notes what the trainer says of its weights and returns the job with it; most polls say nothing new."""
     if version == job.weight_version:
         return job
-    if standing_of(version, job.known_versions()) is not Standing.ALONE:
+    if standing_of(version, job.known_versions()) is not Standing.OUTLIER:
         job_rows.note_weight_versions(connection, job.key, version, version)
     elif job.lone_version == version:
         return job
@@ -83,7 +83,7 @@ def drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> Non
     for key in stale_groups(connection, job):
         delivery_key = group_rows.get_group(connection, key).delivery_key
         if delivery_key is not None:
-            # The delivery it had come back from will not go out whole: what that reported is reported anew.
+            # The delivery it had come back from will not go out whole: what that reported is reported again.
             delivery_rows.dissolve_delivery(connection, delivery_key)
         group_rows.update_group(connection, key, state=GroupState.FILTERED.value, closed_at=now, **STALE.columns())
 
@@ -111,7 +111,7 @@ def policy_of(job: JobRecord) -> str:
 
 
 def admits(job: JobRecord) -> bool:
-    """Tells whether groups of a job begin only when they can be trained within its lag."""
+    """Returns True if groups of a job begin only when they can be trained within its lag."""
     return job.settings.max_weight_version_lag is not None and policy_of(job) == "admit" and not job.settings.evaluation
 
 
@@ -127,7 +127,7 @@ def outlook(connection: Connection, now: float, job: JobRecord, *, running: int 
 
 
 def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> bool:
-    """Tells whether ready groups are not handed out yet, because an older one would be too old after the next step."""
+    """True if ready groups are not handed out yet, because an older one would be too old after the next step."""
     lag = job.settings.max_weight_version_lag
     if not lag or job.weight_version is None or not admits(job) or job.state is not JobState.RUNNING:
         return False

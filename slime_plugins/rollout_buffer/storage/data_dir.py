@@ -119,7 +119,7 @@ def refuse_if_owned(data_dir: Path) -> None:
 
 
 def is_owned(data_dir: Path) -> bool:
-    """Tells whether a living supervisor, of whatever process, has the directory."""
+    """Returns True if a living supervisor, of whatever process, has the directory."""
     descriptor = open_lock_file(data_dir / OWNER_LOCK)
     try:
         return not _try_lock(descriptor, fcntl.LOCK_SH)

@@ -53,7 +53,7 @@ class DiskReserve:
         return True
 
     def is_used(self) -> bool:
-        """Tells whether small writes live on the reserve; on a disk that has just become full it is emptied here."""
+        """Returns True if small writes live on the reserve; on a disk that has just become full it is emptied here."""
         kept = self._kept_bytes()
         if kept > 0 and self.free_bytes() < self._least_free:
             os.truncate(self._path, 0)

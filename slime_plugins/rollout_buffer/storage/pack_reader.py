@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.errors import DamagedError, UnavailableError
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     BLOCK_BYTES,
     HEADER,
-    Place,
+    BlobRef,
     disk_memory,
     header_of,
     pack_path,
@@ -46,7 +46,7 @@ class _Span:
     pack: int
     start: int
     end: int
-    places: list[Place] = field(default_factory=list)
+    places: list[BlobRef] = field(default_factory=list)
 
 
 _Window = tuple[mmap.mmap, int]
@@ -67,7 +67,7 @@ class PackReader:
         """How many windows' memory waits to be used again."""
         return len(self._buffers)
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: BlobRef) -> bytes:
         """Returns the data at a place.
 
         Raises:
@@ -76,7 +76,7 @@ class PackReader:
         """
         return next(bytes(data) for _, data in self.each([place]))
 
-    def each(self, places: Iterable[Place]) -> Iterator[tuple[Place, memoryview]]:
+    def each(self, places: Iterable[BlobRef]) -> Iterator[tuple[BlobRef, memoryview]]:
         """Yields every place once with its data, in the order of the disk; the data is valid until the next step.
 
         Raises:
@@ -85,7 +85,7 @@ class PackReader:
         for span in _spans(places):
             yield from self._records(span, self._window(span))
 
-    def begin(self, places: Iterable[Place], pool: Executor) -> Reading:
+    def begin(self, places: Iterable[BlobRef], pool: Executor) -> Reading:
         """Has threads of a pool read places that are wanted soon; what comes is checked by who asks for it."""
         return Reading(self, _spans(places), pool)
 
@@ -107,7 +107,7 @@ class PackReader:
             self._keep(memory)
             raise
 
-    def _records(self, span: _Span, window: _Window) -> Iterator[tuple[Place, memoryview]]:
+    def _records(self, span: _Span, window: _Window) -> Iterator[tuple[BlobRef, memoryview]]:
         """Yields what is in a window, and keeps its memory for the next one."""
         memory, got = window
         try:
@@ -159,7 +159,7 @@ class Reading:
         for _ in range(WINDOWS_AHEAD):
             self._begin_next()
 
-    def each(self) -> Iterator[tuple[Place, memoryview]]:
+    def each(self) -> Iterator[tuple[BlobRef, memoryview]]:
         """Yields as ``PackReader.each`` does, and raises what it raises."""
         try:
             while self._begun:
@@ -194,7 +194,7 @@ class _OpenPack:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_DIRECT)
 
     def is_still(self, path: Path) -> bool:
-        """Tells whether the path leads to this file; once retention has removed it, another may get its number."""
+        """Returns True if the path leads to this file; once retention has removed it, another may get its number."""
         try:
             return path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -215,7 +215,7 @@ class _OpenPack:
             os.close(self._descriptor)
 
 
-def _spans(places: Iterable[Place]) -> list[_Span]:
+def _spans(places: Iterable[BlobRef]) -> list[_Span]:
     spans: list[_Span] = []
     for place in sorted(set(places)):
         start = place.offset // BLOCK_BYTES * BLOCK_BYTES
@@ -230,7 +230,7 @@ def _spans(places: Iterable[Place]) -> list[_Span]:
     return spans
 
 
-def _checked(place: Place, read: memoryview, at: int) -> memoryview:
+def _checked(place: BlobRef, read: memoryview, at: int) -> memoryview:
     start = at + HEADER.size
     data = read[start : start + place.length]
     if len(data) != place.length or read[at:start] != header_of(place, data):

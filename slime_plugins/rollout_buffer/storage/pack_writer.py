@@ -39,7 +39,7 @@ BLOCK_BYTES = 4096
 STAGE_BYTES = 4 * 1024 * 1024
 
 
-class Place(NamedTuple):
+class BlobRef(NamedTuple):
     """Where a record is. ``length`` counts the data alone, ``offset`` is where the header starts."""
 
     pack: int
@@ -56,7 +56,7 @@ class Place(NamedTuple):
         return f"{self.pack}:{self.offset}:{self.length}:{self.owner.hex()}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> BlobRef:
         """Reads a place back from its text."""
         pack, offset, length, owner = text.split(":")
         return cls(int(pack), int(offset), int(length), bytes.fromhex(owner))
@@ -174,7 +174,7 @@ def _numbered(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Tells whether another process holds the pack; when none does, the caller holds it from now on."""
+    """Returns True if another process holds the pack; when none does, the caller holds it from now on."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -222,9 +222,9 @@ class PackWriter:
         self._descriptor: int | None = None
         self._pack = 0
         self._end = 0
-        self._names: OrderedDict[bytes, Place] = OrderedDict()
+        self._names: OrderedDict[bytes, BlobRef] = OrderedDict()
 
-    def append(self, blobs: Sequence[Blob]) -> list[Place]:
+    def append(self, blobs: Sequence[Blob]) -> list[BlobRef]:
         """Returns where each blob is, once all of them survive a power cut.
 
         Raises:
@@ -232,7 +232,7 @@ class PackWriter:
         """
         if not blobs:
             return []
-        places: list[Place] = self._commits.run([_Record.of(blob) for blob in blobs])
+        places: list[BlobRef] = self._commits.run([_Record.of(blob) for blob in blobs])
         return places
 
     def seal(self) -> None:
@@ -258,7 +258,7 @@ class PackWriter:
         descriptor, start = self._descriptor, self._end
         assert descriptor is not None
         pieces: list[bytes | memoryview] = []
-        fresh: dict[bytes, Place] = {}
+        fresh: dict[bytes, BlobRef] = {}
         for ticket in batch:
             ticket.result = [self._placed(record, pieces, fresh) for record in ticket.work]
         if not pieces:
@@ -273,18 +273,18 @@ class PackWriter:
         if self._end >= self._limit:
             self._seal(descriptor)
 
-    def _placed(self, record: _Record, pieces: list[bytes | memoryview], fresh: dict[bytes, Place]) -> Place:
+    def _placed(self, record: _Record, pieces: list[bytes | memoryview], fresh: dict[bytes, BlobRef]) -> BlobRef:
         blob = record.blob
         if blob.name is not None and (known := fresh.get(blob.name) or self._names.get(blob.name)) is not None:
             return known
-        place = Place(self._pack, self._end, len(blob.data), record.owner)
+        place = BlobRef(self._pack, self._end, len(blob.data), record.owner)
         pieces += (record.header, blob.data)
         self._end = place.end
         if blob.name is not None:
             fresh[blob.name] = place
         return place
 
-    def _remember(self, fresh: dict[bytes, Place]) -> None:
+    def _remember(self, fresh: dict[bytes, BlobRef]) -> None:
         self._names.update(fresh)
         while len(self._names) > REMEMBERED_NAMES:
             self._names.popitem(last=False)
@@ -319,7 +319,7 @@ class PackWriter:
         self._descriptor, self._pack, self._end = descriptor, number, 0
 
 
-def header_of(place: Place, data: bytes | memoryview) -> bytes:
+def header_of(place: BlobRef, data: bytes | memoryview) -> bytes:
     """Returns what must stand before the data at a place."""
     return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data), place.owner)
 

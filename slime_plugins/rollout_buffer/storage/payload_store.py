@@ -17,7 +17,7 @@ import pybase64
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, UnavailableError
 from slime_plugins.rollout_buffer.storage.pack_reader import Reading
-from slime_plugins.rollout_buffer.storage.pack_writer import Blob, Place
+from slime_plugins.rollout_buffer.storage.pack_writer import Blob, BlobRef
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import content_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -56,9 +56,9 @@ class StoredPayload:
     """A payload whose bytes are durable: in the row (``body``) or at a place. ``images`` are new places."""
 
     body: bytes | None
-    place: Place | None
+    place: BlobRef | None
     size: int
-    images: Mapping[str, Place]
+    images: Mapping[str, BlobRef]
     known: Sequence[str] = ()
     """Screenshots that were there already."""
 
@@ -150,14 +150,14 @@ class PayloadStore:
         self._store.commit(record)
         return True
 
-    def _known(self, hashes: Iterable[str]) -> dict[str, Place]:
+    def _known(self, hashes: Iterable[str]) -> dict[str, BlobRef]:
         wanted = list(hashes)
         if not wanted:
             return {}
         with self._store.read() as connection:
             return content_rows.image_places(connection, wanted)
 
-    def _is_whole(self, place: Place) -> bool:
+    def _is_whole(self, place: BlobRef) -> bool:
         try:
             self._store.fetch(place)
         except DamagedError:
@@ -198,7 +198,7 @@ class PayloadStore:
         spots, places = self._shown(body)
         return Inlining(body, spots, places, self._store.fetch_ahead(places.values(), pool))
 
-    def _shown(self, body: bytes) -> tuple[list[wire.ImageSpot], dict[str, Place]]:
+    def _shown(self, body: bytes) -> tuple[list[wire.ImageSpot], dict[str, BlobRef]]:
         """Where a payload names screenshots, and where these are."""
         spots = wire.image_spots(body)
         places = self._known({sha256 for _, _, sha256 in spots})
@@ -214,7 +214,7 @@ class Inlining:
 
     body: bytes
     spots: Sequence[wire.ImageSpot]
-    places: Mapping[str, Place]
+    places: Mapping[str, BlobRef]
     reading: Reading
 
     def result(self) -> Pieces:
@@ -233,8 +233,8 @@ class Inlining:
 def _pieces(
     body: bytes,
     spots: Sequence[wire.ImageSpot],
-    places: Mapping[str, Place],
-    read: Iterable[tuple[Place, memoryview]],
+    places: Mapping[str, BlobRef],
+    read: Iterable[tuple[BlobRef, memoryview]],
 ) -> Pieces:
     shots = {place: _data_uri(data) for place, data in read}
     pieces: list[bytes] = []

@@ -49,7 +49,7 @@ class StorageErrors:
 
 
 def _is_garbled(error: BaseException | None) -> bool:
-    """Tells whether what was read is no text, or no JSON: every text and JSON that was written is."""
+    """Returns True if what was read is no text, or no JSON: every text and JSON that was written is."""
     if isinstance(error, sqlite3.OperationalError):  # of Python's module, which has no code for it
         return str(error).startswith("Could not decode to UTF-8")
     return isinstance(error, UnicodeDecodeError | json.JSONDecodeError)

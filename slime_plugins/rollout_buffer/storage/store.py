@@ -29,9 +29,9 @@ from slime_plugins.rollout_buffer.storage.pack_reader import PackReader, Reading
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     PACK_LIMIT_BYTES,
     Blob,
+    BlobRef,
     Disk,
     PackWriter,
-    Place,
     highest_number,
 )
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
@@ -183,7 +183,7 @@ class Store:
 
     # --- packs -------------------------------------------------------------------------------------------------------
 
-    def append(self, blobs: Sequence[Blob]) -> list[Place]:
+    def append(self, blobs: Sequence[Blob]) -> list[BlobRef]:
         """Makes bytes durable and returns where they are. Rows that name the places come after.
 
         Raises:
@@ -268,7 +268,7 @@ class Store:
         owner = self.turn_owner()
         return f"nothing can be written: {owner}" if owner is not None and owner.held_s > BUSY_TIMEOUT_S else None
 
-    def fetch(self, place: Place) -> bytes:
+    def fetch(self, place: BlobRef) -> bytes:
         """Returns bytes that were appended.
 
         Raises:
@@ -276,7 +276,7 @@ class Store:
         """
         return self._reader.read(place)
 
-    def fetch_each(self, places: Iterable[Place]) -> Iterator[tuple[Place, memoryview]]:
+    def fetch_each(self, places: Iterable[BlobRef]) -> Iterator[tuple[BlobRef, memoryview]]:
         """Yields every place once with its bytes, in the order of the disk; they are valid until the next step.
 
         Raises:
@@ -284,7 +284,7 @@ class Store:
         """
         return self._reader.each(places)
 
-    def fetch_ahead(self, places: Iterable[Place], pool: Executor) -> Reading:
+    def fetch_ahead(self, places: Iterable[BlobRef], pool: Executor) -> Reading:
         """Has threads of a pool fetch what is wanted soon; ``each`` of what is returned yields as ``fetch_each``."""
         return self._reader.begin(places, pool)
 
@@ -298,7 +298,7 @@ class Store:
             return whole_row(body)
         if place is None:
             raise DamagedError("the payload of this trajectory was purged: retention does not keep it any more")
-        return self.fetch(Place.parse(place))
+        return self.fetch(BlobRef.parse(place))
 
     def close(self) -> None:
         """Closes every file and connection of this process; a second call does nothing."""

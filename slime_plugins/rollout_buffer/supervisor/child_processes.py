@@ -175,7 +175,7 @@ class ChildProcess:
         return self._process.poll()
 
     def is_stopped(self) -> bool:
-        """Tells whether the kernel has it stopped: by SIGSTOP, or by a debugger."""
+        """Returns True if the kernel has it stopped: by SIGSTOP, or by a debugger."""
         found = process_status(self.pid)
         return found is not None and found.is_stopped
 

@@ -1,7 +1,7 @@
 """Which generators there are, asked of a short-lived process: a bad file takes nobody along and delays nobody long.
 
 A file that hangs, or ends the process that loads it, is broken like one with a syntax error: it is named, left out, and
-the others are listed without it. Nothing here waits; ``tend`` makes the next step.
+the others are listed without it. Nothing here waits; ``reconcile`` makes the next step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GeneratorDiscovery:
         self._process: subprocess.Popen[bytes] | None = None
         self._said_slow = ""
 
-    def tend(self) -> None:
+    def reconcile(self) -> None:
         """Makes the next step.
 
         Raises:

@@ -4,8 +4,8 @@
                           │                                   ▲              │
                           └──stop()──▶ stopping ──too long────┘              └──too many crashes in a row──▶ given up
 
-Whoever looks after several children calls ``tend`` of each in turn: a child that hangs, or that the kernel does not
-let go of, delays no other.
+The parent of several children calls ``reconcile`` of each in turn: a child that hangs, or that the kernel does not let
+go of, delays no other.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ChildSpec:
 
 
 class SupervisedChild:
-    """The state of one child. ``tend`` makes the next step, as often as one likes."""
+    """The state of one child. ``reconcile`` makes the next step, as often as one likes."""
 
     def __init__(self, spec: ChildSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
@@ -90,7 +90,7 @@ class SupervisedChild:
         """It does not run, and is not started again."""
         return self.state in (ChildState.ENDED, ChildState.GIVEN_UP)
 
-    def tend(self) -> None:
+    def reconcile(self) -> None:
         """Makes the next step: starts, looks, kills, collects. Returns at once."""
         if self.state is ChildState.WAITING:
             self._start_if_due()

@@ -209,10 +209,10 @@ class Supervisor:
         self._heartbeat.beat(starting=self._discovery.activity(), reason=reason)
 
     def _tend_services(self) -> None:
-        self._discovery.tend()
-        self._server.tend()
+        self._discovery.reconcile()
+        self._server.reconcile()
         if self._gateway is not None:
-            self._gateway.tend()
+            self._gateway.reconcile()
 
     def _read_jobs(self) -> None:
         to_fail = set(self._to_fail)  # before the look at the table: what fails meanwhile is not started again
@@ -235,7 +235,7 @@ class Supervisor:
         runner = self._runners.setdefault(job.key, _Runner(self._runner_child(job)))
         if self._uses_local_ray(job) and runner.ray_address != self._local_ray_address():
             runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_GONE_TIMEOUT_S)
-        runner.child.tend()
+        runner.child.reconcile()
         if runner.child.state is ChildState.GIVEN_UP:
             times = runner.child.crashes
             self._to_fail[job.key] = f"its runner ended {times} times in a row: {runner.child.cause}"
@@ -244,7 +244,7 @@ class Supervisor:
         """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
         child = self._runners[key].child
         child.stop("its job is over", within_s=JOB_OVER_TIMEOUT_S, for_good=True, ask=False)
-        child.tend()
+        child.reconcile()
         if child.over:
             del self._runners[key]
 
@@ -341,11 +341,11 @@ class Supervisor:
         if self._ray is None:
             return
         self._ray_is_wanted = bool(in_need)
-        self._ray.tend()
+        self._ray.reconcile()
         if self._ray.state is ChildState.GIVEN_UP:
             for job in in_need:
                 self._to_fail[job.key] = f"local Ray does not start ({self._ray.crashes} tries): {self._ray.cause}"
-            self._ray = None  # a job that comes later tries anew
+            self._ray = None  # a job that comes later tries again
 
     def _uses_local_ray(self, job: JobRecord) -> bool:
         task = self._task_types().get(job.task_type)

@@ -100,7 +100,7 @@ def assert_a_look(seen: Observation) -> None:
 
 
 def raised(call: Any, kind: type[Exception]) -> bool:
-    """Tells whether a call raised this kind of error; any other goes on."""
+    """Returns True if a call raised this kind of error; any other goes on."""
     with contextlib.suppress(kind):
         call()
         return False

@@ -31,7 +31,7 @@ class JobProgress:
     """Received, and given to another consumer before they were acknowledged: theirs to train."""
 
     def went_back_to(self, rollout_id: int) -> bool:
-        """Tells whether a rollout that was already returned is asked for again."""
+        """Returns True if a rollout that was already returned is asked for again."""
         return self.last_returned is not None and rollout_id <= self.last_returned
 
     def new_part(self, delivery: RolloutData) -> RolloutData | None:
@@ -60,7 +60,7 @@ class JobProgress:
         self.seen_groups.difference_update(*deliveries.values())
 
     def owns(self, delivery_id: str | None) -> bool:
-        """Tells whether a delivery is still this trainer's."""
+        """Returns True if a delivery is still this trainer's."""
         return delivery_id not in self.lost_deliveries
 
     def begin_next_pass(self) -> None:

@@ -327,7 +327,7 @@ class JobFeed:
             self.lost[delivery_id] = self._to_acknowledge.get(delivery_id, frozenset())
 
     def _holds_the_rest(self, job: Mapping[str, Any]) -> bool:
-        """Tells whether all that is left of a job is leased to this trainer, which cannot wait for itself."""
+        """Returns True if all that is left of a job is leased to this trainer, which cannot wait for itself."""
         groups = job.get("groups") or {}
         to_come = groups.get("open", 0) + groups.get("ready", 0)
         return self.groups_held > 0 and not to_come and groups.get("leased", 0) <= self.groups_held

@@ -205,7 +205,7 @@ def _succeeded(member: TrajectoryFacts) -> bool:
 
 
 def _repeats(text: str) -> bool:
-    """Tells whether a long text says the same again and again, by the measure of slime's ``repetition_frac``."""
+    """Returns True if a long text says the same again and again, by the measure of slime's ``repetition_frac``."""
     end = text[-REPETITION_CHARACTERS:].encode()
     return len(text) > REPETITION_CHARACTERS and len(end) > REPETITION_RATIO * len(zlib.compress(end, 9))
 

@@ -529,7 +529,7 @@ def _tools(item: RolloutItem) -> list[dict[str, Any]] | None:
 
 
 def _was_cut(item: RolloutItem) -> bool:
-    """Tells whether the last reply never came to its end of turn, as far as the item says so.
+    """Returns True if the last reply never came to its end of turn, as far as the item says so.
 
     The buffer calls every truncated episode ``length``, also one that ran out of turns; its stop reason tells.
     """

@@ -80,6 +80,6 @@ class TrackingSettings:
     example_interval: int = 10
 
     def wants_examples(self, rollout_id: int) -> bool:
-        """Tells whether this rollout shows examples to anybody."""
+        """Returns True if this rollout shows examples to anybody."""
         heard = self.use_wandb or self.json_lines is not None or self.tensorboard is not None
         return heard and self.example_interval > 0 and rollout_id % self.example_interval == 0

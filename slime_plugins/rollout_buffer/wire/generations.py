@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.wire.checks import (
 )
 
 MAX_GENERATION_IDS = 2**25
-"""Ids of all generations of one item, each prompt counted anew: with ``keep``, a short body can mean any number."""
+"""Ids of all generations of one item, each prompt counted again: with ``keep``, a short body can mean any number."""
 
 Count = Annotated[int, Field(ge=0)]
 TokenRecords = Annotated[

@@ -117,5 +117,5 @@ def image_hashes(body: bytes) -> list[str]:
 
 
 def is_sha256(text: str) -> bool:
-    """Tells whether the text is a sha256 in lower-case hex."""
+    """Returns True if the text is a sha256 in lower-case hex."""
     return _SHA256.fullmatch(text) is not None

@@ -282,7 +282,7 @@ async def test_a_device_that_does_not_boot_is_tried_ten_times_with_ten_seconds_b
         assert await manager.ready(3600) == "no kernel"
         assert np.diff(NeverBoots.times) == pytest.approx([10] * 9)
         assert all(worker.killed for worker in workers)
-        assert (await manager.snapshot())["hopeless"]
+        assert (await manager.snapshot())["unrecoverable"]
         await asyncio.sleep(3600)  # and goes on, ever less often
         later = np.diff(NeverBoots.times[9:])
         assert later[:5] == pytest.approx([10, 20, 40, 80, 160])

@@ -20,7 +20,7 @@ def finish(discovery: GeneratorDiscovery) -> dict[str, str]:
     deadline = time.monotonic() + 100
     while discovery.catalog is None:
         assert time.monotonic() < deadline
-        discovery.tend()
+        discovery.reconcile()
         time.sleep(0.02)
     assert discovery.activity() is None
     broken: dict[str, str] = discovery.catalog["broken_generators"]
@@ -32,7 +32,7 @@ def test_good_files_are_found_beside_one_that_hangs_and_one_that_ends_the_proces
     (tmp_path / "b_ends.py").write_text("import os\nos.write(2, b'my last words')\nos._exit(3)\n")
     (tmp_path / "c_good.py").write_text(GOOD + "print('junk', end='')\n")
     discovery = GeneratorDiscovery([tmp_path], file_timeout_s=5.0)
-    discovery.tend()
+    discovery.reconcile()
     assert "listed" in (discovery.activity() or "")
     broken = finish(discovery)
     assert discovery.catalog is not None
@@ -55,7 +55,7 @@ def test_a_registry_that_cannot_be_listed_at_all_is_an_error(monkeypatch: pytest
 def test_what_is_stopped_while_it_lists_ends(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
     discovery = GeneratorDiscovery([tmp_path])
-    discovery.tend()
+    discovery.reconcile()
     process = discovery._process
     assert process is not None
     discovery.stop()

@@ -34,7 +34,7 @@ MEMBERS = st.builds(
 GROUPS = st.lists(
     st.builds(
         FinishedGroup,
-        fate=st.sampled_from(GroupOutcome),
+        outcome=st.sampled_from(GroupOutcome),
         seconds=st.floats(0, 1e6),
         members=st.lists(MEMBERS, min_size=4, max_size=4),
     ),
@@ -48,10 +48,10 @@ OUTCOMES = {
 }
 
 
-def group(seconds: float, fate: GroupOutcome = GroupOutcome.TRAINED) -> FinishedGroup:
+def group(seconds: float, of_group: GroupOutcome = GroupOutcome.TRAINED) -> FinishedGroup:
     """A group of one."""
-    member = FinishedMember(outcome=OUTCOMES[fate], seconds=seconds, turns=3, success=0.5, task="t")
-    return FinishedGroup(fate=fate, seconds=seconds, members=(member,))
+    member = FinishedMember(outcome=OUTCOMES[of_group], seconds=seconds, turns=3, success=0.5, task="t")
+    return FinishedGroup(outcome=of_group, seconds=seconds, members=(member,))
 
 
 def dropping_from(limit_s: float, seed: int = 0) -> list[FinishedGroup]:
@@ -74,7 +74,7 @@ def with_missing(groups: int, is_missing: list[bool], rng: random.Random, *, ali
             )
             for missing in is_missing
         ]
-        found.append(FinishedGroup(fate=GroupOutcome.TRAINED, seconds=shared, members=members))
+        found.append(FinishedGroup(outcome=GroupOutcome.TRAINED, seconds=shared, members=members))
     return found
 
 
@@ -115,7 +115,7 @@ def test_members_that_are_given_up_as_the_slowest_of_their_groups_are_said_to_be
     for one in with_missing(3, [False] * 8, random.Random(1), alike=1):
         by_time = sorted(one.members, key=lambda member: member.seconds or 0.0)
         lost = [FinishedMember(outcome=MemberOutcome.GIVEN_UP, seconds=member.seconds) for member in by_time[6:]]
-        groups.append(FinishedGroup(fate=one.fate, seconds=one.seconds, members=[*by_time[:6], *lost]))
+        groups.append(FinishedGroup(outcome=one.outcome, seconds=one.seconds, members=[*by_time[:6], *lost]))
     found = missing_members(groups)
     assert found is not None
     assert found.are_slow

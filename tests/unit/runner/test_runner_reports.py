@@ -68,7 +68,7 @@ def test_metrics_tell_every_device_with_its_state_counts_and_times(client: Flask
     assert found["rollout_buffer_device_episodes"]["ray", "device-0"] == 1
     assert found["rollout_buffer_device_steps"]["ray", "device-0"] == 2
     assert found["rollout_buffer_device_failures"]["ray", "device-0", "hung"] == 1
-    assert found["rollout_buffer_device_care"]["ray", "device-1", "quarantine"] == 3
+    assert found["rollout_buffer_device_health_actions"]["ray", "device-1", "quarantine"] == 3
     assert found["rollout_buffer_device_reset_seconds"]["ray", "device-0", "0.95"] == 2.0
     assert found["rollout_buffer_device_step_seconds"]["ray", "device-0", "0.5"] == 0.5
     assert found["rollout_buffer_device_actions_per_minute"]["ray", "device-0"] == 12.0

@@ -1,4 +1,4 @@
-"""A job that gives the trainer nothing says so: it fails with the commonest error, stops early, and can begin anew."""
+"""A job that gives the trainer nothing says so: it fails with the commonest error, stops early, and can begin again."""
 
 from __future__ import annotations
 

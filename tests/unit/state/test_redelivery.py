@@ -56,7 +56,7 @@ def test_a_repeated_poll_keeps_its_delivery_while_nobody_else_got_it(buffer: Buf
 
 
 def test_a_group_that_went_stale_while_it_waited_again_is_reported(buffer: Buffer, clock: SettableClock) -> None:
-    """Its delivery will not come back whole, so what the delivery had reported is reported anew."""
+    """Its delivery will not come back whole, so what the delivery had reported is reported again."""
     job = start_external(buffer, max_weight_version_lag=0)
     for name, version in (("a", 1), ("b", 2)):
         generations = [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "weight_version": version}]

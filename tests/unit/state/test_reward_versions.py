@@ -75,7 +75,7 @@ def by_length(trajectory: dict[str, Any]) -> float:
 
 
 def stored(buffer: Buffer) -> dict[str, list[Any]]:
-    """Every row of what was there before anything is scored anew, and the bytes of every pack."""
+    """Every row of what was there before anything is scored again, and the bytes of every pack."""
     with buffer.store.read() as connection:
         tables = ("trajectories", "members", "groups", "deliveries", "delivery_groups")
         rows = {name: [tuple(row) for row in connection.execute(f"SELECT * FROM {name}")] for name in tables}

@@ -54,7 +54,7 @@ def test_a_start_that_comes_again_after_later_ones_gives_out_nothing_that_was_ac
 def test_a_start_that_comes_again_after_its_job_was_begun_anew_leaves_the_new_job_alone(buffer: Buffer) -> None:
     first = start_external(buffer, job_id="j", fresh=True, start_id="s1")
     second = start_external(buffer, job_id="j", fresh=True, start_id="s2")
-    with pytest.raises(ConflictError, match=rf"job j was started anew since: what came of it is job j~{first.key}"):
+    with pytest.raises(ConflictError, match=rf"job j was started again since: what came of it is job j~{first.key}"):
         start_external(buffer, job_id="j", fresh=True, start_id="s1")
     assert [(job.key, job.state) for job in buffer.jobs()] == [(second.key, "running"), (first.key, "cancelled")]
 

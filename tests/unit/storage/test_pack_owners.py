@@ -12,8 +12,8 @@ from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.pack_reader import PackReader
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     Blob,
+    BlobRef,
     PackWriter,
-    Place,
     pack_path,
     packs_in,
 )
@@ -94,7 +94,7 @@ def test_the_owner_of_a_screenshot_is_its_hash_and_of_a_payload_its_trajectory(b
     write(buffer, job, episode("u", shots=[shot(1)]), episode("v", shots=[shot(1)]))
     with buffer.store.read() as connection:
         (place,) = connection.execute("SELECT place FROM images").fetchone()
-    assert Place.parse(place).owner == bytes.fromhex(shot(1).sha256)[:8]
+    assert BlobRef.parse(place).owner == bytes.fromhex(shot(1).sha256)[:8]
     assert len({place_of(buffer, "u").owner, place_of(buffer, "v").owner, b""}) == 3
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.storage.pack_reader import FREE_BUFFERS, WINDOW_BYTES, WINDOWS_AHEAD, PackReader
-from slime_plugins.rollout_buffer.storage.pack_writer import Blob, PackWriter, Place, pack_path
+from slime_plugins.rollout_buffer.storage.pack_writer import Blob, BlobRef, PackWriter, pack_path
 
 SIZES = (0, 1, 30_000, 4083, 4084, 4096, WINDOW_BYTES, 30_000, 12, 3 * WINDOW_BYTES + 5, 100, 70_000, 70_000, 8)
 
@@ -27,7 +27,7 @@ def reader(tmp_path: Path) -> Iterator[PackReader]:
     reader.close()
 
 
-ReadEach = Callable[[Iterable[Place]], Iterator[tuple[Place, memoryview]]]
+ReadEach = Callable[[Iterable[BlobRef]], Iterator[tuple[BlobRef, memoryview]]]
 
 
 @pytest.fixture(params=["at once", "ahead"])
@@ -37,7 +37,7 @@ def read_each(request: pytest.FixtureRequest, reader: PackReader) -> Iterator[Re
         yield reader.each if request.param == "at once" else lambda places: reader.begin(places, pool).each()
 
 
-def stored(folder: Path) -> dict[Place, bytes]:
+def stored(folder: Path) -> dict[BlobRef, bytes]:
     """Records of many sizes in several packs, written one by one and together."""
     writer = PackWriter(folder, limit_bytes=5_000_000)
     datas = [os.urandom(size) for size in SIZES]
@@ -112,7 +112,7 @@ def test_a_pack_that_was_cut_gives_what_is_left_and_says_what_is_gone(tmp_path: 
     with pytest.raises(DamagedError, match="not what was written"):
         list(read_each([first, second, third]))
     with pytest.raises(DamagedError, match="cannot be read"):
-        list(read_each([Place(99, 0, 5, b"owner of")]))
+        list(read_each([BlobRef(99, 0, 5, b"owner of")]))
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path, reader: PackReader) -> None:
@@ -128,7 +128,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path, reader: PackReader) -> None:
     with pytest.raises(DamagedError, match="not what was written"):
         reader.read(places[1])
     with pytest.raises(DamagedError, match="cannot be read"):
-        reader.read(Place(99, 0, 5, b"owner of"))
+        reader.read(BlobRef(99, 0, 5, b"owner of"))
 
 
 class CountingPool(Executor):

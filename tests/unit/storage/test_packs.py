@@ -19,7 +19,7 @@ from flask.testing import FlaskClient
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, StorageFullError
-from slime_plugins.rollout_buffer.protocol.inline_images import take_out
+from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.state.recovery import examine, recover
@@ -27,9 +27,9 @@ from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticke
 from slime_plugins.rollout_buffer.storage.pack_reader import PackReader
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     Blob,
+    BlobRef,
     Disk,
     PackWriter,
-    Place,
     pack_path,
 )
 from slime_plugins.rollout_buffer.storage.store import Store, Work
@@ -257,7 +257,7 @@ def test_rows_whose_bytes_are_gone_are_reported_and_do_not_block_the_others(
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def spoil(store: Store, place: Place) -> None:
+def spoil(store: Store, place: BlobRef) -> None:
     """Turns a byte of a record over."""
     with pack_path(store.packs_dir, place.pack).open("r+b") as file:
         file.seek(place.end - 3)
@@ -266,7 +266,7 @@ def spoil(store: Store, place: Place) -> None:
         file.write(bytes([byte[0] ^ 0xFF]))
 
 
-def place_of(buffer: Buffer, uid: str) -> Place:
+def place_of(buffer: Buffer, uid: str) -> BlobRef:
     """Where the payload of a trajectory is."""
     with buffer.store.read() as connection:
         return next(place for _, found, place in content_rows.body_places(connection) if found == uid)
@@ -428,8 +428,8 @@ def test_records_of_any_size_come_back_as_they_were(tmp_path: Path) -> None:
     with pytest.raises(DamagedError):
         reader.read(places[-1]._replace(offset=places[-1].offset + 1))
     with pytest.raises(DamagedError):
-        reader.read(Place(99, 0, 5, b"owner of"))
-    assert Place.parse(str(places[1])) == places[1]
+        reader.read(BlobRef(99, 0, 5, b"owner of"))
+    assert BlobRef.parse(str(places[1])) == places[1]
     writer.close()
     reader.close()
 
@@ -509,13 +509,13 @@ def test_a_refused_write_does_not_undo_what_is_committed_with_it(buffer: Buffer)
     ],
 )
 def test_what_is_not_certainly_a_whole_image_stays_where_it_is(content: bytes) -> None:
-    assert take_out(content) == (content, {})
+    assert extract_images(content) == (content, {})
 
 
 def test_images_are_cut_out_whatever_the_spacing_and_the_rest_of_the_buffer_is_not_looked_at() -> None:
     uri = wire.encode_data_uri(PNG).encode()
     content = b'[{"url":"%s"},{"url" :\n "%s"},"x"]' % (uri, uri)
     name = b"sha256:" + Image(data=PNG).sha256.encode()
-    after, images = take_out(bytearray(content + content), len(content))
+    after, images = extract_images(bytearray(content + content), len(content))
     assert after == b'[{"url":"%s"},{"url" :\n "%s"},"x"]' % (name, name)
     assert [image.data for image in images.values()] == [PNG]

@@ -94,28 +94,28 @@ def is_ready(child: SupervisedChild) -> bool:
 
 def crash(child: SupervisedChild, nursery: Nursery) -> None:
     nursery.started[-1].code = 1
-    child.tend()
+    child.reconcile()
 
 
 def test_a_child_that_crashes_is_started_again_after_waits_that_double_and_given_up_at_its_limit() -> None:
     nursery, clock = Nursery(), Clock()
     child = child_of(nursery, clock)
     for crashes, wait_s in ((1, 1.0), (2, 2.0), (3, 4.0)):
-        child.tend()
+        child.reconcile()
         assert state_of(child) is ChildState.RUNNING
         crash(child, nursery)
         assert (child.state, child.crashes) == (ChildState.WAITING, crashes)
         clock.now += wait_s - 0.1
-        child.tend()
+        child.reconcile()
         assert len(nursery.started) == crashes
         clock.now += 0.1
-    child.tend()
+    child.reconcile()
     crash(child, nursery)
     assert state_of(child) is ChildState.GIVEN_UP
     assert "exit code 1" in child.cause
     assert "some words" in child.cause
     clock.now += 1e6
-    child.tend()
+    child.reconcile()
     assert len(nursery.started) == 4
 
 
@@ -124,48 +124,48 @@ def test_a_machine_that_cannot_start_it_now_is_no_crash_and_never_ends_the_tryin
     child = child_of(nursery, clock)
     nursery.refuse = OSError(28, "No space left on device")
     for _ in range(50):
-        child.tend()
+        child.reconcile()
         assert state_of(child) is ChildState.WAITING
         clock.now += 8
     nursery.refuse = None
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.RUNNING
 
 
 def test_a_child_that_the_kernel_does_not_let_go_of_is_waited_for_without_waiting() -> None:
     nursery, clock = Nursery(), Clock()
     child = child_of(nursery, clock)
-    child.tend()
+    child.reconcile()
     nursery.started[0].stubborn = True
     crash(child, nursery)
     for _ in range(5):
         assert state_of(child) is ChildState.KILLED
-        child.tend()
+        child.reconcile()
     assert nursery.started[0].signals.count("KILL") == 6
     nursery.started[0].stubborn = False
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.WAITING
 
 
 def test_a_frozen_child_is_killed_and_started_again() -> None:
     nursery, clock = Nursery(), Clock()
     child = child_of(nursery, clock, heartbeats=True)
-    child.tend()
+    child.reconcile()
     heartbeat = nursery.heartbeats[0]
     assert heartbeat is not None
     heartbeat.beat()
     clock.now += 10
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.RUNNING
     clock.now += 1
-    child.tend()
+    child.reconcile()
     assert nursery.started[0].signals == ["KILL"]
     assert state_of(child) is ChildState.WAITING
     assert "no life for 10 s" in child.cause
     clock.now += 1
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.RUNNING
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.RUNNING  # its predecessor's silence is not its own
 
 
@@ -173,52 +173,52 @@ def test_a_child_that_is_not_ready_in_time_counts_as_crashed() -> None:
     nursery, clock, answers = Nursery(), Clock(), [False]
     policy = RestartPolicy(start_timeout_s=30.0, max_crashes=2, longest_s=1.0)
     child = child_of(nursery, clock, policy, is_ready=lambda: all(answers))
-    child.tend()
+    child.reconcile()
     clock.now += 30
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.RUNNING
     assert not is_ready(child)
     clock.now += 1
-    child.tend()
-    child.tend()
+    child.reconcile()
+    child.reconcile()
     assert child.crashes == 1
     clock.now += 1
-    child.tend()
+    child.reconcile()
     answers[:] = [True]
-    child.tend()
+    child.reconcile()
     assert is_ready(child)
     clock.now += 1000
-    child.tend()
+    child.reconcile()
     assert is_ready(child)
 
 
 def test_a_child_waits_for_what_it_needs() -> None:
     nursery, clock, there = Nursery(), Clock(), False
     child = child_of(nursery, clock, may_start=lambda: there)
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.WAITING
     there = True
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.RUNNING
 
 
 def test_a_stop_is_no_crash_and_kills_only_what_does_not_end_in_time() -> None:
     nursery, clock = Nursery(), Clock()
     child = child_of(nursery, clock)
-    child.tend()
+    child.reconcile()
     child.stop("its cluster is gone", within_s=5)
     clock.now += 5
-    child.tend()
+    child.reconcile()
     assert nursery.started[0].signals == ["TERM"]
     clock.now += 1
-    child.tend()
+    child.reconcile()
     assert (child.state, child.crashes) == (ChildState.WAITING, 0)
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.RUNNING
     child.stop("its job is over", within_s=5, for_good=True, ask=False)
     assert nursery.started[1].signals == []
     nursery.started[1].code = 0
-    child.tend()
+    child.reconcile()
     assert state_of(child) is ChildState.ENDED
     assert child.over
 
@@ -251,12 +251,12 @@ def test_a_real_process_frozen_in_the_middle_of_a_transaction_is_killed(tmp_path
 
     policy = RestartPolicy(heartbeat_timeout_s=0.2, max_crashes=1)
     child = SupervisedChild(ChildSpec(name="frozen", start=start, policy=policy, heartbeats=True))
-    child.tend()
+    child.reconcile()
     process = child.process
     assert process is not None
 
     def over() -> bool:
-        child.tend()
+        child.reconcile()
         return child.over
 
     until(over)

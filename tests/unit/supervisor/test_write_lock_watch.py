@@ -78,7 +78,7 @@ def test_a_child_frozen_in_the_middle_of_a_write_is_killed_and_everybody_writes_
         "server", [sys.executable, "-c", FROZEN, str(buffer.store.data_dir)], log_file=tmp_path / "frozen.log"
     )
     monkeypatch.setattr(module, "ChildProcess", lambda *arguments, **options: frozen)
-    supervisor._server.tend()
+    supervisor._server.reconcile()
     deadline = time.monotonic() + 60
     while frozen.exit_code() is None and time.monotonic() < deadline:
         supervisor._watch_turn()

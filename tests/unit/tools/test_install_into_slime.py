@@ -305,7 +305,7 @@ def test_problems_get_their_ids_with_the_guides_command(checkout: Path) -> None:
 
 
 def test_tasks_that_a_user_chose_are_those_that_are_written_and_trained(checkout: Path) -> None:
-    """A guide's two steps: edit ``task_list.txt`` beside the example, and write ``tasks.jsonl`` anew."""
+    """A guide's two steps: edit ``task_list.txt`` beside the example, and write ``tasks.jsonl`` again."""
     Overlay(checkout).install()
     example = checkout / "examples/android_world/data"
     (example / "task_list.txt").write_text("ContactsAddContact\n")

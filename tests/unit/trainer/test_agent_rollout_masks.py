@@ -52,7 +52,7 @@ register_loss_mask_type("custom_task", lambda generator, messages, tools: ([1, 2
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test loads and registers anew."""
+    """Every test loads and registers again."""
     monkeypatch.setattr(built_in, "_registered", {})
     cached = (masks._module, masks.mask_generator, masks.check_masks)
     for function in cached:

@@ -17,7 +17,7 @@ class PauseMode(StrEnum):
 
     ABORT = "abort"  # they come back with what they have
     IN_PLACE = "in_place"  # they wait, and go on from the keys and values that they have
-    RETRACT = "retract"  # they wait, and their keys and values are computed anew
+    RETRACT = "retract"  # they wait, and their keys and values are computed again
 
 
 class EngineBreakError(Exception):

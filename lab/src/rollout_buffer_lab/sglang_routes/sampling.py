@@ -134,7 +134,7 @@ def read_sampling_params(params: Any) -> Sampling:
 
 
 def is_id_list(value: Any) -> bool:
-    """Tells whether a value is a list of token ids that is short enough for one request."""
+    """Returns True if a value is a list of token ids that is short enough for one request."""
     return isinstance(value, list) and len(value) <= MAX_IDS and all(map(_is_id, value))
 
 

@@ -52,7 +52,7 @@ class RewardSettings(SettingsSection):
 
     def earned(
         self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
-    ) -> RewardBreakdown:
+    ) -> PhoneRewardBreakdown:
         """As ``RewardRule.earned``: by the table of this module."""
         return episode_reward(
             success=score,
@@ -64,7 +64,7 @@ class RewardSettings(SettingsSection):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RewardBreakdown:
+class PhoneRewardBreakdown:
     """A reward and what it is made of. ``success`` is None where the device was never asked: an episode given up."""
 
     reward: float
@@ -105,7 +105,7 @@ def episode_reward(
     thinking_tokens: Sequence[int],
     max_turns: int,
     settings: RewardSettings,
-) -> RewardBreakdown:
+) -> PhoneRewardBreakdown:
     """Returns what the episode earns, by the table of this module.
 
     ``success`` is the device's score in [0, 1], None where it was not asked. ``thinking_tokens`` has one entry per
@@ -118,7 +118,7 @@ def episode_reward(
         bonus = thinking_bonus(sum(thinking_tokens) / max(steps, 1), settings)
     elif success is not None and success <= 0 and ended_by_agent:
         penalty = premature_penalty(steps, max_turns, settings)
-    return RewardBreakdown(
+    return PhoneRewardBreakdown(
         reward=(success or 0.0) * scale + bonus - penalty,
         success=success,
         steps=steps,

@@ -33,13 +33,13 @@ from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, Gene
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, text_beside_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
+from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, CheckedCall, DocumentTools
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.rewards import Score, score_answer
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import MARKS_KEY, DeletionMark
 from slime_plugins.rollout_buffer.generator.context_editing.task import DocumentTask
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import ToolName
-from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, CheckedCall, Toolbox
 from slime_plugins.rollout_buffer.generator.context_editing.view import View
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import (
@@ -109,7 +109,7 @@ class ContextEditingEpisode:
         self._banned_ids = frozenset(setup.chat.vision_ids) if setup.settings.ban_vision_tokens else frozenset()
         self._history = History(prompt, setup.break_markers, number_turns=settings.message_ids == "turns")
         self._view = View(setup.chat, setup.tools if setup.tools_in_template else ())
-        self._toolbox = Toolbox(document, settings, count=setup.chat.count, budget=self._budget)
+        self._document_tools = DocumentTools(document, settings, count=setup.chat.count, budget=self._budget)
         self._generations: list[Generation] = []
         self._marks: list[DeletionMark] = []
         self._calls: Counter[str] = Counter()
@@ -184,7 +184,7 @@ class ContextEditingEpisode:
         for number, call in enumerate(calls[: self._settings.max_calls_per_turn + 1]):
             with self._stopwatch.phase("tools"):
                 result = await self._carry_out(call, msg_id, number)
-            self._calls[call.name if self._toolbox.has(call.name) else NO_TOOL] += 1
+            self._calls[call.name if self._document_tools.has(call.name) else NO_TOOL] += 1
             self._failed_calls += not result.ok
             if result.answer is not None:
                 return _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, answer=result.answer)
@@ -195,14 +195,14 @@ class ContextEditingEpisode:
         most = self._settings.max_calls_per_turn
         if number >= most:
             return ToolResult(message=f"only the first {most} calls of a turn are carried out", ok=False)
-        checked = self._toolbox.check(call)
+        checked = self._document_tools.check(call)
         if isinstance(checked, ToolResult):
             return checked
         if checked.tool == ToolName.FINISH:
             return ToolResult(message="finished", answer=checked.arguments["answer"])
         if checked.tool == ToolName.DELETE_CONTEXT:
             return self._delete_context(checked, msg_id)
-        return await self._toolbox.run(checked)
+        return await self._document_tools.run(checked)
 
     def _delete_context(self, call: CheckedCall, msg_id: int) -> ToolResult:
         """Deletes messages. Before that, and only if there are some, it marks what a snapshot is rebuilt from."""
@@ -278,7 +278,7 @@ class ContextEditingEpisode:
             "steps": sum(self._calls.values()),
             "tool_calls": dict(self._calls),
             "failed_tool_calls": self._failed_calls,
-            "notes": len(self._toolbox.notes),
+            "notes": len(self._document_tools.notes),
             "answer": None if ending.answer is None else ending.answer[:2000],
             "score": None if score is None else asdict(score),
             "success": None if self._task.label is None else score is not None and score.value >= 1,

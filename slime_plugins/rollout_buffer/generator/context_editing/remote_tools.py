@@ -20,10 +20,10 @@ from slime_plugins.rollout_buffer.generator.context_editing.document import (
     DocumentCache,
     require_search_library,
 )
+from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, DocumentTools
 from slime_plugins.rollout_buffer.generator.context_editing.history import ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import TOOLS, ToolName, schemas
-from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, Toolbox
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 
 OFFERED = tuple(tool for tool in TOOLS if tool.name not in (ToolName.DELETE_CONTEXT, ToolName.FINISH))
@@ -35,7 +35,7 @@ _SHELF_CHARACTERS = 16_000_000
 _CHARACTERS_PER_TOKEN = 4  # until the first turn is told about
 
 
-class DocumentBox:
+class DocumentToolSession:
     """The document tools of one rollout. Calls are carried out one after the other, in their order."""
 
     def __init__(self, document: Document, request: RolloutBody) -> None:
@@ -44,7 +44,7 @@ class DocumentBox:
         self._used = 0
         self._count: Callable[[str], int] = _estimate
         settings = ContextEditingSettings(statelm_enabled=False, max_model_length=self._room)
-        self._tools = Toolbox(document, settings, count=lambda text: self._count(text), budget=self._budget)
+        self._tools = DocumentTools(document, settings, count=lambda text: self._count(text), budget=self._budget)
         self._busy = asyncio.Lock()
 
     @property
@@ -84,7 +84,7 @@ class DocumentBox:
         return Budget(used=self._used, response_length=self._kept, max_model_length=self._room)
 
 
-class DocumentTools:
+class DocumentToolProvider:
     """Opens the document tools for rollouts. Those of one tokenizer share what they know of the same document.
 
     Raises:
@@ -101,13 +101,13 @@ class DocumentTools:
         """The nine tools in OpenAI's form."""
         return self._schemas
 
-    def open_box(self, request: RolloutBody) -> DocumentBox:
+    def open_session(self, request: RolloutBody) -> DocumentToolSession:
         """Returns the tools on the document that the request carries.
 
         Raises:
             InvalidPayloadError: it carries none.
         """
-        return DocumentBox(self._shelf(request).document(_document_of(request)), request)
+        return DocumentToolSession(self._shelf(request).document(_document_of(request)), request)
 
     def _shelf(self, request: RolloutBody) -> DocumentCache:
         """A document's length in tokens is a tokenizer's own."""
@@ -141,4 +141,4 @@ def _estimate(text: str) -> int:
     return len(text) // _CHARACTERS_PER_TOKEN + 1
 
 
-DOCUMENT_TOOLS = DocumentTools()
+DOCUMENT_TOOLS = DocumentToolProvider()

@@ -214,7 +214,7 @@ TOOLS = (
     Tool(
         name=ToolName.BUILD_INDEX,
         description="Cuts the document into chunks and makes them readable and searchable. Call it before readChunk "
-        "and searchEngine; calling it again cuts anew.",
+        "and searchEngine; calling it again cuts again.",
         parameters=(
             _whole_number("chunk_size", "words per chunk", 20, 5000),
             _whole_number("overlap", "words that neighbouring chunks share", 0, 2500),
@@ -251,7 +251,7 @@ TOOLS = (
             _text_parameter("content", "what to write down"),
             Parameter(
                 name="mode",
-                description="append (the default) adds to the note, replace writes it anew",
+                description="append (the default) adds to the note, replace writes it again",
                 schema={"type": "string", "enum": list(_MODES)},
                 read=_one_of(*_MODES),
             ),

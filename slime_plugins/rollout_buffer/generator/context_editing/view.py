@@ -5,7 +5,7 @@ between two such turns (tool results, stubs of deleted messages) is one *run*, r
 
     prompt run │ sampled turn │ run of results and stubs │ sampled turn │ run │ …
 
-So nothing that was sampled is tokenised again, before a deletion or after it; a deletion renders anew only the runs it
+So nothing that was sampled is tokenised again, before a deletion or after it; a deletion renders again only the runs it
 touches, and every id before the first of them stays what it was.
 """
 

@@ -45,7 +45,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.incremental_cont
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, RolloutMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import (
     Done,
-    Earned,
+    RewardBreakdown,
     RewardRule,
     Task,
     TaskRunner,
@@ -226,7 +226,7 @@ class Episode:
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def _trajectory(self, first: Observation, ending: _Ending, breakdown: Earned) -> Trajectory:
+    def _trajectory(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> Trajectory:
         return Trajectory(
             uid=self._request.uid,
             instance_id=self._request.instance.instance_id,
@@ -251,7 +251,7 @@ class Episode:
         rewards[-1] += earned
         return rewards
 
-    def _extra_info(self, first: Observation, ending: _Ending, breakdown: Earned) -> dict[str, Any]:
+    def _extra_info(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> dict[str, Any]:
         generations = self._conversation.generations
         return {
             "task_name": self._task.name,

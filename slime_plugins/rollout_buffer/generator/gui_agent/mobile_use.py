@@ -1,6 +1,6 @@
 """The tool that agents at a screen call, ``mobile_use``, as the system prompt describes it: a phone's.
 
-Another kind of screen describes it anew, with the same name and fields, as ``miniwob/tool.py`` does; what a call asks
+Another kind of screen describes it again, with the same name and fields, as ``miniwob/tool.py`` does; what a call asks
 for is read by ``reply_parser.py``.
 """
 

@@ -58,7 +58,7 @@ class Done(StrEnum):
     TASK_ENDED = "task_ended"  # the task said that it is over
 
 
-class Earned(Protocol):
+class RewardBreakdown(Protocol):
     """A reward and what it is made of."""
 
     @property
@@ -90,7 +90,7 @@ class RewardRule(Protocol):
 
     def earned(
         self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
-    ) -> Earned:
+    ) -> RewardBreakdown:
         """Returns the reward; ``score`` is None where the device was not asked.
 
         ``thinking_tokens`` has one entry per action taken: the tokens inside the thinking tags of that reply.
@@ -181,7 +181,7 @@ class TaskRunner:
             return 0
         return sum(1 for _ in itertools.takewhile(lambda entry: entry == done[-1], reversed(done)))
 
-    async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> Earned:
+    async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> RewardBreakdown:
         """Returns what was earned; the device is asked for its score, unless the episode was ``given_up``.
 
         Raises:

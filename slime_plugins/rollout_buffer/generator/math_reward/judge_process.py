@@ -68,7 +68,7 @@ def _verdict(are_equal: Compare, label: str, answer: str, limit: int) -> dict[st
 
 
 def _may_grow_to(limit: int) -> bool:
-    """Tells whether the kernel would give this process all the memory that it may have; no page of it is touched."""
+    """Returns True if the kernel would give this process all the memory that it may have; no page of it is touched."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         room = limit - pages * mmap.PAGESIZE - _SLACK_BYTES

@@ -1,4 +1,4 @@
-"""A browser page as a device: one MiniWoB++ task in a touch Chromium, loaded anew for every episode.
+"""A browser page as a device: one MiniWoB++ task in a touch Chromium, loaded again for every episode.
 
 A page that crashes, hangs, or is left by its task is a device that failed, and never a reward.
 """
@@ -195,7 +195,7 @@ class BrowserPage:
     def _held_to_its_task(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the state of a page that is still in the episode which ``reset`` began."""
         if not state["begun"]:
-            raise DeviceError(f"the page of {self._task_name} was loaded anew while its task was played")
+            raise DeviceError(f"the page of {self._task_name} was loaded again while its task was played")
         return state
 
     async def _version(self) -> str:

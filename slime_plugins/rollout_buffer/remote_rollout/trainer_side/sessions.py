@@ -1,7 +1,7 @@
 """Sessions of the trainer side: what one ``rollout_id`` was shown and what it sampled, turn by turn.
 
 A session holds ids. A conversation that only grew goes on from the ids that are held; a conversation that was edited or
-cut is rendered anew and opens a new training row, because its prompt no longer starts with what was held. Which of the
+cut is rendered again and opens a new training row, because its prompt no longer starts with what was held. Which of the
 two it is, the messages say; what entered, the ids.
 """
 
@@ -42,7 +42,7 @@ class TurnKind(StrEnum):
 
     FIRST = "first"  # the whole prompt, from the template
     CONTINUED = "continued"  # what was held, and a bridge
-    EDITED = "edited"  # the conversation was changed behind our back: rendered anew, a new row
+    EDITED = "edited"  # the conversation was changed behind our back: rendered again, a new row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

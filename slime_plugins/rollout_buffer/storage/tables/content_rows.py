@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from slime_plugins.rollout_buffer.storage.pack_writer import Place
+from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.tables.connection import MAX_MARKS, Connection
 
 
-def image_places(connection: Connection, hashes: Sequence[str]) -> dict[str, Place]:
+def image_places(connection: Connection, hashes: Sequence[str]) -> dict[str, BlobRef]:
     """Returns where the screenshots of those hashes are; one that is not stored is left out."""
-    found: dict[str, Place] = {}
+    found: dict[str, BlobRef] = {}
     for start in range(0, len(hashes), MAX_MARKS):
         digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS]]
         query = f"SELECT sha256, place FROM images WHERE sha256 IN ({', '.join('?' for _ in digests)})"
-        found.update({digest.hex(): Place.parse(place) for digest, place in connection.execute(query, digests)})
+        found.update({digest.hex(): BlobRef.parse(place) for digest, place in connection.execute(query, digests)})
     return found
 
 
-def insert_images(connection: Connection, places: Mapping[str, Place], now: float) -> None:
+def insert_images(connection: Connection, places: Mapping[str, BlobRef], now: float) -> None:
     """Keeps where screenshots are. The first place stays: another writer may have been quicker."""
     rows = [(bytes.fromhex(sha256), str(place), now) for sha256, place in places.items()]
     connection.executemany(
@@ -38,12 +38,12 @@ def use_images(connection: Connection, hashes: Sequence[str], now: float) -> int
     return used
 
 
-def replace_image(connection: Connection, sha256: str, place: Place) -> None:
+def replace_image(connection: Connection, sha256: str, place: BlobRef) -> None:
     """Keeps a new place for a screenshot whose old bytes are damaged."""
     connection.execute("UPDATE images SET place = ? WHERE sha256 = ?", (str(place), bytes.fromhex(sha256)))
 
 
-def use_packs(connection: Connection, places: Iterable[Place]) -> None:
+def use_packs(connection: Connection, places: Iterable[BlobRef]) -> None:
     """Notes how far rows name bytes of packs: what lies beyond may be cut off."""
     ends: dict[int, int] = {}
     for place in places:
@@ -109,15 +109,15 @@ def used_packs(connection: Connection) -> dict[int, int]:
     return {row[0]: row[1] for row in connection.execute("SELECT number, used_to FROM packs")}
 
 
-def body_places(connection: Connection) -> Iterator[tuple[int, str, Place]]:
+def body_places(connection: Connection) -> Iterator[tuple[int, str, BlobRef]]:
     """Yields (job key, uid, place) of every payload that is in a pack."""
     query = "SELECT job_key, uid, body_place FROM trajectories WHERE body_place IS NOT NULL"
-    return ((row[0], row[1], Place.parse(row[2])) for row in connection.execute(query))
+    return ((row[0], row[1], BlobRef.parse(row[2])) for row in connection.execute(query))
 
 
-def all_image_places(connection: Connection) -> Iterator[tuple[str, Place]]:
+def all_image_places(connection: Connection) -> Iterator[tuple[str, BlobRef]]:
     """Yields (hash, place) of every screenshot."""
-    return ((row[0].hex(), Place.parse(row[1])) for row in connection.execute("SELECT sha256, place FROM images"))
+    return ((row[0].hex(), BlobRef.parse(row[1])) for row in connection.execute("SELECT sha256, place FROM images"))
 
 
 def note_damage(connection: Connection, job_key: int, uid: str, damage: str) -> None:

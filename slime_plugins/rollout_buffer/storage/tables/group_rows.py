@@ -134,7 +134,7 @@ def short_groups(connection: Connection, job_key: int, group_size: int) -> list[
 
 
 def open_again(connection: Connection, keys: Sequence[int], now: float) -> None:
-    """Takes the verdict back: what came still counts, what was padded does not, and its clock begins anew."""
+    """Takes the verdict back: what came still counts, what was padded does not, and its clock begins again."""
     connection.executemany("DELETE FROM members WHERE group_key = ?", [(key,) for key in keys])
     connection.executemany(
         "UPDATE groups SET state = 'open', cause = '', cause_code = '', closed_at = NULL, sequence = NULL, "

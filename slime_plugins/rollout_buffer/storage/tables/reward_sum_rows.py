@@ -72,7 +72,7 @@ def _count_groups_in(connection: Connection, job_key: int, rows: Sequence[sqlite
 
 
 def report_again(connection: Connection, group_keys: Sequence[int]) -> None:
-    """Takes the trajectories of groups out of what was reported, and sums both sides anew. Rare."""
+    """Takes the trajectories of groups out of what was reported, and sums both sides again. Rare."""
     touched: set[tuple[int, int]] = set()
     for key in group_keys:
         query = "SELECT DISTINCT job_key, portion FROM trajectories WHERE group_key = ?"

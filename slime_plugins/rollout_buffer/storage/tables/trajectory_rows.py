@@ -18,13 +18,13 @@ def insert_trajectory(connection: Connection, **columns: Any) -> None:
 
 
 def has_trajectory(connection: Connection, job_key: int, uid: str) -> bool:
-    """Tells whether the job has a trajectory of that uid."""
+    """Returns True if the job has a trajectory of that uid."""
     query = "SELECT 1 FROM trajectories WHERE job_key = ? AND uid = ?"
     return connection.execute(query, (job_key, uid)).fetchone() is not None
 
 
 def has_trajectory_of_job(connection: Connection, job_id: str, uid: str) -> bool | None:
-    """Tells whether the job has a trajectory of that uid; None when there is no such job."""
+    """Returns True if the job has a trajectory of that uid; None when there is no such job."""
     query = "SELECT EXISTS (SELECT 1 FROM trajectories WHERE job_key = jobs.key AND uid = ?) FROM jobs WHERE job_id = ?"
     row = connection.execute(query, (uid, job_id)).fetchone()
     return None if row is None else bool(row[0])

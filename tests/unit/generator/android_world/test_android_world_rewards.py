@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from slime_plugins.rollout_buffer.generator.android_world.rewards import (
-    RewardBreakdown,
+    PhoneRewardBreakdown,
     RewardSettings,
     episode_reward,
     thinking_bonus,
@@ -22,7 +22,7 @@ SETTINGS = RewardSettings()
 
 def earned(
     success: float | None, thinking_tokens: list[int], max_turns: int = 10, *, ended_by_agent: bool = True
-) -> RewardBreakdown:
+) -> PhoneRewardBreakdown:
     return episode_reward(
         success=success,
         ended_by_agent=ended_by_agent,

@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.document import (
     DocumentCache,
     require_search_library,
 )
+from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, CheckedCall, DocumentTools
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.rewards import read_label, score_answer
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings, load_settings
@@ -26,16 +27,15 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import (
     ToolName,
     checked_arguments,
 )
-from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, CheckedCall, Toolbox
 from slime_plugins.rollout_buffer.types import Instance
 
 TEXT = "The quick fox. " * 30 + "A heron stands in the reeds. " + "The lazy dog sleeps. " * 30
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
-def toolbox(text: str = TEXT, *, used: int = 0, **settings: Any) -> Toolbox:
+def toolbox(text: str = TEXT, *, used: int = 0, **settings: Any) -> DocumentTools:
     budget = Budget(used=used, response_length=100, max_model_length=1000)
-    return Toolbox(
+    return DocumentTools(
         DocumentCache().document(text),
         ContextEditingSettings(**settings),
         count=lambda said: len(said.split()),
@@ -43,7 +43,7 @@ def toolbox(text: str = TEXT, *, used: int = 0, **settings: Any) -> Toolbox:
     )
 
 
-def ask(box: Toolbox, name: str, **arguments: Any) -> ToolResult:
+def ask(box: DocumentTools, name: str, **arguments: Any) -> ToolResult:
     checked = box.check(ToolCall(name=name, arguments=arguments))
     return asyncio.run(box.run(checked)) if isinstance(checked, CheckedCall) else checked
 

@@ -15,7 +15,7 @@ from rollout_buffer_lab.simulated_phone.geometry import (
     SCREEN_WIDTH,
     Rect,
 )
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.widgets import Screen, Widget, WidgetKind
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class AccessibilityForwarder:
     A forest is sent ``slow_s`` after it was made, and the next one made after that.
     """
 
-    def __init__(self, handset: Handset) -> None:
+    def __init__(self, handset: EmulatorState) -> None:
         self._handset = handset
         self._stub: Any = None
         self._channel: Any = None

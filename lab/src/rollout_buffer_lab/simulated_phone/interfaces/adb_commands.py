@@ -29,7 +29,7 @@ from rollout_buffer_lab.simulated_phone.interfaces.commands_providers import (
 from rollout_buffer_lab.simulated_phone.interfaces.commands_settings import (
     settings_commands,
 )
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.screen_capture import png_of
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     Command,
@@ -43,7 +43,7 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
 class AdbShell:
     """Answers adb commands for one handset. ``push`` and ``pull`` read and write files of the host."""
 
-    def __init__(self, handset: Handset) -> None:
+    def __init__(self, handset: EmulatorState) -> None:
         self._handset = handset
         self._commands: dict[str, Command] = {
             **settings_commands(handset),

@@ -9,8 +9,8 @@ from rollout_buffer_lab.simulated_phone.apps.contacts import ContactsApp
 from rollout_buffer_lab.simulated_phone.apps.messages import MessagesApp
 from rollout_buffer_lab.simulated_phone.device_state.packages import InstalledApp
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
-from rollout_buffer_lab.simulated_phone.interfaces.handset import (
-    Handset,
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import (
+    EmulatorState,
     full_component,
 )
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
@@ -35,13 +35,13 @@ _VIEWED_BY = {
 _EXTRAS = ("-e", "--es", "--ez", "--ei", "--el", "--ef", "--esa")
 
 
-def activity_commands(handset: Handset) -> Mapping[str, Command]:
+def activity_commands(handset: EmulatorState) -> Mapping[str, Command]:
     """The commands of this file, by name."""
     table = {"am": _am, "pm": _pm, "monkey": _monkey, "dumpsys": _dumpsys}
     return {name: _command(handset, handler) for name, handler in table.items()}
 
 
-def _command(handset: Handset, handler: Callable[[Handset, Sequence[str]], Output]) -> Command:
+def _command(handset: EmulatorState, handler: Callable[[EmulatorState, Sequence[str]], Output]) -> Command:
     return lambda arguments, piped: handler(handset, arguments)
 
 
@@ -73,7 +73,7 @@ def _intent(arguments: Sequence[str]) -> _Intent:
     return intent
 
 
-def _am(handset: Handset, arguments: Sequence[str]) -> Output:
+def _am(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     verb, rest = (arguments[0] if arguments else ""), arguments[1:]
     if verb in ("start", "start-activity"):
         return _start(handset, _intent(rest))
@@ -89,7 +89,7 @@ def _am(handset: Handset, arguments: Sequence[str]) -> Output:
     return failed(f"Unknown command: {verb}", 255)
 
 
-def _start(handset: Handset, intent: _Intent) -> Output:
+def _start(handset: EmulatorState, intent: _Intent) -> Output:
     app = _target(handset, intent)
     if app is None:
         return printed(
@@ -110,7 +110,7 @@ def _start(handset: Handset, intent: _Intent) -> Output:
     )
 
 
-def _target(handset: Handset, intent: _Intent) -> InstalledApp | None:
+def _target(handset: EmulatorState, intent: _Intent) -> InstalledApp | None:
     if intent.component:
         return handset.app_of(intent.component.partition("/")[0])
     if intent.action == "android.intent.action.INSERT":
@@ -119,7 +119,7 @@ def _target(handset: Handset, intent: _Intent) -> InstalledApp | None:
     return handset.app_of(package)
 
 
-def _broadcast(handset: Handset, intent: _Intent) -> Output:
+def _broadcast(handset: EmulatorState, intent: _Intent) -> Output:
     handset.broadcast(intent.action, intent.extras)
     begun = f"Broadcasting: Intent {{ act={intent.action} }}\n"
     if intent.action == "clipper.set":
@@ -130,7 +130,7 @@ def _broadcast(handset: Handset, intent: _Intent) -> Output:
     return printed(begun + "Broadcast completed: result=0\n")
 
 
-def _stack(handset: Handset, arguments: Sequence[str]) -> Output:
+def _stack(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     if arguments[:1] == ["list"]:
         return printed("".join(_task_lines(handset)))
     if arguments[:1] == ["remove"]:
@@ -141,7 +141,7 @@ def _stack(handset: Handset, arguments: Sequence[str]) -> Output:
     return failed(f"Error: unknown command 'stack {' '.join(arguments)}'", 255)
 
 
-def _task_lines(handset: Handset) -> list[str]:
+def _task_lines(handset: EmulatorState) -> list[str]:
     bounds = f"[0,0][{SCREEN_WIDTH},{SCREEN_HEIGHT}]"
     return [
         f"RootTask id={task_id} bounds={bounds} displayId=0 userId=0\n"
@@ -151,7 +151,7 @@ def _task_lines(handset: Handset) -> list[str]:
     ]
 
 
-def _pm(handset: Handset, arguments: Sequence[str]) -> Output:
+def _pm(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     verb, rest = (arguments[0] if arguments else ""), [one for one in arguments[1:] if not one.startswith("-")]
     package = rest[0] if rest else ""
     if verb == "list":
@@ -172,7 +172,7 @@ def _pm(handset: Handset, arguments: Sequence[str]) -> Output:
     return failed(f"Unknown command: {verb}", 255)
 
 
-def _monkey(handset: Handset, arguments: Sequence[str]) -> Output:
+def _monkey(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     package = arguments[arguments.index("-p") + 1] if "-p" in arguments[:-1] else ""
     app = handset.app_of(package)
     if app is None:
@@ -181,7 +181,7 @@ def _monkey(handset: Handset, arguments: Sequence[str]) -> Output:
     return printed("Events injected: 1\n")
 
 
-def _dumpsys(handset: Handset, arguments: Sequence[str]) -> Output:
+def _dumpsys(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     service = " ".join(arguments[:2])
     if service.startswith("input"):
         return printed(_INPUT_REPORT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rollout_buffer_lab.simulated_phone.interfaces.handset import ACTION_S, Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import ACTION_S, EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     Command,
     Output,
@@ -35,7 +35,7 @@ _BUTTONS = {
 }
 
 
-def input_commands(handset: Handset) -> Mapping[str, Command]:
+def input_commands(handset: EmulatorState) -> Mapping[str, Command]:
     """The commands of this file, by name."""
     return {"input": lambda arguments, piped: _input(handset, arguments)}
 
@@ -53,7 +53,7 @@ def press_key(shell: Shell, name: str) -> None:
         shell.type_text(name.lower())
 
 
-def _input(handset: Handset, arguments: Sequence[str]) -> Output:
+def _input(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     words = [one for one in arguments if one not in ("touchscreen", "keyboard", "")]
     verbs: Mapping[str, Callable[[Shell, Sequence[str]], None]] = {
         "tap": _tap,

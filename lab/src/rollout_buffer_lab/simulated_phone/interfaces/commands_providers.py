@@ -14,7 +14,7 @@ from rollout_buffer_lab.simulated_phone.device_state.contacts import (
 from rollout_buffer_lab.simulated_phone.device_state.databases import Database
 from rollout_buffer_lab.simulated_phone.device_state.messages import insert_sms
 from rollout_buffer_lab.simulated_phone.device_state.state import STORAGE
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     Command,
     Output,
@@ -28,7 +28,7 @@ _CONTACTS = ("content://com.android.contacts/contacts", "content://contacts/peop
 _Row = Mapping[str, Any]
 
 
-def provider_commands(handset: Handset) -> Mapping[str, Command]:
+def provider_commands(handset: EmulatorState) -> Mapping[str, Command]:
     """The commands of this file, by name."""
     return {
         "content": lambda arguments, piped: _content(handset, arguments),
@@ -36,7 +36,7 @@ def provider_commands(handset: Handset) -> Mapping[str, Command]:
     }
 
 
-def _content(handset: Handset, arguments: Sequence[str]) -> Output:
+def _content(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     verb = arguments[0] if arguments else ""
     options = _options(arguments)
     address = options.get("--uri", [""])[0].rstrip("/")
@@ -62,7 +62,7 @@ def _binding(text: str) -> tuple[str, str]:
     return name, rest.partition(":")[2]
 
 
-def _query(handset: Handset, address: str, projection: str) -> Output:
+def _query(handset: EmulatorState, address: str, projection: str) -> Output:
     rows = _rows(handset, address)
     if rows is None:
         return failed(f"Error while accessing provider: {address}")
@@ -77,7 +77,7 @@ def _query(handset: Handset, address: str, projection: str) -> Output:
     return printed("".join(lines))
 
 
-def _rows(handset: Handset, address: str) -> Sequence[_Row] | None:
+def _rows(handset: EmulatorState, address: str) -> Sequence[_Row] | None:
     state = handset.state
     if address in _SMS_FOLDERS:
         kinds = _SMS_FOLDERS[address]
@@ -92,7 +92,7 @@ def _rows(handset: Handset, address: str) -> Sequence[_Row] | None:
     return None
 
 
-def _delete(handset: Handset, address: str) -> Output:
+def _delete(handset: EmulatorState, address: str) -> Output:
     state = handset.state
     if address in _SMS_FOLDERS:
         kinds = ", ".join(str(kind) for kind in _SMS_FOLDERS[address])
@@ -105,7 +105,7 @@ def _delete(handset: Handset, address: str) -> Output:
     return printed()
 
 
-def _insert(handset: Handset, address: str, values: Mapping[str, str]) -> Output:
+def _insert(handset: EmulatorState, address: str, values: Mapping[str, str]) -> Output:
     state = handset.state
     if address in _SMS_FOLDERS:
         sent = address.endswith("/sent") or values.get("type") == "2"
@@ -120,7 +120,7 @@ def _insert(handset: Handset, address: str, values: Mapping[str, str]) -> Output
     return printed()
 
 
-def _sqlite3(handset: Handset, arguments: Sequence[str], piped: bytes) -> Output:
+def _sqlite3(handset: EmulatorState, arguments: Sequence[str], piped: bytes) -> Output:
     """Runs the statements on a database file; rows are printed with ``|`` between the columns."""
     words = [one for one in arguments if not one.startswith("-")]
     if not words:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     Command,
     Output,
@@ -27,9 +27,9 @@ _PROPERTIES = {
 _SERVICES = {"wifi": "wifi_on", "bluetooth": "bluetooth_on", "data": "mobile_data"}
 
 
-def settings_commands(handset: Handset) -> Mapping[str, Command]:
+def settings_commands(handset: EmulatorState) -> Mapping[str, Command]:
     """The commands of this file, by name."""
-    table: Mapping[str, Callable[[Handset, Sequence[str]], Output]] = {
+    table: Mapping[str, Callable[[EmulatorState, Sequence[str]], Output]] = {
         "settings": _settings,
         "svc": _svc,
         "date": _date,
@@ -42,11 +42,11 @@ def settings_commands(handset: Handset) -> Mapping[str, Command]:
     return {name: _command(handset, handler) for name, handler in table.items()}
 
 
-def _command(handset: Handset, handler: Callable[[Handset, Sequence[str]], Output]) -> Command:
+def _command(handset: EmulatorState, handler: Callable[[EmulatorState, Sequence[str]], Output]) -> Command:
     return lambda arguments, piped: partial(handler, handset)(arguments)
 
 
-def _settings(handset: Handset, arguments: Sequence[str]) -> Output:
+def _settings(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     verb, namespace, key, *value = [*arguments, "", "", ""][:4]
     if namespace not in _NAMESPACES:
         return failed(f"Invalid namespace '{namespace}'", 255)
@@ -63,7 +63,7 @@ def _settings(handset: Handset, arguments: Sequence[str]) -> Output:
     return failed(f"Invalid command: {verb}", 255)
 
 
-def _svc(handset: Handset, arguments: Sequence[str]) -> Output:
+def _svc(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     service, verb = ([*arguments, "", ""])[:2]
     key = _SERVICES.get(service)
     if key is None or verb not in ("enable", "disable"):
@@ -72,7 +72,7 @@ def _svc(handset: Handset, arguments: Sequence[str]) -> Output:
     return printed("Success\n" if service == "bluetooth" else "")
 
 
-def _date(handset: Handset, arguments: Sequence[str]) -> Output:
+def _date(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     """Prints the time, or sets it from ``MMDDhhmmYY.ss``."""
     clock = handset.state.clock
     wanted = arguments[-1] if arguments else ""
@@ -86,13 +86,13 @@ def _date(handset: Handset, arguments: Sequence[str]) -> Output:
     return printed(clock.now.strftime("%a %b %d %H:%M:%S UTC %Y") + "\n")
 
 
-def _getprop(handset: Handset, arguments: Sequence[str]) -> Output:
+def _getprop(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     if arguments:
         return printed(_PROPERTIES.get(arguments[0], "") + "\n")
     return printed("".join(f"[{name}]: [{value}]\n" for name, value in _PROPERTIES.items()))
 
 
-def _wm(handset: Handset, arguments: Sequence[str]) -> Output:
+def _wm(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     if arguments[:1] == ["size"]:
         return printed(f"Physical size: {SCREEN_WIDTH}x{SCREEN_HEIGHT}\n")
     if arguments[:1] == ["density"]:

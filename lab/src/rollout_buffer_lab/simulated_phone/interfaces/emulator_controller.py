@@ -14,9 +14,9 @@ from typing import Any
 
 from rollout_buffer_lab.simulated_phone.device_state.messages import insert_sms
 from rollout_buffer_lab.simulated_phone.interfaces.commands_input import press_key
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import ACTION_S, EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.exchanges import ExchangeRecorder
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
-from rollout_buffer_lab.simulated_phone.interfaces.handset import ACTION_S, Handset
 from rollout_buffer_lab.simulated_phone.interfaces.screen_capture import rgba_of
 
 _LONG_TOUCH_S = 0.4
@@ -24,7 +24,7 @@ _BROWSER_KEYS = {"Enter": "ENTER", "GoBack": "BACK", "GoHome": "HOME", "Backspac
 
 
 def serve_emulator_controller(
-    handset: Handset, port: int, faults: Faults, recorder: ExchangeRecorder | None = None
+    handset: EmulatorState, port: int, faults: Faults, recorder: ExchangeRecorder | None = None
 ) -> Any:
     """Starts the service on the port and returns the grpc server. A ``recorder`` gets every call with its answer.
 
@@ -50,7 +50,7 @@ def serve_emulator_controller(
     return server
 
 
-def servicer_of(handset: Handset, faults: Faults) -> Any:
+def servicer_of(handset: EmulatorState, faults: Faults) -> Any:
     """Makes the servicer; its base class exists only where android_env is installed."""
     from android_env.proto import emulator_controller_pb2 as messages
     from android_env.proto import emulator_controller_pb2_grpc
@@ -130,7 +130,7 @@ def comparable(name: str, reply: Any) -> bytes:
 class Touch:
     """Turns the moves of one finger into taps, long presses and swipes."""
 
-    def __init__(self, handset: Handset) -> None:
+    def __init__(self, handset: EmulatorState) -> None:
         self._handset = handset
         self._lock = threading.Lock()
         self._down: tuple[int, int, float] | None = None

@@ -28,10 +28,10 @@ from rollout_buffer_lab.simulated_phone.interfaces.adb_commands import AdbShell
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import (
     serve_emulator_controller,
 )
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.exchanges import ExchangeRecorder
 from rollout_buffer_lab.simulated_phone.interfaces.fault_plan import FaultPlan, FaultTrigger
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     Output,
     failed,
@@ -83,7 +83,7 @@ class Emulator:
     def __init__(self, arguments: EmulatorArguments, faults: Faults, off: threading.Event | None = None) -> None:
         """``off`` is set when Android is told to shut down."""
         self._off = off or threading.Event()
-        self.handset = Handset()
+        self.handset = EmulatorState()
         self._plan = FaultPlan(arguments.folder)
         self._adb = AdbShell(self.handset)
         self._inputs = 0

@@ -27,7 +27,7 @@ class FaultTrigger:
 
 
 class FaultPlan:
-    """The plan in one folder; read anew each time, as it may change while emulators run."""
+    """The plan in one folder; read again each time, as it may change while emulators run."""
 
     def __init__(self, folder: Path) -> None:
         self._always = folder / "faults.json"

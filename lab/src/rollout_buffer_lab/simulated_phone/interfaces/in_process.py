@@ -14,13 +14,13 @@ from typing import Any
 from rollout_buffer_lab.simulated_phone.interfaces.adb_commands import AdbShell
 from rollout_buffer_lab.simulated_phone.interfaces.commands_input import press_key
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import Touch
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.screen_capture import rgba_of
 
 _CHANNELS = 4
 
 
-def android_environment(handset: Handset) -> Any:
+def android_environment(handset: EmulatorState) -> Any:
     """Returns an ``android_env.environment.AndroidEnv`` over the phone. Closing it leaves the handset to its owner."""
     from android_env import environment
     from android_env.components import coordinator, device_settings, task_manager
@@ -32,7 +32,7 @@ def android_environment(handset: Handset) -> Any:
     return environment.AndroidEnv(simulator=simulator, coordinator=conductor, task_manager=tasks)
 
 
-def simulator_of(handset: Handset) -> Any:
+def simulator_of(handset: EmulatorState) -> Any:
     """Returns a ``BaseSimulator`` over the phone; its base classes exist only where android_env is installed."""
     import numpy as np
     from android_env.components import config_classes
@@ -72,7 +72,7 @@ def simulator_of(handset: Handset) -> Any:
     return PhoneSimulator(config_classes.SimulatorConfig())
 
 
-def _adb_controller_of(handset: Handset, config: Any) -> Any:
+def _adb_controller_of(handset: EmulatorState, config: Any) -> Any:
     """Answers adb's commands from the phone. As with adb, a command that fails is an error."""
     from android_env.components import adb_controller, errors
 

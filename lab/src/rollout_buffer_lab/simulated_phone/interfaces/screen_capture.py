@@ -7,19 +7,19 @@ from functools import lru_cache
 
 from PIL import Image
 
-from rollout_buffer_lab.simulated_phone.interfaces.handset import Handset
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.painting import paint
 from rollout_buffer_lab.simulated_phone.widgets import Widget
 
 
-def rgba_of(handset: Handset) -> tuple[int, int, bytes]:
+def rgba_of(handset: EmulatorState) -> tuple[int, int, bytes]:
     """Width, height, and four bytes for each pixel, row by row."""
     with handset.lock:
         widgets = handset.shell.screen().widgets
     return _rgba(widgets)
 
 
-def png_of(handset: Handset) -> bytes:
+def png_of(handset: EmulatorState) -> bytes:
     """The screen as a PNG file."""
     width, height, pixels = rgba_of(handset)
     buffer = io.BytesIO()

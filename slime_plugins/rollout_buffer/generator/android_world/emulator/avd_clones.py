@@ -110,7 +110,7 @@ def allocated_bytes(avd: Path) -> int:
 
 
 def shares_blocks(folder: Path) -> bool:
-    """Tells whether copies in this folder take neither time nor space until they are written to. Tries it.
+    """Returns True if copies in this folder take neither time nor space until they are written to. Tries it.
 
     Raises:
         OSError: nothing can be written there.

@@ -166,7 +166,7 @@ class AndroidWorldDevice:
         ) from failure
 
     def _is_solved(self) -> bool:
-        """Tells whether nothing is left to do, as in the ``…Verify`` tasks, which are scored like any other."""
+        """Returns True if nothing is left to do, as in the ``…Verify`` tasks, which are scored like any other."""
         self._package.await_fresh_tree()
         return self._success_of(self._task) != 0.0
 

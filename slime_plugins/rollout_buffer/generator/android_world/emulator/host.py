@@ -154,7 +154,7 @@ class EmulatorHost:
             owner.release()
 
     def _end_adb_server(self, ports: EmulatorPorts) -> None:
-        """Ends a server that came after the guard's end: a command to an emulator that has died starts one anew."""
+        """Ends a server that came after the guard's end: a command to an emulator that has died starts one again."""
         if is_free(ports.adb_server):
             return
         try:
@@ -236,7 +236,7 @@ class EmulatorHost:
         }
 
     def _is_booted(self) -> bool:
-        """Tells whether Android says so in all three ways: the first is true before apps can be started."""
+        """Returns True if Android says so in all three ways: the first is true before apps can be started."""
         flags = ("sys.boot_completed", "dev.bootcomplete")
         return all(self._adb("shell", "getprop", flag).strip() == "1" for flag in flags) and (
             "package:" in self._adb("shell", "pm", "path", "android")

@@ -68,7 +68,7 @@ class AndroidWorldPackage:
         os.environ["TMPDIR"] = str(temporary_folder)
         os.environ.setdefault("no_proxy", "localhost,127.0.0.1")
         os.environ.update(NO_ADB_SEARCH)  # android_env restarts the adb server when a command fails
-        tempfile.tempdir = None  # read TMPDIR anew
+        tempfile.tempdir = None  # read TMPDIR again
         self._folder = temporary_folder
         try:
             self._modules: Mapping[str, ModuleType] = {

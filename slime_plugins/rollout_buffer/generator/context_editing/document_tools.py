@@ -51,7 +51,7 @@ class CheckedCall:
     arguments: Mapping[str, Any]
 
 
-class Toolbox:
+class DocumentTools:
     """The tools of one episode. ``count`` counts the tokens of a text, ``budget`` tells the context's state."""
 
     def __init__(

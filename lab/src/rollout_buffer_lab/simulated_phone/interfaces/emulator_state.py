@@ -39,7 +39,7 @@ _PROVIDERS = {
 }
 
 
-class Handset:
+class EmulatorState:
     """One phone that stays switched on: all of its state outlives episodes. ``lock`` guards everything below it."""
 
     def __init__(self) -> None:
