@@ -101,9 +101,9 @@ LOOKING_TIMEOUT_S = 10.0
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 MAX_WAIT_OF_ONE_POLL_S = 20.0
 MAX_GROUPS_FOR_ONE = 4
+"""At most so many times the groups of a batch are taken to fill it; then dummies stay in it."""
 TASKS_WITH_SCREENSHOTS = frozenset({"android_world", "miniwob"})
 """For these a vision model's image processor is loaded before the job starts, for others with the first screenshot."""
-"""So many times as many groups as a batch has are taken to fill it, before dummies stay in it."""
 COUNTED = (
     "dummies",
     "engine_image_mismatches",

@@ -149,7 +149,7 @@ class MultiTurnLossMaskGenerator:
     ``token_ids`` equal the tokenizer's own render of the whole conversation. The mask is 1 on what a model samples (the
     assistant's body and its end-of-turn token) and 0 on everything else, generation prompts included. Which text that
     is, the template says; ``tokenizer_type`` names the family a trainer expects (``qwen``, ``qwen3``, ``qwen3_5``,
-    ``distill_qwen``, or a type of your own) and never overrides the template.
+    ``gemma4``, ``distill_qwen``, or a type of your own) and never overrides the template.
 
     ``chat_template_kwargs`` go to every render. ``max_cache_bytes`` bounds what is remembered between calls.
 

@@ -65,7 +65,8 @@ OWN_ROUTES = {
     "/get_rollout_data": ("POST",),
     "/health": ("GET", "HEAD"),
 }
-"""What is answered here, with its methods; everything else is Flask's."""
+"""What is answered here, with its methods; everything else is Flask's. So is a GET of ``/jobs/ID/buffer/write``, which
+may ask for a job whose id ends so."""
 DATA_THREADS = 4
 SMALL_BODY = 64 * 1024
 """What anybody may send; a larger body needs the token in its head."""

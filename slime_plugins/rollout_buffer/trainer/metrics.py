@@ -96,7 +96,7 @@ REPETITION_RATIO = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryFacts:
-    """What the metrics of a batch say of one trajectory. ``says`` is what its generator said beside: success, app …"""
+    """What the metrics of a batch say of one trajectory. ``extra_info`` is its generator's: success, app …"""
 
     is_dummy: bool
     outcome: str | None

@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.devices.interface import Action, Observation
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport, device_died
 from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
-from slime_plugins.rollout_buffer.devices.ray_cluster.placement import in_words, why_no_node_fits
+from slime_plugins.rollout_buffer.devices.ray_cluster.resource_check import in_words, why_no_node_fits
 from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions, version_refusal
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
