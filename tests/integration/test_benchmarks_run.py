@@ -23,6 +23,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "images": ("--rounds", "1", "--pictures", "2"),
     "masks": ("--rounds", "1", "--batch", "0", "--pairs", "qwen2.5"),
     "miniwob": ("--rounds", "1", "--pages", "1", "--episodes", "1", "--taps", "1"),
+    "prompts": ("--rounds", "1", "--turns", "2", "--turn-seconds", "0.01"),
     "scheduler": ("--rounds", "1", "--episodes", "4", "--devices", "2", "--scale", "0.005"),
     "startup": ("--rounds", "1"),
 }

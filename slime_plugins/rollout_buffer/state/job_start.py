@@ -154,8 +154,8 @@ def _job_of_same_start(connection: Connection, payload: StartPayload) -> JobReco
     job = job_rows.get_job(connection, start.job_key)
     if job.job_id != start.job_id:
         raise ConflictError(
-            f"this start (start_id {payload.start_id}) was made before, and job {start.job_id} was started anew since: "
-            f"what came of it is job {job.job_id}",
+            f"this start (start_id {payload.start_id}) was made before, and job {start.job_id} was started again "
+            f"since: what came of it is job {job.job_id}",
             {"job_id": job.job_id},
         )
     return job

@@ -15,6 +15,7 @@ CORE = sorted((ROOT / "slime_plugins" / "rollout_buffer" / "trainer").glob("*.py
 ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.rules.backoff",
     "slime_plugins.rollout_buffer.client",
+    "slime_plugins.rollout_buffer.engine_keys",
     "slime_plugins.rollout_buffer.errors",
     "slime_plugins.rollout_buffer.installation",
     "slime_plugins.rollout_buffer.rules.vocabulary",
