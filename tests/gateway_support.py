@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.gateway.app import create_app, running
 from slime_plugins.rollout_buffer.gateway.backends import JobBackends
 from slime_plugins.rollout_buffer.gateway.service import Gateway
-from slime_plugins.rollout_buffer.gateway.sessions import Keys
+from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
@@ -123,7 +123,7 @@ async def gateway_on(
 
     buffer = Buffer(store)
     gateway = Gateway(made, buffer, backends=JobBackends(buffer.job_settings, connect, load))
-    app = create_app(gateway, Keys.of(folder))
+    app = create_app(gateway, SessionKeys.load(folder))
     async with running(app, made.host, made.port) as url, aiohttp.ClientSession() as http:
         under_test = GatewayUnderTest(url, gateway, http)
         yield under_test

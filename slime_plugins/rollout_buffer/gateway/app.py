@@ -44,7 +44,7 @@ from slime_plugins.rollout_buffer.gateway.rollout_mount import TrainerMount
 from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
-from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
+from slime_plugins.rollout_buffer.gateway.sessions import Session, SessionKeys
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.auth import bearer_of, check_bearer, has_bearer
 from slime_plugins.rollout_buffer.protocol.hosts import check_page
@@ -57,7 +57,7 @@ BUSY_RETRY_S = "1"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 GATEWAY: Final = web.AppKey("gateway", Gateway)
-KEYS: Final = web.AppKey("keys", Keys)
+KEYS: Final = web.AppKey("keys", SessionKeys)
 TOKEN: Final = web.AppKey("token", str)
 SCORER: Final = web.AppKey("scorer", Scorer)
 TRAINER: Final = web.AppKey("trainer", TrainerMount)
@@ -65,7 +65,7 @@ TRAINER: Final = web.AppKey("trainer", TrainerMount)
 logger = logging.getLogger(__name__)
 
 
-def create_app(gateway: Gateway, keys: Keys) -> web.Application:
+def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     """Builds the application; it starts and stops the gateway."""
     settings = gateway.settings
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_answer_errors])
@@ -187,10 +187,10 @@ def _named_session(request: web.Request) -> str:
     keys = request.app[KEYS]
     named = request.match_info.get("session")
     if named is None:
-        return keys.session_of(_bearer(request))
+        return keys.verify(_bearer(request))
     if named.startswith("sk-"):
-        return keys.session_of(named)
-    if not _has_token(request) and keys.session_of(_bearer(request)) != named:
+        return keys.verify(named)
+    if not _has_token(request) and keys.verify(_bearer(request)) != named:
         raise UnauthorizedError("the api_key is of another session")
     return named
 
@@ -236,7 +236,7 @@ async def _health(request: web.Request) -> web.Response:
 
 async def _models(request: web.Request) -> web.Response:
     if request.match_info.get("session") is None and not _has_token(request):
-        request.app[KEYS].session_of(_bearer(request))
+        request.app[KEYS].verify(_bearer(request))
     return _json(model_list([MODEL_NAME], 0))
 
 

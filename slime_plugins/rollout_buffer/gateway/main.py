@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.app import create_app, running
 from slime_plugins.rollout_buffer.gateway.service import Gateway
-from slime_plugins.rollout_buffer.gateway.sessions import Keys
+from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_heartbeats
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
@@ -64,7 +64,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    app = create_app(Gateway(settings, buffer), Keys.of(settings.data_dir))
+    app = create_app(Gateway(settings, buffer), SessionKeys.load(settings.data_dir))
     async with running(app, settings.host, settings.port) as url:
         logger.info("the gateway serves on %s", url)
         if on_ready is not None:

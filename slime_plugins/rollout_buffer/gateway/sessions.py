@@ -1,7 +1,7 @@
 """A live session: its slot, its recording, its screenshots, its clock; and the keys that open it.
 
-A key is made of the session's name and a secret of the data directory: it is checked without being kept, and one of an
-earlier process is told from a forged one.
+A key is the session's id and its HMAC with a secret of the data directory: keys need not be stored, and one from before
+a restart still verifies.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ MAC_CHARACTERS = 32
 Result = TypeVar("Result")
 
 
-class Keys:
+class SessionKeys:
     """Makes and checks the keys of sessions."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     @classmethod
-    def of(cls, data_dir: Path) -> Keys:
-        """Reads the secret of a data directory, and makes one at the first time."""
+    def load(cls, data_dir: Path) -> SessionKeys:
+        """Reads the secret of a data directory, and makes one on first use."""
         path = data_dir / "gateway_secret"
         try:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -49,11 +49,11 @@ class Keys:
         """Returns the key of a session."""
         return f"{KEY_PREFIX}{session_id}-{self._mac(session_id)}"
 
-    def session_of(self, key: str) -> str:
-        """Returns the session that a key opens.
+    def verify(self, key: str) -> str:
+        """Returns the id of the session that a key opens.
 
         Raises:
-            UnauthorizedError: nobody here made that key.
+            UnauthorizedError: the key is invalid.
         """
         session_id, _, mac = key.removeprefix(KEY_PREFIX).rpartition("-")
         if not key.startswith(KEY_PREFIX) or not hmac.compare_digest(mac.encode(), self._mac(session_id).encode()):
@@ -69,7 +69,7 @@ class Keys:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One claim being worked on. Everything in it is changed on the event loop alone."""
+    """A live session. Only the event loop may change it."""
 
     claim: SlotClaim
     idle_timeout_s: float
@@ -77,7 +77,7 @@ class Session:
     images: dict[str, Image] = field(default_factory=dict)
     image_bytes: int = 0
     messages: Sequence[Message] = ()
-    """Of the youngest turn, with its reply."""
+    """Of the latest turn, with its reply."""
     tools: Sequence[dict[str, Any]] = ()
     last_finish_reason: str = "stop"
     opened_at: float = field(default_factory=time.monotonic)
@@ -86,7 +86,7 @@ class Session:
     ended: str | None = None
     """Why it takes no more requests; None while it does."""
     engine_failure: str | None = None
-    """Why its last turn got no answer, where that was the engine's doing; None when it got one, or none was owed."""
+    """Why the engine did not answer its last turn; None when it did, or no turn was asked for."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -100,21 +100,21 @@ class Session:
         if self.ended is not None:
             raise GoneError(f"session {self.name} {self.ended}")
 
-    def add_image(self, image: Image, most_bytes: int) -> None:
-        """Holds a screenshot once.
+    def add_image(self, image: Image, max_bytes: int) -> None:
+        """Keeps a screenshot; equal ones once.
 
         Raises:
             PayloadTooLargeError: the session's screenshots are more than it may hold.
         """
         if image.sha256 in self.images:
             return
-        if self.image_bytes + len(image.data) > most_bytes:
-            raise PayloadTooLargeError(f"the images of session {self.name} are more than {most_bytes} bytes")
+        if self.image_bytes + len(image.data) > max_bytes:
+            raise PayloadTooLargeError(f"the images of session {self.name} are more than {max_bytes} bytes")
         self.images[image.sha256] = image
         self.image_bytes += len(image.data)
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Does a part of a turn; the session's end ends it.
+        """Runs a part of a turn; cancelled when the session ends.
 
         Raises:
             GoneError: the session ended in the meantime.
@@ -139,7 +139,7 @@ class Session:
         for task in tuple(self.under_way):
             task.cancel()
 
-    def is_expired(self, now: float, longest_s: float) -> bool:
-        """Returns True if nobody has asked for too long, or it has lived too long."""
+    def is_expired(self, now: float, max_lifetime_s: float) -> bool:
+        """Returns True if it was idle or open for too long."""
         idle = not self.under_way and now - self.used_at > self.idle_timeout_s
-        return idle or now - self.opened_at > longest_s
+        return idle or now - self.opened_at > max_lifetime_s

@@ -37,7 +37,7 @@ from slime_plugins.rollout_buffer.server.http import (
     the_buffer,
     the_context,
 )
-from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervisor
+from slime_plugins.rollout_buffer.server.supervisor_state import read_supervisor_state
 from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
 from slime_plugins.rollout_buffer.state import input_files
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
@@ -100,14 +100,14 @@ def start_rollout() -> Response:
 
 def _check_task_type(task_type: Any) -> Mapping[str, Any]:
     """Accepts only work that somebody will do: a supervisor lives, and knows the task type. Returns what it knows."""
-    seen = look_at_supervisor(the_context())
+    seen = read_supervisor_state(the_context())
     if not seen.serving:
         raise UnavailableError(f"nobody would play this job: {seen.reason}. Is rollout-buffer serve up?")
     known = seen.catalog.get("task_types", {})
     if not isinstance(task_type, str) or task_type in known:
         return known.get(task_type, {}) if isinstance(task_type, str) else {}  # no string: the payload's own error
     if not known:  # nothing can be read, or nothing could be written since the start
-        raise UnavailableError(f"what can be played is not known yet: {seen.reason or 'the supervisor starts'}")
+        raise UnavailableError(f"what can be played is not known yet: {seen.reason or 'the supervisor is starting'}")
     broken = seen.catalog.get("broken_generators", {})
     hint = f"; broken generators: {broken}" if broken else ""
     names = ", ".join(sorted(known))

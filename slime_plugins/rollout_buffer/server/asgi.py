@@ -54,7 +54,7 @@ from slime_plugins.rollout_buffer.server.routes_data import (
     take_again,
     write_bodies,
 )
-from slime_plugins.rollout_buffer.server.supervisor_state import watch_supervisor
+from slime_plugins.rollout_buffer.server.supervisor_state import start_supervisor_watchdog
 from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
 from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of
 from slime_plugins.rollout_buffer.state.item_writes import Refusal
@@ -315,7 +315,7 @@ def create_application_from_environment() -> Application:
     gc.freeze()  # what was loaded stays
     gc.set_threshold(*GC_THRESHOLDS)
     atexit.register(application.close)
-    watch_supervisor(application.context.buffer.store, application.context.settings.writer_turn_limit_s)
+    start_supervisor_watchdog(application.context.buffer.store, application.context.settings.writer_turn_limit_s)
     return application
 
 

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.server.http import (
     json_object,
     of_one_go,
 )
-from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervisor
+from slime_plugins.rollout_buffer.server.supervisor_state import read_supervisor_state
 from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
@@ -198,7 +198,7 @@ def _nothing_open(context: ServerContext) -> str:
 
 def describe_health(context: ServerContext) -> Answer:
     """Says whether the store can be read and written and a supervisor lives. Needs no token and tells no secret."""
-    seen = look_at_supervisor(context)
+    seen = read_supervisor_state(context)
     report = {
         "status": "ok" if seen.reason is None else "degraded",
         "reason": seen.reason,

@@ -1,6 +1,7 @@
-"""What a server knows of the supervisor: whether it lives, what it can play, and what keeps it from its work.
+"""What a server knows of the supervisor: whether it is alive, which task types it can play, why it is unhealthy.
 
-A supervisor that is frozen in the middle of a write is ended here: it ends all others, and nobody could write any more.
+A supervisor that hangs while it holds the write lock is killed here: until then no process can write, and it is the
+supervisor that would kill any other process that hangs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorState:
-    """``serving``: requests make sense. ``reason``: a sentence on what is not well; None when all is.
+    """``serving``: requests can be answered. ``reason``: a sentence on why it is unhealthy; None when it is well.
 
     A service that only reads, because its disk is full, serves: polls are answered and deliveries acknowledged.
     """
@@ -39,8 +40,8 @@ class SupervisorState:
     catalog: Mapping[str, Any]
 
 
-def look_at_supervisor(context: ServerContext) -> SupervisorState:
-    """Returns how the supervisor is, by its heartbeat in shared memory; by the one in the store where there is none."""
+def read_supervisor_state(context: ServerContext) -> SupervisorState:
+    """Returns how the supervisor is, from its heartbeat in shared memory, or else from the one in the store."""
     stored, problem = _stored(context)
     problem = problem or context.buffer.store.trouble()
     beat = None if context.supervisor is None else context.supervisor.last()
@@ -50,10 +51,10 @@ def look_at_supervisor(context: ServerContext) -> SupervisorState:
         age_s, detail = (float("inf") if stored is None else stored[0]), {}
     catalog = {} if stored is None else stored[1]
     if SUPERVISOR.is_silent(age_s):
-        return SupervisorState(alive=False, serving=False, reason=_silence(age_s), catalog=catalog)
+        return SupervisorState(alive=False, serving=False, reason=_silence_reason(age_s), catalog=catalog)
     reason = detail.get("starting") or problem or detail.get("reason")
     if stored is None and reason is None:
-        reason = "the supervisor starts"
+        reason = "the supervisor is starting"
         return SupervisorState(alive=True, serving=False, reason=reason, catalog=catalog)
     return SupervisorState(alive=True, serving="starting" not in detail, reason=reason, catalog=catalog)
 
@@ -66,14 +67,14 @@ def _stored(context: ServerContext) -> tuple[tuple[float, dict[str, Any]] | None
         return None, error.message
 
 
-def _silence(age_s: float) -> str:
+def _silence_reason(age_s: float) -> str:
     if age_s == float("inf"):
-        return "no supervisor was seen"
+        return "no supervisor has reported yet"
     return f"the supervisor's last heartbeat was {age_s:.0f} s ago: it is frozen, or gone"
 
 
-def watch_supervisor(store: Store, limit_s: float) -> None:
-    """Starts a thread that kills this worker's supervisor if it holds the write lock for ``limit_s`` without moving.
+def start_supervisor_watchdog(store: Store, limit_s: float) -> None:
+    """Starts a thread that kills this worker's supervisor if it holds the write lock for ``limit_s`` without progress.
 
     The kernel ends its children with it, and whatever runs ``serve`` (systemd, a container) starts it again.
     """
@@ -86,7 +87,8 @@ def _watch(store: Store, watch: WriteLockWatch) -> None:
         owner = store.turn_owner()
         if owner is None or not watch.is_stuck(owner):
             continue
+        # Worker, gunicorn, supervisor: only that grandparent may be killed from here.
         gunicorn = process_status(os.getppid())
         if gunicorn is not None and gunicorn.parent == owner.pid:
-            logger.error("%s, and does not move: it is the supervisor, killing it", owner)
+            logger.error("%s, without progress: it is the supervisor, killing it", owner)
             os.kill(owner.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Many requests, one commit: the bodies that arrive while the last ones are kept are kept next, with one fsync."""
+"""Many requests, one commit: the bodies that arrive during a commit share the next one, with one fsync."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-MAX_TOGETHER = 64
-MAX_BYTES_TOGETHER = 8 * 1024 * 1024
-"""Clients that are answered send their next items while those of others are kept: all at once, each would wait for the
-other."""
+MAX_BATCH_BODIES = 64
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+"""Limits of a batch. Without them all clients are answered at once, and the disk idles until they send again."""
 
 Body = TypeVar("Body", bound=Sized)
 Result = TypeVar("Result")
@@ -25,41 +24,41 @@ class _Waiting(Generic[Body, Result]):
 
 
 class WriteBatcher(Generic[Body, Result]):
-    """The queue between connections and the disk. It holds one body for each connection at most."""
+    """The queue between connections and the disk. It holds at most one body of each connection."""
 
-    def __init__(self, keep: Callable[[Sequence[Body]], Sequence[Result]], executor: Executor) -> None:
-        """``keep`` is called in the executor, one batch at a time, and returns a result for each body."""
-        self._keep = keep
+    def __init__(self, commit: Callable[[Sequence[Body]], Sequence[Result]], executor: Executor) -> None:
+        """``commit`` is called in the executor, one batch at a time, and returns a result for each body."""
+        self._commit = commit
         self._executor = executor
         self._waiting: deque[_Waiting[Body, Result]] = deque()
-        self._in_work = False
+        self._busy = False
 
     async def write(self, body: Body) -> Result:
-        """Returns what became of a body once it is kept.
+        """Returns the result of a body, after its commit.
 
         Raises:
-            Exception: what ``keep`` raised for its batch.
+            Exception: what ``commit`` raised for its batch.
         """
         loop = asyncio.get_running_loop()
         waiting: _Waiting[Body, Result] = _Waiting(body, loop.create_future())
         self._waiting.append(waiting)
-        if not self._in_work:
-            self._in_work = True
-            loop.call_soon(self._begin)  # after what else has just arrived
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._begin)  # so that bodies that arrive in this turn of the loop join the batch
         return await waiting.result
 
     def _begin(self) -> None:
         batch = self._next_batch()
         bodies = [waiting.body for waiting in batch]
-        future = asyncio.get_running_loop().run_in_executor(self._executor, self._keep, bodies)
+        future = asyncio.get_running_loop().run_in_executor(self._executor, self._commit, bodies)
         future.add_done_callback(lambda done: self._end(batch, done))
 
     def _next_batch(self) -> list[_Waiting[Body, Result]]:
         batch = [self._waiting.popleft()]
         size = len(batch[0].body)
-        while self._waiting and len(batch) < MAX_TOGETHER:
+        while self._waiting and len(batch) < MAX_BATCH_BODIES:
             size += len(self._waiting[0].body)
-            if size > MAX_BYTES_TOGETHER:
+            if size > MAX_BATCH_BYTES:
                 break
             batch.append(self._waiting.popleft())
         return batch
@@ -69,7 +68,7 @@ class WriteBatcher(Generic[Body, Result]):
         results = [None] * len(batch) if error is not None else done.result()
         for waiting, result in zip(batch, results, strict=True):
             if waiting.result.done():
-                continue  # the server stops: nobody waits any more
+                continue  # the server is stopping: its client was answered
             if error is not None:
                 waiting.result.set_exception(error)
             elif result is not None:
@@ -77,4 +76,4 @@ class WriteBatcher(Generic[Body, Result]):
         if self._waiting:
             self._begin()
         else:
-            self._in_work = False
+            self._busy = False

@@ -57,8 +57,8 @@ async def test_what_arrives_while_others_are_kept_is_kept_together_in_order(
 async def test_a_batch_is_bounded_in_number_and_in_bytes(
     keeper: Keeper, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_batcher, "MAX_TOGETHER", 3)
-    monkeypatch.setattr(write_batcher, "MAX_BYTES_TOGETHER", 10)
+    monkeypatch.setattr(write_batcher, "MAX_BATCH_BODIES", 3)
+    monkeypatch.setattr(write_batcher, "MAX_BATCH_BYTES", 10)
     batcher = WriteBatcher(keeper, thread)
     bodies = [b"a", b"b", b"c", b"d", b"123456789", b"12", b"x" * 50, b"y"]
     assert await asyncio.gather(*map(batcher.write, bodies)) == [b"kept " + body for body in bodies]
