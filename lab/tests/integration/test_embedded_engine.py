@@ -27,11 +27,11 @@ torch: Any = pytest.importorskip("torch", reason="the embedded engine needs torc
 
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need torch
 
-from rollout_buffer_lab.embedded_engine import decoder, service  # noqa: E402
-from rollout_buffer_lab.embedded_engine.language_model import load_language_model  # noqa: E402
-from rollout_buffer_lab.embedded_engine.server import running  # noqa: E402
-from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402
-from slime_plugins.rollout_buffer.errors import ConfigError  # noqa: E402
+from rollout_buffer_lab.embedded_engine import decoder, service  # noqa: E402 - below the skip
+from rollout_buffer_lab.embedded_engine.language_model import load_language_model  # noqa: E402 - below the skip
+from rollout_buffer_lab.embedded_engine.server import running  # noqa: E402 - below the skip
+from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.errors import ConfigError  # noqa: E402 - below the skip
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)

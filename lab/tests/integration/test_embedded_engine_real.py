@@ -21,7 +21,7 @@ if not URL:
 pytest.importorskip("torch", reason="the embedded engine needs torch")
 
 from rollout_buffer_lab.embedded_engine.server import running  # noqa: E402 - it needs torch
-from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402
+from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402 - below the skip
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
 

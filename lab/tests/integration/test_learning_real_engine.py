@@ -22,12 +22,12 @@ if not URL:
     pytest.skip("ROLLOUT_BUFFER_TEST_ENGINE_POLICY_URL is not set", allow_module_level=True)
 torch = pytest.importorskip("torch", reason="the policy and its engine need torch")
 
-from lab.tests.integration.test_learning import Run, learn  # noqa: E402
+from lab.tests.integration.test_learning import Run, learn  # noqa: E402 - below the skip
 from rollout_buffer_lab.embedded_engine.server import running  # noqa: E402 - it needs torch
-from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402
-from rollout_buffer_lab.learning.losses import token_log_probs  # noqa: E402
-from rollout_buffer_lab.learning.policy import load_policy, save_policy  # noqa: E402
-from rollout_buffer_lab.learning.service import EngineWeights  # noqa: E402
+from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402 - below the skip
+from rollout_buffer_lab.learning.losses import token_log_probs  # noqa: E402 - below the skip
+from rollout_buffer_lab.learning.policy import load_policy, save_policy  # noqa: E402 - below the skip
+from rollout_buffer_lab.learning.service import EngineWeights  # noqa: E402 - below the skip
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
 

@@ -14,22 +14,22 @@ torch: Any = pytest.importorskip("torch", reason="the policy needs torch")
 
 from transformers import AddedToken, AutoTokenizer  # noqa: E402 - the policy needs torch
 
-from rollout_buffer_lab.learning.batches import batch_of, trained_logits  # noqa: E402
-from rollout_buffer_lab.learning.losses import policy_loss, token_log_probs, token_weights  # noqa: E402
-from rollout_buffer_lab.learning.policy import (  # noqa: E402
+from rollout_buffer_lab.learning.batches import batch_of, trained_logits  # noqa: E402 - below the skip
+from rollout_buffer_lab.learning.losses import policy_loss, token_log_probs, token_weights  # noqa: E402 - below the skip
+from rollout_buffer_lab.learning.policy import (  # noqa: E402 - below the skip
     PolicySize,
     load_policy,
     new_policy,
     save_policy,
     save_processors,
 )
-from rollout_buffer_lab.learning.task_file import WarmUp, find_task  # noqa: E402
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402
-from slime_plugins.rollout_buffer.trainer import RolloutRow, RolloutTrajectory, RowSettings  # noqa: E402
-from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages  # noqa: E402
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings  # noqa: E402
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder  # noqa: E402
-from slime_plugins.rollout_buffer.trainer.vision import load_vision  # noqa: E402
+from rollout_buffer_lab.learning.task_file import WarmUp, find_task  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer import RolloutRow, RolloutTrajectory, RowSettings  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.rows import RowBuilder  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.vision import load_vision  # noqa: E402 - below the skip
 
 TASK = find_task("phone", None)
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)

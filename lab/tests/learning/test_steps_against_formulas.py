@@ -20,12 +20,12 @@ torch: Any = pytest.importorskip("torch", reason="the reference trainer needs to
 
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need torch
 
-from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer  # noqa: E402
-from slime.utils.mask_utils import Generation  # noqa: E402
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings  # noqa: E402
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder  # noqa: E402
-from slime_plugins.rollout_buffer.trainer.settings import RowSettings  # noqa: E402
-from slime_plugins.rollout_buffer.wire import RolloutItem  # noqa: E402
+from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer  # noqa: E402 - below the skip
+from slime.utils.mask_utils import Generation  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.rows import RowBuilder  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.settings import RowSettings  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.wire import RolloutItem  # noqa: E402 - below the skip
 
 STEPS, GROUPS, MEMBERS, VOCABULARY = 3, 3, 5, 12
 LEARNING_RATE, WARMUP, MINIBATCHES, SEED = 1e-2, 6, 4, 5

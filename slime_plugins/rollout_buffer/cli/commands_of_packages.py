@@ -8,7 +8,7 @@ import typer
 
 from slime_plugins.rollout_buffer.cli.common import ExitCode, errors
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Group, installed, missing
+from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Extension, Group, installed, missing
 
 
 def register(app: typer.Typer) -> None:
@@ -22,9 +22,28 @@ def register(app: typer.Typer) -> None:
         if name in own:
             continue  # a command of this project is nobody else's to replace
         try:
-            app.command(name)(extension.load())
+            app.command(name)(_checked(extension))
         except ConfigError as error:
             _register_failing(app, name, error.message)
+
+
+def _checked(extension: Extension) -> Callable[..., object]:
+    """Returns the function of a command, once typer has made a command of it: else every other would fail with it.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is none.
+    """
+    function = extension.load()
+    alone = typer.Typer()
+    try:
+        alone.command(extension.name)(function)
+        typer.main.get_command(alone)
+    except Exception as error:  # of somebody's own: typer raises what it met
+        raise ConfigError(
+            f"{extension.name!r} of {extension.package} ({extension.target}) is no command: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return function  # type: ignore[no-any-return]  # of a package; typer has just taken it
 
 
 def _register_failing(app: typer.Typer, name: str, message: str) -> None:
