@@ -1,11 +1,11 @@
-"""What long episodes cost: 64 at once on simulated phones with the stand-in engine, in both rollout modes.
+"""What long episodes cost: 64 at once on simulated phones with the scripted engine, in both rollout modes.
 
     python benchmarks/bench_episodes.py --json episodes.json            # 10, 25 and 50 steps; takes a while
     python benchmarks/bench_episodes.py --steps 50 --modes history
 
 Everything as its users run it: ``rollout-buffer serve`` with its runner, an ``android_world`` job, the engine as a
 process of its own over HTTP, every trajectory stored, delivered and acknowledged, its screenshots fetched by hash. The
-phones are simulated ones in the runner's process (``device_pool: local``). The policy is the stand-in engine's, kept
+phones are simulated ones in the runner's process (``device_pool: local``). The policy is the scripted engine's, kept
 from ending: where it would end the task it wanders, and ``--bad`` of its replies are none that a phone can follow (no
 tool call, two, broken JSON, coordinates off the screen). So every episode has all its steps, but for the few in which
 the policy writes image tokens: those end there, as truncated.
@@ -16,7 +16,7 @@ requests to the engine; then the largest resident memory of the runner and of th
 that stays level is linear. Requests to the engine are not level in mode incremental: SGLang wants every screenshot of a
 prompt in every request.
 
-Caveats: loopback; the stand-in engine reads screens instead of running a model; small texts, so screenshots weigh most.
+Caveats: loopback; the scripted engine reads screens instead of running a model; small texts, so screenshots weigh most.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PARAMS = 20  # variants that every task has
 
 
 class RestlessPolicy:
-    """The stand-in engine's policy, kept from ending an episode; a part of its replies is none."""
+    """The scripted engine's policy, kept from ending an episode; a part of its replies is none."""
 
     def __init__(self, bad: float) -> None:
         self._bad = bad
@@ -107,11 +107,11 @@ def _wander(chance: random.Random) -> str:
 
 
 async def serve_engine(port: int, bad: float) -> None:
-    """Serves the stand-in engine with the restless policy and counts request bytes, at ``/bytes_received``."""
+    """Serves the scripted engine with the restless policy and counts request bytes, at ``/bytes_received``."""
     from aiohttp import web
 
     from rollout_buffer_lab.scripted_engine.server import create_app
-    from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+    from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 
     received = 0
 
@@ -124,7 +124,7 @@ async def serve_engine(port: int, bad: float) -> None:
     async def reported(_request: web.Request) -> web.Response:
         return web.json_response(received)
 
-    settings = StandInSettings(port=port, skill=0.8, context_length=CONTEXT)
+    settings = ScriptedEngineSettings(port=port, skill=0.8, context_length=CONTEXT)
     app = create_app(settings, policy=RestlessPolicy(bad))
     app.middlewares.append(count)
     app.router.add_get("/bytes_received", reported)

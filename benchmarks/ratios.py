@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-LEAST_TOLERANCE = 0.10
+MIN_TOLERANCE = 0.10
 """A median may be this much below the recorded one, however steady the recorded run was."""
 TOLERANCE_OF_ONE_ROUND = 0.25
 """The same for a ratio that was measured once: nothing is known of its spread."""
@@ -52,7 +52,7 @@ class Ratio:
         """The part of the median that a later run may lack: the spread of the rounds, and no less than a tenth."""
         if len(self.rounds) == 1:
             return TOLERANCE_OF_ONE_ROUND
-        return max(LEAST_TOLERANCE, (max(self.rounds) - min(self.rounds)) / self.median)
+        return max(MIN_TOLERANCE, (max(self.rounds) - min(self.rounds)) / self.median)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

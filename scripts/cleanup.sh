@@ -25,7 +25,7 @@ locks=${ROLLOUT_BUFFER_PORT_LOCKS:-/tmp/rollout_buffer_ports_$(id -u)}
 temporary=${ROLLOUT_BUFFER_DEVICE_TMP:-/tmp}
 boot=$(cat /proc/sys/kernel/random/boot_id)
 remove_avds=false remove_all=false dry_run=false agreed=false
-guard_patience=25 patience=10
+watchdog_patience=25 patience=10
 
 while [ $# -gt 0 ]; do
     case $1 in
@@ -102,7 +102,7 @@ value_of() { # value_of FILE KEY
     sed -n "s/^$2=//p" "$1" | head -n 1
 }
 
-found=()  # "PID START KIND AVD", guards first: they end the rest in good order
+found=()  # "PID START KIND AVD", watchdogs first: they end the rest in good order
 others=() # the same of what another checkout or installation started
 
 add_found() { # add_found CHECKOUT PID START KIND AVD
@@ -121,7 +121,7 @@ find_recorded() { # find_recorded KIND
     done
 }
 
-find_marked() { # emulators and adb servers without a record: a guard that was killed at the wrong moment
+find_marked() { # emulators and adb servers without a record: a watchdog that was killed at the wrong moment
     local folder pid avd command checkout
     for folder in /proc/[0-9]*; do
         pid=${folder#/proc/}
@@ -239,10 +239,10 @@ remove_stale_records() { # of processes that are gone, whoever ended them
     done
 }
 
-for kind in guard emulator adb_server; do find_recorded "$kind"; done
+for kind in watchdog emulator adb_server; do find_recorded "$kind"; done
 find_marked
 include_others
-end_processes guard $guard_patience
+end_processes watchdog $watchdog_patience
 end_processes "emulator adb_server unrecorded" $patience
 if $remove_avds; then remove_clones; fi
 if $remove_all; then

@@ -1,4 +1,4 @@
-"""A scripted policy for AndroidWorld's own tasks: behind the stand-in engine it plays from screenshots alone.
+"""A scripted policy for AndroidWorld's own tasks: behind the scripted engine it plays from screenshots alone.
 
 Nothing is remembered between two replies. For each one the written solution is played again from the start over the
 screenshots in the prompt; the action it wants when they are used up is the reply.
@@ -20,7 +20,7 @@ from rollout_buffer_lab.scripted_engine.conversation import Conversation
 from rollout_buffer_lab.scripted_engine.policy import Policy
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from rollout_buffer_lab.scripted_engine.server import running
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
 from rollout_buffer_lab.simulated_phone.screen_records import ReadScreen
 from slime_plugins.rollout_buffer.devices.interface import Observation
@@ -81,12 +81,12 @@ class Script:
 
 @contextmanager
 def engine_with(policy: Policy) -> Iterator[int]:
-    """Runs the stand-in engine with this policy in a thread; yields its port."""
+    """Runs the scripted engine with this policy in a thread; yields its port."""
     loop, ports = asyncio.new_event_loop(), []
     up, over = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
-        async with running(StandInSettings(port=0), policy=policy) as url:
+        async with running(ScriptedEngineSettings(port=0), policy=policy) as url:
             ports.append(int(url.rpartition(":")[2]))
             up.set()
             await over.wait()

@@ -32,7 +32,7 @@ SECOND_CHANCE: Mapping[str, str] = {
     "test_emulator_farm": EMULATORS,
     "test_engine_conformance": SERVERS,
     "test_engine_real": ENGINE,
-    "test_engine_stand_in_episode": SERVERS,
+    "test_scripted_engine_episode": SERVERS,
     "test_evaluation": SERVERS,
     "test_foreign_trainer": SERVERS,
     "test_full_disk_serve": SERVERS,

@@ -1,4 +1,4 @@
-"""Trains the small ChatML tokenizer that the demo, the stand-in engine and the tests use.
+"""Trains the small ChatML tokenizer that the demo, the scripted engine and the tests use.
 
     python tools/build_demo_tokenizer.py [--output DIRECTORY]
 

@@ -66,7 +66,7 @@ TRAINER_FILES = (
 )
 """With what these import, all that goes into a checkout whose buffer runs elsewhere."""
 BUFFER_PROGRAM = "slime_plugins/rollout_buffer/buffer.py"
-BUFFER_ELSEWHERE = "tools/launching/buffer_elsewhere.py"
+TRAINER_ONLY_BUFFER = "tools/launching/trainer_only_buffer.py"
 """What stands in the place of slime's ``buffer.py`` where only the trainer's end is installed."""
 STATE = ".rollout_buffer_overlay"
 FARM_CONFIG = "examples/android_world/config.yaml"
@@ -231,7 +231,7 @@ class Overlay:
             if file.is_file() and "__pycache__" not in file.parts
         }
         if self._trainer_only:
-            found[BUFFER_PROGRAM] = found.pop(BUFFER_ELSEWHERE)
+            found[BUFFER_PROGRAM] = found.pop(TRAINER_ONLY_BUFFER)
         return found
 
     def _state_of(self, path: str) -> str | None:

@@ -130,7 +130,7 @@ BOXES: Mapping[str, Box] = {
         title="trainers",
         subtitle="rollout-buffer demo, rollout-buffer learn",
         x=432, y=680, width=400, height=84,
-        modules=(f"{LAB}/trainer_stand_in.py", f"{LAB}/learning"),
+        modules=(f"{LAB}/mock_trainer.py", f"{LAB}/learning"),
     ),
     "phones of the lab": Box(
         title="simulated phone",

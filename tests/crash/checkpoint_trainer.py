@@ -14,7 +14,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, trainer_args
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError
 from tests.crash.workload import PLAYED_JOB, PLAYED_TASK_TYPE, Journal, Plan, load_plan
 
@@ -25,7 +25,7 @@ def main(plan_path: str) -> int:
     journal = Journal(plan.path("checkpoints.jsonl"))
     start = last_checkpoint(plan) + 1
     journal.note(starts_at=start)
-    trainer = TrainerStandIn(arguments(plan), start_rollout_id=start)
+    trainer = MockTrainer(arguments(plan), start_rollout_id=start)
     while _train_one(trainer, plan):
         plan.pause(plan.train_pause_s)
     journal.note(done=True)
@@ -67,7 +67,7 @@ def trained_groups(plan: Plan) -> list[dict[str, Any]]:
     return groups
 
 
-def _train_one(trainer: TrainerStandIn, plan: Plan) -> bool:
+def _train_one(trainer: MockTrainer, plan: Plan) -> bool:
     """Trains a rollout; at the end of the input, what is left one by one. False when nothing is left."""
     try:
         (record,) = trainer.train(1, save_interval=None)

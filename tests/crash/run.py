@@ -3,7 +3,7 @@
     python -m tests.crash.run --kills 200 --seed 0 [--minutes N] [--folder FOLDER] [--without KIND …]
 
 Writers fill a job over HTTP, runners play two others (one needs a Ray cluster), agents play sessions of the gateway
-with a stand-in engine, trainers lease, acknowledge, train and write checkpoints. All of them, and every process of
+with a scripted engine, trainers lease, acknowledge, train and write checkpoints. All of them, and every process of
 the buffer itself, are killed again and again, alone or all at once, or stopped for a while (SIGSTOP); the disk is
 filled to its last byte and emptied; what dies is restarted only where nobody else does it. The accounting is read all
 the time and after every blow. Afterwards nothing may be lost, nothing doubled and nothing left behind. The last line

@@ -1,4 +1,4 @@
-"""Real processes for integration tests: a buffer, a stand-in engine, each on a port and a folder of its own."""
+"""Real processes for integration tests: a buffer, a scripted engine, each on a port and a folder of its own."""
 
 from __future__ import annotations
 
@@ -151,10 +151,10 @@ def start_buffer(tmp_path: Path) -> Iterator[Callable[..., BufferProcess]]:
 
 @pytest.fixture(scope="session")
 def stand_in_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A stand-in engine for the whole session; yields its port."""
+    """A scripted engine for the whole session; yields its port."""
     port = free_port()
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port), "--skill", "0.5"]
     process = ChildProcess("engine", command, log_file=tmp_path_factory.mktemp("engine") / "engine.log")
-    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the stand-in engine")
+    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the scripted engine")
     yield port
     process.stop(10)

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, is_free
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
-from tests.guarded_device import make_sdk
 from tests.integration.conftest import process_table
+from tests.watchdog_device import make_sdk
 
 ADB = shutil.which("adb")
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EmulatorHost]]:
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EmulatorProcess]]:
     monkeypatch.setenv("ROLLOUT_BUFFER_DEVICE_RECORDS", str(tmp_path / "records"))
     monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setenv("HOME", str(tmp_path))  # adb's key, and nobody else's
@@ -42,14 +42,14 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Emul
     with ExitStack() as running:
         found = []
         for index in range(NEIGHBOURS):
-            host = EmulatorHost(settings, index)
+            host = EmulatorProcess(settings, index)
             running.callback(host.close)
             host.start()
             found.append(host)
         yield found
 
 
-def test_no_server_adopts_its_neighbours_emulators(hosts: list[EmulatorHost]) -> None:
+def test_no_server_adopts_its_neighbours_emulators(hosts: list[EmulatorProcess]) -> None:
     searching = free_port()
     try:
         adb(searching, "start-server")
@@ -60,7 +60,7 @@ def test_no_server_adopts_its_neighbours_emulators(hosts: list[EmulatorHost]) ->
     assert [devices(server(host)) for host in hosts] == [[one] for one in all_serials]
 
 
-def test_a_server_that_somebody_restarts_finds_its_emulator_again_and_only_that(hosts: list[EmulatorHost]) -> None:
+def test_a_server_that_somebody_restarts_finds_its_emulator_again_and_only_that(hosts: list[EmulatorProcess]) -> None:
     first, *others = hosts
     adb(server(first), "kill-server")
     adb(server(first), "start-server", **NO_ADB_SEARCH)
@@ -70,12 +70,12 @@ def test_a_server_that_somebody_restarts_finds_its_emulator_again_and_only_that(
     assert [devices(server(host)) for host in others] == [[serial(host)] for host in others]
 
 
-def test_a_command_to_an_emulator_that_has_died_leaves_no_server_behind(hosts: list[EmulatorHost]) -> None:
-    """Any command of adb starts a server where there is none, also after the guard has ended with its emulator."""
+def test_a_command_to_an_emulator_that_has_died_leaves_no_server_behind(hosts: list[EmulatorProcess]) -> None:
+    """Any command of adb starts a server where there is none, also after the watchdog has ended with its emulator."""
     host = hosts[0]
     port = server(host)
     started = f"-port {serial(host).rpartition('-')[2]}"
-    emulator = next(pid for pid, _, words in process_table() if started in words and "guard.py" not in words)
+    emulator = next(pid for pid, _, words in process_table() if started in words and "watchdog.py" not in words)
     os.kill(emulator, signal.SIGKILL)
     until(lambda: host.lost() != "")
     adb(port, "devices")  # as whoever looks at the device in this moment does
@@ -83,12 +83,12 @@ def test_a_command_to_an_emulator_that_has_died_leaves_no_server_behind(hosts: l
     until(lambda: is_free(port))
 
 
-def server(host: EmulatorHost) -> int:
+def server(host: EmulatorProcess) -> int:
     assert host.ports is not None
     return host.ports.adb_server
 
 
-def serial(host: EmulatorHost) -> str:
+def serial(host: EmulatorProcess) -> str:
     assert host.ports is not None
     return host.ports.serial
 

@@ -21,7 +21,7 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
-from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, flat_samples, trainer_args
+from rollout_buffer_lab.mock_trainer import CheckpointDataSource, flat_samples, trainer_args
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import generate_agent_rollout, get_rollout_data, log_raw_info, start_rollout
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator

@@ -1,4 +1,4 @@
-"""Both rollout modes as slime's custom generate functions: simulated phones, the stand-in engine, slime's arguments."""
+"""Both rollout modes as slime's custom generate functions: simulated phones, the scripted engine, slime's arguments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 
 from examples.android_world import rollout, rollout_history
 from examples.android_world.env_android_world import build_env
+from rollout_buffer_lab.mock_trainer import trainer_args
 from rollout_buffer_lab.scripted_engine.server import running
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -40,8 +40,8 @@ def _local_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest_asyncio.fixture
 async def engine() -> AsyncIterator[str]:
-    """A stand-in engine that makes no mistakes; what this loop keeps of devices is closed afterwards."""
-    async with running(StandInSettings(port=0, skill=1.0)) as url:
+    """A scripted engine that makes no mistakes; what this loop keeps of devices is closed afterwards."""
+    async with running(ScriptedEngineSettings(port=0, skill=1.0)) as url:
         yield url
         await close_resources()
 

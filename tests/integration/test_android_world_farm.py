@@ -26,13 +26,13 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, flat_samples, trainer_args
 from rollout_buffer_lab.simulated_phone.interfaces.fault_plan import FaultTrigger
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
     SimulatedSdk,
     make_simulated_sdk,
 )
-from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.android_world_expert import say
 from tests.android_world_script import Part, Script, engine_with, task_params
@@ -161,7 +161,7 @@ def train(buffer: BufferProcess, engine_port: int, input_file: Path, groups: int
             "android_world": {"max_turns": 40, "max_context_len": 65536},
         },
     )
-    (record,) = TrainerStandIn(args).train(1)
+    (record,) = MockTrainer(args).train(1)
     return record
 
 

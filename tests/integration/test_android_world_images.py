@@ -20,7 +20,7 @@ import pytest
 from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
-from rollout_buffer_lab.trainer_stand_in import flat_samples, trainer_args
+from rollout_buffer_lab.mock_trainer import flat_samples, trainer_args
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.server import running
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -106,7 +106,7 @@ def episode(number: int, task: str) -> EpisodeRequest:
 @asynccontextmanager
 async def stand_in() -> AsyncIterator[Engine]:
     settings = EngineSettings(retry_timeout_s=60.0, deadline_s=250.0)
-    async with running(StandInSettings(port=0, skill=1.0)) as url:
+    async with running(ScriptedEngineSettings(port=0, skill=1.0)) as url:
         engine = SglangEngine(url, settings)
         try:
             yield engine

@@ -21,7 +21,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
@@ -117,7 +117,7 @@ needs_engine = pytest.mark.skipif(
 
 
 @pytest_asyncio.fixture
-async def _workshop() -> AsyncIterator[None]:
+async def _loop_resources() -> AsyncIterator[None]:
     async with aiohttp.ClientSession() as session, session.get(f"http://{HOST}:{PORT}/model_info") as reply:
         reply.raise_for_status()
     yield
@@ -127,7 +127,7 @@ async def _workshop() -> AsyncIterator[None]:
 @needs_engine
 @pytest.mark.real_engine
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("_workshop")
+@pytest.mark.usefixtures("_loop_resources")
 @pytest.mark.parametrize("mode", ["rollout", "rollout_history"])
 async def test_episodes_with_the_model_become_samples(mode: str) -> None:
     generate = importlib.import_module(f"examples.android_world.{mode}").generate

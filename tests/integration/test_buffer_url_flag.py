@@ -22,7 +22,7 @@ ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
 class RolloutManager:
     def buffer_url(self):
         from slime.rollout.agent_rollout_settings import read_settings
-        from rollout_buffer_lab.trainer_stand_in import trainer_args
+        from rollout_buffer_lab.mock_trainer import trainer_args
 
         return read_settings(trainer_args(rollout_buffer_url=None)).buffer_url
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.emulator import guard as emulator_guard
+from slime_plugins.rollout_buffer.generator.android_world.emulator import watchdog as emulator_watchdog
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import CHECKOUT_MARK, DEVICE_MARK
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import CHECKOUT_MARK, DEVICE_MARK
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 SCRIPT = Path(CHECKOUT) / "scripts" / "cleanup.sh"
@@ -70,9 +70,9 @@ class Host:
         process.stdout.readline()
         return process.pid
 
-    def guard(self, avd: str, *, emulator: str = EMULATOR, port: int = 1, checkout: str = CHECKOUT) -> int:
-        """Starts a guard with an emulator, and returns the emulator's id once it is on record."""
-        command = [sys.executable, "-S", emulator_guard.__file__, str(self.records), avd, "/bin/true", str(port)]
+    def watchdog(self, avd: str, *, emulator: str = EMULATOR, port: int = 1, checkout: str = CHECKOUT) -> int:
+        """Starts a watchdog with an emulator, and returns the emulator's id once it is on record."""
+        command = [sys.executable, "-S", emulator_watchdog.__file__, str(self.records), avd, "/bin/true", str(port)]
         command += ["emulator-5554", "0.5", "--", sys.executable, "-c", emulator, "-avd", avd]
         environment = {**os.environ, CHECKOUT_MARK: checkout}
         # An owner that never lets go: its end of the pipe stays open until the test is over.
@@ -129,16 +129,16 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def test_emulators_on_record_are_ended_with_their_guards(host: Host) -> None:
-    willing, deaf = host.guard("cleanup_test_0"), host.guard("cleanup_test_1", emulator=DEAF)
+    willing, deaf = host.watchdog("cleanup_test_0"), host.watchdog("cleanup_test_1", emulator=DEAF)
     said = host.cleanup()
-    assert "ending guard" in said
+    assert "ending watchdog" in said
     until(lambda: not lives(willing) and not lives(deaf))
     assert host.cleanup() == ""
 
 
 def test_the_farm_of_another_checkout_stays_until_somebody_agrees(host: Host) -> None:
     """So do its clones, which carry the same names where both farms have the shipped settings."""
-    foreign = host.guard("cleanup_test_0", checkout="/another/checkout")
+    foreign = host.watchdog("cleanup_test_0", checkout="/another/checkout")
     clone_avd(host.avd_home, "Base", "cleanup_test_0")
     with AvdOwnership(host.avd_home, "cleanup_test_0", Path("/another/checkout")):
         host.cleanup("--all")
@@ -154,7 +154,7 @@ def test_an_adb_server_that_came_with_an_emulator_is_on_record_and_ended(host: H
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    host.guard("cleanup_test_0", port=port)
+    host.watchdog("cleanup_test_0", port=port)
     server = subprocess.Popen([sys.executable, "-c", ADB_SERVER, str(port)], start_new_session=True)
     host.started.append(server)
     until(lambda: host.recorded("adb_server", "cleanup_test_0") == server.pid)
@@ -186,7 +186,7 @@ def test_what_only_looks_like_ours_survives(host: Host) -> None:
 
 
 def test_a_dry_run_says_everything_and_does_nothing(host: Host) -> None:
-    emulator = host.guard("cleanup_test_0")
+    emulator = host.watchdog("cleanup_test_0")
     clone_avd(host.avd_home, "Base", "cleanup_test_0")
     said = host.cleanup("--all", "--dry-run")
     assert f"would end emulator {emulator} of cleanup_test_0" in said

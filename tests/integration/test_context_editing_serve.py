@@ -1,4 +1,4 @@
-"""Questions over documents through ``rollout-buffer serve``, a stand-in engine and the trainer's side, to Samples."""
+"""Questions over documents through ``rollout-buffer serve``, a scripted engine and the trainer's side, to Samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, flat_samples, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, flat_samples, trainer_args
 from slime.rollout.agent_rollout import post_process_rewards, reset_jobs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
@@ -97,7 +97,7 @@ def trained_text(samples: Sequence[Sample]) -> str:
 def test_a_trainer_gets_groups_whose_rows_train_each_turn_once(start_buffer: StartBuffer, stand_in_engine: int) -> None:
     buffer = start_buffer()
     args = args_for(buffer, stand_in_engine, 12)
-    (record,) = TrainerStandIn(args).train(1)
+    (record,) = MockTrainer(args).train(1)
     members = [flat_samples(member) for group in record.groups for member in group]
     assert len(members) == 8
     assert max(map(len, members)) > 1

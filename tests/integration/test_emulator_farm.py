@@ -144,7 +144,7 @@ def megabytes(folder: Path) -> Counter[str]:
     kinds = {
         "tests.adb_phone": "device",
         "tests.adb_emulator": "emulator",
-        "guard.py": "guard",
+        "watchdog.py": "watchdog",
         "fork-server": "adb server",
     }
     held: Counter[str] = Counter()

@@ -10,7 +10,7 @@ from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.server import running
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings, GenerateRequest
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
@@ -56,7 +56,7 @@ class TestSglangEngineWithTheStandIn(SglangServerContract, VisionContract):
 
     @pytest.fixture
     async def base_url(self) -> AsyncIterator[str]:
-        async with running(StandInSettings(port=0, token_latency_s=0.005)) as url:
+        async with running(ScriptedEngineSettings(port=0, token_latency_s=0.005)) as url:
             yield url
 
     @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import requests
 
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import generate_rollout
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH

@@ -39,7 +39,7 @@ def tell_version(engine_url: str, version: str) -> None:
 
 
 class Recorder:
-    """A model that learns nothing and keeps what it was trained on; the stand-in engine is told its versions."""
+    """A model that learns nothing and keeps what it was trained on; the scripted engine is told its versions."""
 
     def __init__(self, engine_url: str, *, dies_in_step: int | None = None) -> None:
         self.version = 1

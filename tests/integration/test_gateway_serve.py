@@ -1,4 +1,4 @@
-"""The gateway as its users run it: a child of serve, or alone; an agent's client; a stand-in engine; crashes."""
+"""The gateway as its users run it: a child of serve, or alone; an agent's client; a scripted engine; crashes."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from rollout_buffer_lab.scripted_engine import server as stand_in
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine import server as scripted_engine
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
@@ -41,8 +41,8 @@ def tokenizer() -> Any:
 
 @asynccontextmanager
 async def trainer_with_an_engine() -> AsyncIterator[tuple[TrainerSide, str]]:
-    """A trainer on HTTP that samples with a stand-in engine."""
-    async with stand_in.running(StandInSettings(port=0, skill=1.0)) as engine_url:
+    """A trainer on HTTP that samples with a scripted engine."""
+    async with scripted_engine.running(ScriptedEngineSettings(port=0, skill=1.0)) as engine_url:
         engine = SglangEngine(engine_url)
         trainer = trainer_side(engine)
         async with served(create_app(trainer=trainer)) as url:

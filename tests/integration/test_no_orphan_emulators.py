@@ -1,6 +1,6 @@
 """No emulator outlives whatever owned it, whichever process of the chain is killed without a word.
 
-serve ─ local Ray ─ raylet ─ device worker ─ (device process) ─ guard ─ emulator
+serve ─ local Ray ─ raylet ─ device worker ─ (device process) ─ watchdog ─ emulator
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pytest
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import DEVICE_MARK
-from tests.guarded_device import make_sdk, recorded
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import DEVICE_MARK
 from tests.integration.conftest import BufferProcess, process_table, wait_until
+from tests.watchdog_device import make_sdk, recorded
 
-DEVICE = "tests.guarded_device:create_device"
+DEVICE = "tests.watchdog_device:create_device"
 TIMEOUT_S = 60.0
 OWNER = """
 import sys
@@ -89,16 +89,16 @@ def owner(records: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-@pytest.mark.parametrize("killed", ["owner", "device process", "guard"])
+@pytest.mark.parametrize("killed", ["owner", "device process", "watchdog"])
 def test_an_emulator_ends_with_whoever_is_killed_above_it(
     owner: subprocess.Popen[bytes], records: Path, killed: str
 ) -> None:
     wait_until(lambda: recorded(records), what="the record of an emulator")
-    (emulator,), (guard,) = recorded(records), recorded(records, "guard")
-    above = {"owner": owner.pid, "device process": parent_of(guard), "guard": guard}
+    (emulator,), (watchdog,) = recorded(records), recorded(records, "watchdog")
+    above = {"owner": owner.pid, "device process": parent_of(watchdog), "watchdog": watchdog}
     os.kill(above[killed], signal.SIGKILL)
     wait_until(all_gone([emulator]), TIMEOUT_S, "the end of the emulator")
-    if killed != "guard":
+    if killed != "watchdog":
         wait_until(lambda: not list(records.glob("[0-9]*-[0-9]*")), TIMEOUT_S, "an empty record")
 
 
@@ -160,15 +160,15 @@ def found(words: str, near: BufferProcess) -> int:
 @pytest.mark.large
 @pytest.mark.timeout(600)
 def test_no_emulator_outlives_its_guard_or_its_worker(farm: BufferProcess, records: Path) -> None:
-    guard = recorded(records, "guard")[0]
-    emulators = [pid for pid in recorded(records) if parent_of(pid) == guard]
-    os.kill(guard, signal.SIGKILL)
-    wait_until(all_gone(emulators), TIMEOUT_S, "the end of the guard's emulator")
+    watchdog = recorded(records, "watchdog")[0]
+    emulators = [pid for pid in recorded(records) if parent_of(pid) == watchdog]
+    os.kill(watchdog, signal.SIGKILL)
+    wait_until(all_gone(emulators), TIMEOUT_S, "the end of the watchdog's emulator")
 
-    guard = next(pid for pid in recorded(records, "guard") if lives(pid))
-    emulators = [pid for pid in recorded(records) if lives(pid) and parent_of(pid) == guard]
-    os.kill(parent_of(guard), signal.SIGKILL)
-    wait_until(all_gone([guard, *emulators]), TIMEOUT_S, "the end of the worker's emulator")
+    watchdog = next(pid for pid in recorded(records, "watchdog") if lives(pid))
+    emulators = [pid for pid in recorded(records) if lives(pid) and parent_of(pid) == watchdog]
+    os.kill(parent_of(watchdog), signal.SIGKILL)
+    wait_until(all_gone([watchdog, *emulators]), TIMEOUT_S, "the end of the worker's emulator")
 
 
 @pytest.mark.large

@@ -48,7 +48,7 @@ def is_valid_group(group, min_valid_group_size, task_type):
 
 
 def sums(folder: Path, count: int) -> Path:
-    """Problems that the stand-in engine solves now and then."""
+    """Problems that the scripted engine solves now and then."""
     lines = [
         {
             "instance_id": f"sum-{i}",

@@ -19,7 +19,7 @@ from PIL import Image as PillowImage
 
 from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
 from rollout_buffer_lab.scripted_engine.server import running
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_tokens
-from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, Kept
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, PromptIntegrity
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -53,7 +53,7 @@ from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
 TASKS = ("SystemWifiTurnOn", "SimpleSmsSend", "MarkorCreateNote", "SimpleCalendarNextEvent")
 ASKED = {"return_routed_experts": True, "custom_params": {"return_top_p_token_ids": True}}
-SETTINGS = StandInSettings(port=0, skill=0.7, token_records=True)
+SETTINGS = ScriptedEngineSettings(port=0, skill=0.7, token_records=True)
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +192,7 @@ async def test_no_false_alarm_over_two_hundred_clean_episodes() -> None:
             trajectories = await asyncio.gather(
                 *(talked(engine, number, mode) for mode in ("incremental", "history") for number in range(100))
             )
-            assert engine.fidelity == EngineFidelity(text=Kept.KEEPS, images=Kept.KEEPS)
+            assert engine.fidelity == EngineFidelity(text=PromptIntegrity.EXACT, images=PromptIntegrity.EXACT)
         finally:
             await engine.close()
     prompts, met = counted(trajectories)
@@ -207,7 +207,7 @@ async def test_an_engine_that_re_tokenises_earns_the_same_and_costs_no_trajector
     async with running(SETTINGS) as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
         (kept, _), (changed, fidelity) = await played(engine_url, mode, 1), await played(url, mode, 1)
     assert fidelity is not None
-    assert fidelity.images is Kept.CHANGES
+    assert fidelity.images is PromptIntegrity.CHANGED
     rewards = [trajectory.reward for trajectory in kept]
     assert [trajectory.reward for trajectory in changed] == rewards
     assert len(set(rewards)) > 1

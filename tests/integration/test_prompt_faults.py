@@ -18,7 +18,7 @@ import pytest
 from PIL import Image as PillowImage
 
 from rollout_buffer_lab.scripted_engine.server import running
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.scripted_engine.token_records import LAYERS, TOP_K
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_tokens import SIZE_RULES, ImageFamily
-from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, Kept, prompt_probe
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, PromptIntegrity, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.token_records import EXPERTS_KEY
 from slime_plugins.rollout_buffer.errors import EngineError
@@ -132,7 +132,7 @@ async def said_of_engine(change: Change) -> str:
 async def said_of_experts(change_answer: Change) -> str:
     """What is found of an engine that changes which experts it tells, before its first turn."""
     params = SamplingParams(max_new_tokens=1, extra={EXPERTS_KEY: True})
-    settings = StandInSettings(port=0, token_records=True)
+    settings = ScriptedEngineSettings(port=0, token_records=True)
     async with running(settings) as engine_url, changing(engine_url, unchanged, change_answer) as url:
         engine = make_engine(url)
         try:
@@ -249,7 +249,7 @@ FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
 
 @asynccontextmanager
 async def scripted() -> AsyncIterator[str]:
-    async with running(StandInSettings(port=0)) as url:
+    async with running(ScriptedEngineSettings(port=0)) as url:
         yield url
 
 
@@ -263,7 +263,7 @@ async def probed(url: str) -> EngineFidelity | None:
 
 async def test_an_engine_that_runs_what_it_is_sent_is_found_to_keep_it() -> None:
     async with scripted() as url:
-        assert await probed(url) == EngineFidelity(text=Kept.KEEPS, images=Kept.KEEPS)
+        assert await probed(url) == EngineFidelity(text=PromptIntegrity.EXACT, images=PromptIntegrity.EXACT)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

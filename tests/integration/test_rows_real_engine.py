@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
@@ -112,7 +112,7 @@ def delivered(
         n_samples_per_prompt=1,
         rollout_max_response_len=tokens,
     )
-    (record,) = TrainerStandIn(args).train(1)
+    (record,) = MockTrainer(args).train(1)
     return list(record.samples)
 
 

@@ -134,7 +134,7 @@ def test_jobs_share_phones_outlive_a_killed_runner_and_show_their_devices(
 
 @contextmanager
 def engine_of_one_test(folder: Path) -> Iterator[str]:
-    """A stand-in engine whose weights may be changed without a word to other tests; yields its URL."""
+    """A scripted engine whose weights may be changed without a word to other tests; yields its URL."""
     port = free_port()
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port)]
     process = ChildProcess("engine", command, log_file=folder / "engine.log")

@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 from werkzeug.serving import make_server
 
-from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, trainer_args
 from slime.rollout.agent_rollout import get_rollout_data, reset_jobs, start_rollout
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -58,7 +58,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     store.close()
 
 
-def trainer_of(url: str, save: Path, *, start: int = 0, **changes: Any) -> TrainerStandIn:
+def trainer_of(url: str, save: Path, *, start: int = 0, **changes: Any) -> MockTrainer:
     args = trainer_args(
         **{
             "rollout_buffer_url": url,
@@ -73,7 +73,7 @@ def trainer_of(url: str, save: Path, *, start: int = 0, **changes: Any) -> Train
             **changes,
         }
     )
-    return TrainerStandIn(args, start_rollout_id=start)
+    return MockTrainer(args, start_rollout_id=start)
 
 
 def play(url: str, names: list[str], *, epoch: int = 0) -> None:
@@ -101,7 +101,7 @@ def instances(records: list[RolloutRecord]) -> list[str]:
     return [group[0].metadata["instance_id"] for record in records for group in record.groups]
 
 
-def train_with_writer(url: str, trainer: TrainerStandIn, rollouts: int, names: list[str]) -> list[RolloutRecord]:
+def train_with_writer(url: str, trainer: MockTrainer, rollouts: int, names: list[str]) -> list[RolloutRecord]:
     """Trains while somebody writes: there is a job to write into only once the trainer has started it."""
     client = RolloutBufferClient(url)
     jobs_before = len(client.jobs())
@@ -187,10 +187,10 @@ def test_a_trainer_killed_before_its_checkpoint_gets_it_again(url: str, tmp_path
 
 TRAINER_PROGRAM = """
 import json, sys, time
-from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 
 options = json.loads(sys.argv[1])
-trainer = TrainerStandIn(trainer_args(**options["args"]), start_rollout_id=options["start"])
+trainer = MockTrainer(trainer_args(**options["args"]), start_rollout_id=options["start"])
 
 def say(record):
     print(json.dumps([group[0].metadata["instance_id"] for group in record.groups]), flush=True)

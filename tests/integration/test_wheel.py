@@ -119,10 +119,10 @@ def test_the_image_serves_the_whole_dashboard_and_its_generators(served: str) ->
 
 TRAINER = """
 import sys
-from trainer_stand_in import TrainerStandIn, trainer_args
+from mock_trainer import MockTrainer, trainer_args
 
 url, engine, tokenizer, lines = sys.argv[1:]
-trainer = TrainerStandIn(trainer_args(
+trainer = MockTrainer(trainer_args(
     rollout_buffer_url=url, rollout_buffer_token="a-token-of-sixteen-or-more-letters", prompt_data=lines,
     hf_checkpoint=tokenizer, sglang_router_port=int(engine), rollout_task_type="math",
     rollout_batch_size=2, num_epoch=4,
@@ -136,7 +136,7 @@ def test_math_an_external_job_and_slimes_function_run_on_the_wheel_alone(
     installed: Path, served: str, stand_in_engine: int, tmp_path: Path
 ) -> None:
     """The engine and the trainer are somebody else's: processes, and a file, outside of that environment."""
-    shutil.copy(ROOT / "lab" / "src" / "rollout_buffer_lab" / "trainer_stand_in.py", tmp_path)
+    shutil.copy(ROOT / "lab" / "src" / "rollout_buffer_lab" / "mock_trainer.py", tmp_path)
     lines = shutil.copy(ROOT / "data" / "demo_math.jsonl", tmp_path / "data")
     (tmp_path / "train.py").write_text(TRAINER)
     tokenizer = str(DEMO_TOKENIZER_PATH)

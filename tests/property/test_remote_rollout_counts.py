@@ -23,9 +23,9 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
-from slime_plugins.rollout_buffer.remote_rollout.token_counts import OwnCount, Way
+from slime_plugins.rollout_buffer.remote_rollout.token_counts import PromptSource, TokenCounter
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import CountMethod
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, TurnKind, plan_turn
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -131,16 +131,16 @@ def test_our_two_sides_agree_by_ids_on_every_turn(name: str, question: list[dict
 
 async def _play(tokens: ConversationTokens, question: list[dict[str, Any]], steps: list[Step]) -> None:
     trainer, engine = trainer_of(tokens, steps)
-    count, messages = OwnCount(tokens, (), ()), list(question)
+    count, messages = TokenCounter(tokens, (), ()), list(question)
     for turn, step in enumerate(steps, 1):
         expected = count.expect(messages, turn)
-        body = {"rollout_id": "r", "messages": messages, "response_mask": expected.mask(Way.IDS)}
+        body = {"rollout_id": "r", "messages": messages, "response_mask": expected.mask(PromptSource.IDS)}
         completion = await trainer.complete(body, asked_turn=turn)
         count.take(messages, expected, read_reply(orjson.dumps(completion), turn), turn)
-        assert completion["entered_tokens"] == expected.entered[Way.IDS]
+        assert completion["entered_tokens"] == expected.entered[PromptSource.IDS]
         messages = [*messages, completion["choices"][0]["message"], *step.messages()]
     session = trainer.get_session("r")
-    assert all(turn.counted_by is Count.IDS for turn in session.turns)
+    assert all(turn.counted_by is CountMethod.IDS for turn in session.turns)
     assert count.sequence_tokens == len(session.held_ids)
     check_rows(session, engine, steps)
 
@@ -152,12 +152,12 @@ def test_the_agents_mask_is_the_guides_formula_where_a_trainer_renders_again(
     name: str, question: list[dict[str, Any]], steps: list[Step]
 ) -> None:
     tokens, messages = tokens_of(name), list(question)
-    count, last_prompt_length = OwnCount(tokens, (), ()), 0
+    count, last_prompt_length = TokenCounter(tokens, (), ()), 0
     for turn, step in enumerate(steps, 1):
         prompt, expected = rendered(tokens.tokenizer, messages), count.expect(messages, turn)
         by_formula = len(prompt) - last_prompt_length if turn > 1 else 0
-        assert expected.entered[Way.TEXT] == by_formula
-        if expected.prompts[Way.IDS] == prompt:
+        assert expected.entered[PromptSource.TEXT] == by_formula
+        if expected.prompts[PromptSource.IDS] == prompt:
             assert expected.mask(expected.preferred) == ([0] * by_formula or None)
         ids = step.sampled(tokens)
         message = {"role": "assistant", "content": step.said}
@@ -186,7 +186,7 @@ async def _plant(
     plan = plan_turn(session, messages, (), text_counts=False)
     right = {
         plan.entered.count,
-        *(work_out() for _, work_out in plan_turn(session, messages, (), text_counts=True).entered.others),
+        *(count_tokens() for _, count_tokens in plan_turn(session, messages, (), text_counts=True).entered.others),
     }
     length = max(0, plan.entered.count + wrong)
     mask: list[int] = [int(ones)] * length

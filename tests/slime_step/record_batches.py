@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from rollout_buffer_lab.cli import demo_run as demo
-from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
@@ -71,7 +71,7 @@ def played(name: str) -> Iterator[tuple[str, list[Any]]]:
             rollout_buffer_options=options,
         )
         reset_jobs()
-        (rollout,) = TrainerStandIn(args).train(1)
+        (rollout,) = MockTrainer(args).train(1)
         yield url, list(rollout.samples)
 
 

@@ -63,7 +63,7 @@ def test_an_interrupted_demo_names_its_logs_and_keeps_the_retries_of_its_trainer
     ours = logging.getLogger("slime_plugins.rollout_buffer")
     monkeypatch.setattr(ours, "level", ours.level)
     monkeypatch.setattr(demo, "_processes", processes)
-    monkeypatch.setattr(demo, "TrainerStandIn", lambda _: Waiting())
+    monkeypatch.setattr(demo, "MockTrainer", lambda _: Waiting())
     monkeypatch.setattr(demo, "_job_or_none", _interrupt)
     output = io.StringIO()
 

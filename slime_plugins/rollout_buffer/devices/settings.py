@@ -33,7 +33,7 @@ class WorkerResources(SettingsSection):
         return {name: amount for name, amount in named.items() if amount > 0}
 
 
-class FarmSettings(SettingsSection):
+class PoolSettings(SettingsSection):
     """What a host decides about any farm. Settings of a task with devices inherit these keys beside their own."""
 
     device_pool: PoolKind = PoolKind.RAY
@@ -57,7 +57,7 @@ class FarmSettings(SettingsSection):
     evaluation_share: float = Field(default=0.5, gt=0, lt=1)
 
 
-class DevicePoolSettings(FarmSettings):
+class DevicePoolSettings(PoolSettings):
     """A farm and the devices in it.
 
     ``kind`` is ``module:function``, a ``kinds.DeviceKind``; it is called with ``device_options``, plain JSON. Farms of

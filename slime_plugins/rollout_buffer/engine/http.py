@@ -48,7 +48,7 @@ MAX_REPLY_BYTES: Final = 256 * 1024 * 1024
 MAX_BYTES_READ_AT_ONCE: Final = 1024 * 1024
 """A longer reply, as one with routed experts is, is read in a thread: it would hold up the event loop."""
 PROBE_TIMEOUT_S: Final = 30.0
-SILENCE_WORTH_SAYING_S: Final = 30.0
+MIN_LOGGED_SILENCE_S: Final = 30.0
 """An engine that has calls and answered none of them for this long is said to be silent."""
 
 
@@ -159,7 +159,7 @@ class HttpEngine:
             code = EngineTrouble.UPDATING if is_updating else EngineTrouble.REFUSES
             since_s = now - self._refused_since
             return EngineReport(url=url, code=code, message=self._refusal, since_s=since_s, waiting=waiting)
-        if self._in_flight and now - self._last_sign_at > SILENCE_WORTH_SAYING_S:
+        if self._in_flight and now - self._last_sign_at > MIN_LOGGED_SILENCE_S:
             message, since_s = "has answered no request", now - self._last_sign_at
             return EngineReport(url=url, code=EngineTrouble.SILENT, message=message, since_s=since_s, waiting=waiting)
         return EngineReport(url=url, waiting=waiting)

@@ -28,12 +28,12 @@ IMAGE_MARKUP: Final = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 MAX_SHOWN_IDS: Final = 6
 
 
-class Kept(StrEnum):
+class PromptIntegrity(StrEnum):
     """What an engine does to prompts of one kind."""
 
-    KEEPS = "keeps"  # it runs the ids that it is sent
-    CHANGES = "changes"
-    UNTOLD = "untold"  # it does not say, or was not asked
+    EXACT = "exact"  # the engine runs the ids that it receives
+    CHANGED = "changed"
+    UNKNOWN = "unknown"  # the engine reports no ids, or was not probed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,19 +43,23 @@ class EngineFidelity:
     ``findings`` are sentences, of which each follows "the engine".
     """
 
-    text: Kept = Kept.UNTOLD
-    images: Kept | None = None
+    text: PromptIntegrity = PromptIntegrity.UNKNOWN
+    images: PromptIntegrity | None = None
     findings: tuple[str, ...] = ()
 
-    def of(self, *, images: bool) -> Kept:
+    def of(self, *, images: bool) -> PromptIntegrity:
         """Returns what it does to prompts with images, or without."""
-        return (self.images or Kept.UNTOLD) if images else self.text
+        return (self.images or PromptIntegrity.UNKNOWN) if images else self.text
 
     @property
     def complaint(self) -> str:
         """Why no exact prompts can be promised of it; empty when they can."""
         told = {"prompts of text": self.text, "prompts with images": self.images}
-        silent = [f"does not say which ids it runs of {kind}" for kind, kept in told.items() if kept is Kept.UNTOLD]
+        silent = [
+            f"does not say which ids it runs of {kind}"
+            for kind, kept in told.items()
+            if kept is PromptIntegrity.UNKNOWN
+        ]
         return "; ".join([*self.findings, *silent])
 
 
@@ -85,20 +89,22 @@ class PromptProbe:
     def verdict(self, answers: Sequence[tuple[ProbePrompt, Sequence[int] | None]]) -> EngineFidelity:
         """Says what an engine does that ran these ids; None where it does not say. What was not asked is untold."""
         findings: list[str] = []
-        kept: dict[bool, Kept] = {}
+        kept: dict[bool, PromptIntegrity] = {}
         for prompt, ran in answers:
-            kept.setdefault(bool(prompt.images), Kept.UNTOLD)
+            kept.setdefault(bool(prompt.images), PromptIntegrity.UNKNOWN)
             if ran is None:
                 continue
             is_image = bool(prompt.images)
             finding = self._finding(prompt, ran)
             if finding:
                 findings.append(finding)
-                kept[is_image] = Kept.CHANGES
-            elif kept[is_image] is Kept.UNTOLD:
-                kept[is_image] = Kept.KEEPS
+                kept[is_image] = PromptIntegrity.CHANGED
+            elif kept[is_image] is PromptIntegrity.UNKNOWN:
+                kept[is_image] = PromptIntegrity.EXACT
         findings = list(dict.fromkeys(findings))
-        return EngineFidelity(text=kept.get(False, Kept.UNTOLD), images=kept.get(True), findings=tuple(findings))
+        return EngineFidelity(
+            text=kept.get(False, PromptIntegrity.UNKNOWN), images=kept.get(True), findings=tuple(findings)
+        )
 
     def _finding(self, prompt: ProbePrompt, ran: Sequence[int]) -> str:
         checked = self.checker.check(prompt.ids, ran, len(prompt.images))

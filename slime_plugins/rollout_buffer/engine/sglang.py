@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.engine.prompt_check import (
     CheckedPrompt,
     PromptChecker,
 )
-from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, Kept, ProbePrompt, PromptProbe
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, ProbePrompt, PromptIntegrity, PromptProbe
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     PASSING_STATUSES,
     ForeignReplyError,
@@ -38,7 +38,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     probe_body,
     urls_of_workers,
 )
-from slime_plugins.rollout_buffer.engine.token_records import ToldExperts, asked_records
+from slime_plugins.rollout_buffer.engine.token_records import ReportedExperts, asked_records
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.engine_keys import key_headers
 from slime_plugins.rollout_buffer.errors import EngineError
@@ -104,7 +104,7 @@ class SglangEngine(HttpEngine):
         self._requires_exact_prompts = requires_exact_prompts
         self._probes: dict[str, asyncio.Task[EngineFidelity | None]] = {}
         self._tokenizer_checks: dict[str, asyncio.Task[str | None]] = {}
-        self._told_experts = ToldExperts()
+        self._told_experts = ReportedExperts()
         self._aborts: set[asyncio.Task[None]] = set()
         self._says_no_load: dict[str, float] = {}
         self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
@@ -269,7 +269,8 @@ class SglangEngine(HttpEngine):
         An engine that was found to change prompts may run others for what it was sent and told before: it is asked for
         the whole sequence each time.
         """
-        if ROUTED_EXPERTS not in asked_records(request.sampling_params) or self._was_found_to(Kept.CHANGES, request):
+        asked = asked_records(request.sampling_params)
+        if ROUTED_EXPERTS not in asked or self._probe_found(PromptIntegrity.CHANGED, request):
             return 0
         return self._told_experts.start(request.session_id, ids, request.images)
 
@@ -305,7 +306,7 @@ class SglangEngine(HttpEngine):
             return reply
         receipt = replace(checked.receipt, images=tuple(image.sha256 for image in request.images))
         if receipt.check is PromptCheck.UNKNOWN and not (
-            self._was_found_to(Kept.KEEPS, request) or await self._is_proven(request, parts)
+            self._probe_found(PromptIntegrity.EXACT, request) or await self._is_proven(request, parts)
         ):
             receipt = replace(receipt, untrained_because=NOT_PROVEN)
         return replace(reply, prompt_receipt=receipt, ran_prompt_ids=checked.ran_ids)
@@ -330,7 +331,7 @@ class SglangEngine(HttpEngine):
             sampled += part.ids
         return checked
 
-    def _was_found_to(self, kept: Kept, request: GenerateRequest) -> bool:
+    def _probe_found(self, kept: PromptIntegrity, request: GenerateRequest) -> bool:
         fidelity = self.fidelity
         return fidelity is not None and fidelity.of(images=bool(request.images)) is kept
 

@@ -1,7 +1,7 @@
-"""What an SGLang says of single tokens beside ids and log-probs: how it is asked, what it answers, what it told before.
+"""Per-token records of SGLang besides ids and log-probs: routed experts and the token ids kept by top-p.
 
-Experts come for a whole sequence, of which a conversation's next turn repeats everything. ``ToldExperts`` remembers how
-far a session's last answer reached, so that the engine is asked only for what comes behind it.
+SGLang returns experts for a whole sequence, and the next turn of a conversation repeats the sequence so far.
+``ReportedExperts`` remembers how far the last reply of each session reached; the next request asks for later ones only.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def records_of_reply(meta: Mapping[str, Any], sampled: int) -> dict[str, TokenRe
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _SessionExperts:
     ids: int
     images: int
     digest: bytes
@@ -75,11 +75,11 @@ class _Told:
     width: int
 
 
-class ToldExperts:
+class ReportedExperts:
     """How far the experts of each session were told. Whoever has a session's last answer has those before ``start``."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[str, _Told] = OrderedDict()
+        self._sessions: OrderedDict[str, _SessionExperts] = OrderedDict()
 
     def start(self, session_id: str, ids: Sequence[int], images: Sequence[Image]) -> int:
         """Returns from which pass on a prompt's experts are still to be told; 0 is from the first one on."""
@@ -101,7 +101,7 @@ class ToldExperts:
                 "they are not of the places that were asked for"
             )
         digest = _digest(ids, images)
-        self._sessions[session_id] = _Told(len(ids), len(images), digest, records.end, records.width)
+        self._sessions[session_id] = _SessionExperts(len(ids), len(images), digest, records.end, records.width)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
 

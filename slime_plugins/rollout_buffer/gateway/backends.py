@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.engine.report_pacer import ReportPacer
+from slime_plugins.rollout_buffer.engine.report_throttle import ReportThrottle
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway.messages import digest
 from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
@@ -57,7 +57,7 @@ class JobBackend:
     def __init__(self, settings: JobSettings, engine: Engine, tokenizer: Any) -> None:
         self.engine = engine
         self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
-        self._reports = ReportPacer()
+        self._reports = ReportThrottle()
         self._prompt_findings: tuple[str, ...] | None = None
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 MAX_EXPRESSION: Final = 500
-DEEPEST: Final = 60
+MAX_DEPTH: Final = 60
 MAX_EXPONENT: Final = 1000
 MAX_DIGITS: Final = 400
 MAX_BITS: Final = int(MAX_DIGITS * 3.3219)
@@ -39,14 +39,14 @@ def calculator(name: str, arguments: Mapping[str, Any]) -> str:
         expression = arguments.get("expression")
         if not isinstance(expression, str):
             raise ValueError("calculate needs an expression, a text like '15 * 23'")
-        return work_out(expression)
+        return evaluate(expression)
     if name not in _TWO_NUMBERS:
         raise ValueError(f"there is no tool {name!r}")
     left, right = _number(arguments, "a"), _number(arguments, "b")
     return _written(_apply(_TWO_NUMBERS[name], left, right))
 
 
-def work_out(expression: str) -> str:
+def evaluate(expression: str) -> str:
     """Returns the value of an arithmetic expression as text: exact where it is whole, else as a decimal number.
 
     Raises:
@@ -59,12 +59,12 @@ def work_out(expression: str) -> str:
         tree = ast.parse(plain, mode="eval")
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{expression!r} is not an arithmetic expression") from error
-    return _written(_value(tree.body, DEEPEST))
+    return _written(_value(tree.body, MAX_DEPTH))
 
 
 def _value(node: ast.expr, depth: int) -> Fraction:
     if depth == 0:
-        raise ValueError(f"the expression is nested more than {DEEPEST} levels deep")
+        raise ValueError(f"the expression is nested more than {MAX_DEPTH} levels deep")
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return _fraction(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):

@@ -21,7 +21,7 @@ import aiohttp
 
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools, is_same_message
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
-from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn, OwnCount, Way
+from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn, PromptSource, TokenCounter
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
@@ -63,7 +63,7 @@ class RolloutSession:
         self.messages: list[Message] = []
         self.turns = 0
         self._tools = tuple(tools)
-        self._count = OwnCount(self.tokens, self._tools, optional_tools)
+        self._count = TokenCounter(self.tokens, self._tools, optional_tools)
         self._http = http
         self._api_key = api_key
         self._settings = settings or AgentSettings()
@@ -120,7 +120,7 @@ class RolloutSession:
         self, calls: TrainerCalls, expected: ExpectedTurn, sampling_params: Mapping[str, Any], turn: int
     ) -> TrainerReply:
         """Offers the other count where two are possible and the trainer refuses the first; it has sampled nothing."""
-        first, *other = expected.ways()
+        first, *other = expected.sources()
         try:
             return await calls.sample(self._body(expected, first, sampling_params, turn), turn)
         except MaskRefusedError as refusal:
@@ -129,9 +129,11 @@ class RolloutSession:
             logger.info("rollout %s: %s; counting by %s instead", self.rollout_id, refusal, other[0].value)
             return await calls.sample(self._body(expected, other[0], sampling_params, turn), turn)
 
-    def _body(self, expected: ExpectedTurn, way: Way, sampling_params: Mapping[str, Any], turn: int) -> dict[str, Any]:
-        mask = expected.mask(way)
-        self._log_mask(expected.prompts[way], mask, turn)
+    def _body(
+        self, expected: ExpectedTurn, source: PromptSource, sampling_params: Mapping[str, Any], turn: int
+    ) -> dict[str, Any]:
+        mask = expected.mask(source)
+        self._log_mask(expected.prompts[source], mask, turn)
         return {
             **sampling_params,
             **({"tools": list(self._tools)} if self._tools else {}),

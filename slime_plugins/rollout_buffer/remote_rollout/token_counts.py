@@ -30,7 +30,7 @@ Tools = Sequence[Mapping[str, Any]]
 _CAUSES = "it uses another tokenizer, another chat template, or another conversation"
 
 
-class Way(StrEnum):
+class PromptSource(StrEnum):
     """How a trainer makes the next prompt."""
 
     IDS = "ids"  # what it holds, and a bridge
@@ -41,21 +41,21 @@ class Way(StrEnum):
 class ExpectedTurn:
     """A turn that is about to be asked for: the prompt and the number of tokens that entered, each way."""
 
-    prompts: Mapping[Way, list[int]]
-    entered: Mapping[Way, int]
-    preferred: Way
+    prompts: Mapping[PromptSource, list[int]]
+    entered: Mapping[PromptSource, int]
+    preferred: PromptSource
 
-    def ways(self) -> list[Way]:
-        """Returns the ways that differ in their count, the preferred one first."""
-        other = Way.TEXT if self.preferred is Way.IDS else Way.IDS
+    def sources(self) -> list[PromptSource]:
+        """Returns the sources that differ in their count, the preferred one first."""
+        other = PromptSource.TEXT if self.preferred is PromptSource.IDS else PromptSource.IDS
         return [self.preferred] + ([other] if self.entered[other] != self.entered[self.preferred] else [])
 
-    def mask(self, way: Way) -> list[int] | None:
+    def mask(self, source: PromptSource) -> list[int] | None:
         """Returns one 0 for each token that entered; null when nothing did."""
-        return [0] * self.entered[way] if self.entered[way] > 0 else None
+        return [0] * self.entered[source] if self.entered[source] > 0 else None
 
 
-class OwnCount:
+class TokenCounter:
     """Counts one rollout. ``optional_tools`` are the server's own: a trainer may show them without being told."""
 
     def __init__(self, tokens: ConversationTokens, tools: Tools, optional_tools: Tools) -> None:
@@ -68,7 +68,7 @@ class OwnCount:
         self._reply: Message = {}
         self._sampled = 0
         self._trusts_text = False
-        self._seen: Way | None = None
+        self._seen: PromptSource | None = None
 
     @property
     def sequence_tokens(self) -> int:
@@ -88,9 +88,9 @@ class OwnCount:
             bridge = self._tokens.bridge(self._asked, added, self._held, self._tools)
             bridged, by_ids = [*self._held, *bridge], len(bridge)
         return ExpectedTurn(
-            prompts={Way.IDS: bridged, Way.TEXT: rendered},
-            entered={Way.IDS: by_ids, Way.TEXT: by_text},
-            preferred=self._seen or (Way.TEXT if self._trusts_text and by_text > 0 else Way.IDS),
+            prompts={PromptSource.IDS: bridged, PromptSource.TEXT: rendered},
+            entered={PromptSource.IDS: by_ids, PromptSource.TEXT: by_text},
+            preferred=self._seen or (PromptSource.TEXT if self._trusts_text and by_text > 0 else PromptSource.IDS),
         )
 
     def take(self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int) -> None:
@@ -100,9 +100,9 @@ class OwnCount:
             TrainerReplyError: it is another one; names the turn, both numbers, and what may be the cause.
         """
         self._check_vocabulary(reply, turn)
-        way, prompt = self._prompt_of(messages, expected, reply, turn)
-        if len(expected.ways()) > 1 and reply.prompt_ids is not None:
-            self._seen = way
+        source, prompt = self._prompt_of(messages, expected, reply, turn)
+        if len(expected.sources()) > 1 and reply.prompt_ids is not None:
+            self._seen = source
         self._asked = [dict(message) for message in messages]
         self._rendered = self._tokens.prompt(messages, self._tools)
         self._held = [*prompt, *reply.token_ids]
@@ -127,17 +127,17 @@ class OwnCount:
 
     def _prompt_of(
         self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int
-    ) -> tuple[Way, list[int]]:
+    ) -> tuple[PromptSource, list[int]]:
         theirs = None if reply.prompt_ids is None else list(reply.prompt_ids)
-        ways = [expected.preferred, *(way for way in Way if way is not expected.preferred)]
-        for way in ways:
-            if theirs == expected.prompts[way]:
-                return way, expected.prompts[way]
+        sources = [expected.preferred, *(source for source in PromptSource if source is not expected.preferred)]
+        for source in sources:
+            if theirs == expected.prompts[source]:
+                return source, expected.prompts[source]
         if theirs is None:
             self._check_count(messages, expected, reply, turn)
             return expected.preferred, expected.prompts[expected.preferred]
         if turn == 1 and self._shows_own_tools(messages, theirs):
-            return Way.IDS, theirs
+            return PromptSource.IDS, theirs
         raise TrainerReplyError(_difference(expected.prompts[expected.preferred], theirs, turn))
 
     def _shows_own_tools(self, messages: Sequence[Message], theirs: list[int]) -> bool:
@@ -175,7 +175,9 @@ def _holds_the_message(decoded: str, message: Message) -> bool:
 
 def _first_turn(rendered: list[int]) -> ExpectedTurn:
     return ExpectedTurn(
-        prompts={Way.IDS: rendered, Way.TEXT: rendered}, entered={Way.IDS: 0, Way.TEXT: 0}, preferred=Way.IDS
+        prompts=dict.fromkeys(PromptSource, rendered),
+        entered=dict.fromkeys(PromptSource, 0),
+        preferred=PromptSource.IDS,
     )
 
 

@@ -8,7 +8,7 @@ import os
 
 from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.engine.report_pacer import ReportPacer
+from slime_plugins.rollout_buffer.engine.report_throttle import ReportThrottle
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.runner.played_job import PlayedJob
@@ -25,7 +25,7 @@ class EngineWatch:
         self._job = job
         self._engine = engine
         self._url = job.record.engine_url
-        self._reports = ReportPacer()
+        self._reports = ReportThrottle()
         self._prompt_findings: tuple[str, ...] | None = None
 
     async def look(self) -> None:

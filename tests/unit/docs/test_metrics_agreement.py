@@ -22,7 +22,7 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.serving import make_server
 
-from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime.rollout.agent_rollout_metrics import job_metrics
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -277,7 +277,7 @@ def test_what_a_trainer_logs_agrees_with_all_of_them(
             use_wandb=True,
             rollout_buffer_metrics_file=str(tmp_path / "metrics.jsonl"),
         )
-        (record,) = TrainerStandIn(args).train(1)
+        (record,) = MockTrainer(args).train(1)
         run.log({**record.metrics, STEP: 0})  # as slime does with what a rollout function returns
     job, prometheus = client.get("/jobs/trained").get_json(), under_trainer_names(client, "trained")
     wandb = {name: value for call in logged_in(tmp_path / "wandb") for name, value in call.items()}

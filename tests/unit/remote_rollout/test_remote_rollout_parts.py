@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, calculator, work_out
+from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, calculator, evaluate
 from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
 from slime_plugins.rollout_buffer.remote_rollout.errors import (
     CallbackRefusedError,
@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import (
 )
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, Entered, check_mask
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, CountMethod, check_mask
 from tests.chat_tokenizers import load
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ from tests.chat_tokenizers import load
     ],
 )
 def test_sums_have_their_results(expression: str, value: str) -> None:
-    assert work_out(expression) == value
+    assert evaluate(expression) == value
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_sums_have_their_results(expression: str, value: str) -> None:
 )  # fmt: skip
 def test_what_is_no_arithmetic_is_refused_and_never_run(expression: str) -> None:
     with pytest.raises(ValueError):
-        work_out(expression)
+        evaluate(expression)
 
 
 @pytest.mark.parametrize(
@@ -192,25 +192,25 @@ async def test_folders_under_the_roots_are_found_by_path_and_by_name_and_links_o
 
 
 def test_a_right_mask_passes_and_says_how_it_was_counted() -> None:
-    by_text = Entered(count=3, others=((Count.TEXT, lambda: 2),))
-    assert check_mask(None, 1, Entered(count=0)) is Count.IDS
-    assert check_mask([], 1, Entered(count=0)) is Count.IDS
-    assert check_mask([0, 0, 0], 2, by_text) is Count.IDS
-    assert check_mask([0, 0], 2, by_text) is Count.TEXT
-    assert check_mask(None, 3, Entered(count=0)) is Count.IDS
+    by_text = AddedTokens(count=3, others=((CountMethod.TEXT, lambda: 2),))
+    assert check_mask(None, 1, AddedTokens(count=0)) is CountMethod.IDS
+    assert check_mask([], 1, AddedTokens(count=0)) is CountMethod.IDS
+    assert check_mask([0, 0, 0], 2, by_text) is CountMethod.IDS
+    assert check_mask([0, 0], 2, by_text) is CountMethod.TEXT
+    assert check_mask(None, 3, AddedTokens(count=0)) is CountMethod.IDS
 
 
 @pytest.mark.parametrize("mask", [None, [], [0], [0] * 4, [1, 1, 1], [0, 0, 1], [0, 0, 2], [0, 0, None], {}, "000", 3])
 def test_a_wrong_mask_names_turn_expected_and_given(mask: Any) -> None:
     with pytest.raises(WrongMaskError, match=r"^turn 4: response_mask") as caught:
-        check_mask(mask, 4, Entered(count=3))
+        check_mask(mask, 4, AddedTokens(count=3))
     assert caught.value.detail["expected"] == 3
     assert caught.value.http_status == 422
 
 
 def test_a_count_by_text_of_nothing_never_excuses_a_missing_mask() -> None:
     with pytest.raises(WrongMaskError, match="is missing"):
-        check_mask(None, 2, Entered(count=3, others=((Count.TEXT, lambda: 0),)))
+        check_mask(None, 2, AddedTokens(count=3, others=((CountMethod.TEXT, lambda: 0),)))
 
 
 # --- tool calls ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.scripted_engine import server as stand_in
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine import server as scripted_engine
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError, JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -310,7 +310,7 @@ async def test_an_engine_that_does_not_tell_what_is_replayed_fails_the_job_befor
 ) -> None:
     asked = {"max_tokens": 8, "top_p": 0.9, "custom_params": {"return_top_p_token_ids": True}}
     generator = ScriptedGenerator(by_slot)
-    async with stand_in.running(StandInSettings(port=0)) as url:
+    async with scripted_engine.running(ScriptedEngineSettings(port=0)) as url:
         job = start(real_time_buffer, remote_engine_url=url, sampling_params=asked)
         await run(real_time_buffer, job, generator)
     failed = real_time_buffer.job(job.job_id)

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from flask.testing import FlaskClient
 
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import get_rollout_data, start_rollout
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient

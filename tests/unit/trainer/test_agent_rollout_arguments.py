@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, trainer_args
+from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
 from slime.rollout import agent_rollout_arguments
 from slime.rollout.agent_rollout import generate_rollout, reset_jobs
 from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss

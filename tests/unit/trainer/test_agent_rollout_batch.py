@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout_batch import BatchRule, make_odd_dummies, played, rule_of
 from slime.rollout.agent_rollout_samples import Group, rows_of, trajectories_of
 from slime.rollout.agent_rollout_settings import ShortGroups

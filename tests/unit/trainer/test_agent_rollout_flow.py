@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import (
+from rollout_buffer_lab.mock_trainer import (
     CheckpointDataSource,
+    MockTrainer,
     RolloutRecord,
-    TrainerStandIn,
     trainer_args,
 )
 from slime.rollout import agent_rollout
@@ -69,8 +69,8 @@ def args_for(buffer: LoopbackBuffer, **changes: Any) -> Any:
     return trainer_args(**{**values, **changes})
 
 
-def trainer_of(buffer: LoopbackBuffer, *, start: int = 0, **changes: Any) -> TrainerStandIn:
-    return TrainerStandIn(args_for(buffer, **changes), start_rollout_id=start)
+def trainer_of(buffer: LoopbackBuffer, *, start: int = 0, **changes: Any) -> MockTrainer:
+    return MockTrainer(args_for(buffer, **changes), start_rollout_id=start)
 
 
 def instances(records: list[RolloutRecord]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, trainer_args
+from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
 from slime.rollout.agent_rollout_ledger import (
     GroupStore,
     JobProgress,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, trainer_args
+from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
 from slime.rollout.agent_rollout import generate_rollout
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_samples import SampleConverter

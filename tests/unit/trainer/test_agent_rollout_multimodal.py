@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
 
-from rollout_buffer_lab.trainer_stand_in import flat_samples, trainer_args
+from rollout_buffer_lab.mock_trainer import flat_samples, trainer_args
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, images_of
 from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, TrainingRow, pack_training_rows
 from slime.utils.types import Sample

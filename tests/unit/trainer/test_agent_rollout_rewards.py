@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout_settings import (
     eval_payload,
     eval_sets,

@@ -16,7 +16,7 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout_settings import read_tracking_settings
 from slime_plugins.rollout_buffer.trainer import tracking
 from slime_plugins.rollout_buffer.trainer.tracking import (

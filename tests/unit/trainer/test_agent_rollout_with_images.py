@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image as PillowImage
 
-from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, trainer_args
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import reset_jobs
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, probe_item
@@ -109,7 +109,7 @@ def trained(buffer: LoopbackBuffer, rollouts: int = 1, **changes: Any) -> list[R
         "fetch_trajectory_retry_times": 5,
         "rollout_buffer_short_groups": "keep",
     }
-    return TrainerStandIn(trainer_args(**{**values, **changes})).train(rollouts)
+    return MockTrainer(trainer_args(**{**values, **changes})).train(rollouts)
 
 
 def asked_images(buffer: LoopbackBuffer) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import check_batch, trainer_args
+from rollout_buffer_lab.mock_trainer import check_batch, trainer_args
 from slime.rollout.agent_rollout_samples import finish_batch, rows_of, samples_of_group
 from slime.rollout.agent_rollout_settings import read_row_settings
 from slime.utils.mask_utils import Generation, WeightVersionSpan

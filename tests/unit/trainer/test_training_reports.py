@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import TrainerStandIn, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout_postprocess import drop_unknown_log_probs, take_weight_off_dummies
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_reports import RowName, rows_to_report
@@ -78,7 +78,7 @@ def test_every_sample_of_a_rollout_names_its_row() -> None:
             n_samples_per_prompt=2,
             rollout_buffer_job_id="named",
         )
-        (record,) = TrainerStandIn(args).train(1)
+        (record,) = MockTrainer(args).train(1)
 
     names: list[Any] = [sample.index for sample in record.samples]
     said = [(name, name.job_id, name.uid, name.row) for name in names]

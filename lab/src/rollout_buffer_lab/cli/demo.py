@@ -33,13 +33,13 @@ def demo(
         DemoTask, typer.Option(help="Simulated phones, questions over long documents, or web pages in a Chromium.")
     ] = DemoTask.ANDROID_WORLD,
     rollouts: Annotated[int, typer.Option(min=1, max=20, help="How many rollouts the trainer asks for.")] = 3,
-    skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="Skill of the stand-in engine's policy.")] = 0.7,
+    skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="Skill of the scripted engine's policy.")] = 0.7,
     phones: Annotated[int, typer.Option(min=1, max=64, help="Simulated phones, or web pages.")] = 4,
     rollout_mode: Annotated[
         RolloutModeName, typer.Option(help="One growing sequence per episode, or a prompt and a row for every turn.")
     ] = RolloutModeName.INCREMENTAL,
 ) -> None:
-    """Play the whole thing on this machine: server, stand-in engine, what is played on, and a trainer that polls."""
+    """Play the whole thing on this machine: server, scripted engine, what is played on, and a trainer that polls."""
     from rollout_buffer_lab.cli.demo_run import DemoSettings, run_demo
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

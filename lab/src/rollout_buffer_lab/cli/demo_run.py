@@ -1,6 +1,6 @@
 """The whole thing on one machine: ``rollout-buffer demo``.
 
-Starts the stand-in engine and ``rollout-buffer serve`` as processes of their own, lets a trainer ask for rollouts with
+Starts the scripted engine and ``rollout-buffer serve`` as processes of their own, lets a trainer ask for rollouts with
 the very function slime would call, shows what happens while it happens, and checks at the end what the trainer got.
 Everything it writes is under one folder; every process it starts ends with it.
 """
@@ -28,7 +28,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rollout_buffer_lab.trainer_stand_in import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, flat_samples, trainer_args
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.status_table import job_table
@@ -94,7 +94,7 @@ class _Trainer:
 
     def run(self) -> None:
         try:
-            TrainerStandIn(self.args).train(self.settings.rollouts, on_rollout=self.records.append)
+            MockTrainer(self.args).train(self.settings.rollouts, on_rollout=self.records.append)
         except BaseException as error:  # noqa: BLE001 - carried to the main thread, which reports it
             self.error = error
 
@@ -117,7 +117,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     run = folder / "run"
     run.mkdir(parents=True)
     console.print(
-        f"[bold]Rollout Buffer demo[/]: {_what_is_played(settings)}, a stand-in engine of skill "
+        f"[bold]Rollout Buffer demo[/]: {_what_is_played(settings)}, a scripted engine of skill "
         f"{settings.skill:g} (a script, no model), {settings.rollouts} rollouts of "
         f"{GROUPS_PER_ROLLOUT} groups × {SAMPLES_PER_GROUP} samples"
     )
@@ -189,7 +189,7 @@ def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Con
     try:
         children.append(ChildProcess("engine", engine_command, log_file=run / "engine.log", environment=environment))
         children.append(ChildProcess("buffer", serve_command, log_file=run / "buffer.log", environment=environment))
-        with console.status("starting the stand-in engine and the buffer …"):
+        with console.status("starting the scripted engine and the buffer …"):
             wait_until_healthy(
                 children[0], f"http://127.0.0.1:{engine_port}/health", timeout_s=START_TIMEOUT_S, error=DemoError
             )

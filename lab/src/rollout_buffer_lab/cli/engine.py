@@ -87,8 +87,8 @@ def engine(
             threads=threads,
         )
         return
-    from rollout_buffer_lab.scripted_engine import server as stand_in
-    from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+    from rollout_buffer_lab.scripted_engine import server as scripted_engine
+    from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 
     set_up_logging(log_format)
     with report_errors():
@@ -96,7 +96,7 @@ def engine(
             raise ConfigError(
                 f"--tokenizer {tokenizer} holds no tokenizer.json: give a model's or a tokenizer's folder"
             )
-        settings = StandInSettings(
+        settings = ScriptedEngineSettings(
             host=host,
             port=port,
             token_file=token_file,
@@ -107,7 +107,7 @@ def engine(
             token_latency_s=token_latency_s,
             token_records=token_records,
         )
-        stand_in.serve(settings)
+        scripted_engine.serve(settings)
 
 
 def _serve_model(log_format: LogFormat, **settings: Any) -> None:

@@ -87,7 +87,7 @@ def _exact_answer(question: MathQuestion) -> Fraction | None:
     return roots[0] if len(roots) == 1 else None
 
 
-def work_out(question: MathQuestion, answer: Fraction, randomness: random.Random) -> str:
+def worked_solution(question: MathQuestion, answer: Fraction, randomness: random.Random) -> str:
     """A short working that ends in ``answer``, right or wrong, in its box."""
     shown = _shown(answer, question)
     if question.unknown:

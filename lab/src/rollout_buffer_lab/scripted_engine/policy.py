@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from rollout_buffer_lab.scripted_engine.calculator_policy import is_calculator_task, use_calculator
 from rollout_buffer_lab.scripted_engine.conversation import Conversation
 from rollout_buffer_lab.scripted_engine.document_policy import is_document_task, work_on_document
-from rollout_buffer_lab.scripted_engine.math_policy import read_question, solve, work_out, wrong_answer
+from rollout_buffer_lab.scripted_engine.math_policy import read_question, solve, worked_solution, wrong_answer
 from rollout_buffer_lab.scripted_engine.phone_policy.policy import is_phone_task, play_phone
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from rollout_buffer_lab.scripted_engine.web_policy.policy import is_web_task, play_page
@@ -49,4 +49,4 @@ def _answer_question(conversation: Conversation, *, skill: float, rng: SessionRn
     randomness = rng.about("math", asked)
     if randomness.random() >= skill:
         answer = wrong_answer(answer, randomness)
-    return work_out(question, answer, randomness)
+    return worked_solution(question, answer, randomness)

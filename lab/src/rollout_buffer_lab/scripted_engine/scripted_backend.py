@@ -1,4 +1,4 @@
-"""Who samples behind the stand-in engine's routes: scripted replies, under the rules that SGLang has for them."""
+"""Who samples behind the scripted engine's routes: scripted replies, under the rules that SGLang has for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollout_buffer_lab.scripted_engine.conversation import (
 from rollout_buffer_lab.scripted_engine.generation import Generation, Pace, common_prefix
 from rollout_buffer_lab.scripted_engine.policy import Policy, reply_to
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.scripted_engine.token_records import experts_of_passes, kept_ids
 from rollout_buffer_lab.sglang_routes.images import undecodable
 from rollout_buffer_lab.sglang_routes.records import (
@@ -72,7 +72,7 @@ class ScriptedBackend:
     none. Everything but ``_plan`` happens on the event loop; ``_plan`` reads only what never changes.
     """
 
-    def __init__(self, settings: StandInSettings, tokenizer: Any, policy: Policy = reply_to) -> None:
+    def __init__(self, settings: ScriptedEngineSettings, tokenizer: Any, policy: Policy = reply_to) -> None:
         self.settings = settings
         self._policy = policy
         self.weight_version = settings.weight_version

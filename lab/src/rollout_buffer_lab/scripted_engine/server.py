@@ -1,4 +1,4 @@
-"""The stand-in engine on HTTP: SGLang's routes with a scripted policy behind them.
+"""The scripted engine on HTTP: SGLang's routes with a scripted policy behind them.
 
 It is a stand-in and no model: it plays the simulated phone and simple sums from what the prompt shows, makes up its
 log-probs, and samples nothing. It says so at ``/model_info`` and when it starts.
@@ -15,32 +15,34 @@ from aiohttp import web
 
 from rollout_buffer_lab.scripted_engine.policy import Policy, reply_to
 from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.sglang_routes.app import listening, serve_until_stopped, sglang_app
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: StandInSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(settings: ScriptedEngineSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Serves until SIGINT or SIGTERM. ``on_ready`` gets the base URL once requests are answered."""
     serve_until_stopped(running(settings), on_ready)
 
 
 @asynccontextmanager
-async def running(settings: StandInSettings, *, policy: Policy = reply_to) -> AsyncIterator[str]:
+async def running(settings: ScriptedEngineSettings, *, policy: Policy = reply_to) -> AsyncIterator[str]:
     """A server on this event loop for the time of the context; yields its base URL."""
     async with listening(create_app(settings, policy=policy), settings.host, settings.port) as url:
         logger.info("%s", start_message(settings, url))
         yield url
 
 
-def start_message(settings: StandInSettings, url: str) -> str:
+def start_message(settings: ScriptedEngineSettings, url: str) -> str:
     """What a person should know who starts it."""
     return f"{url} plays a scripted policy with skill {settings.skill:g}: it is a stand-in for SGLang, not a model"
 
 
-def create_app(settings: StandInSettings, tokenizer: Any = None, *, policy: Policy = reply_to) -> web.Application:
+def create_app(
+    settings: ScriptedEngineSettings, tokenizer: Any = None, *, policy: Policy = reply_to
+) -> web.Application:
     """The application; ``tokenizer`` is loaded from the settings' path if none is given."""
     tokenizer = tokenizer or load_tokenizer(settings.tokenizer_path, download=False)
     return sglang_app(ScriptedBackend(settings, tokenizer, policy), settings.token_file)

@@ -1,4 +1,4 @@
-"""What the stand-in engine can be told."""
+"""What the scripted engine can be told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StandInSettings:
+class ScriptedEngineSettings:
     """Where it listens, how well it plays, how fast it pretends to be.
 
     ``skill`` is about the share of episodes that are played without a fatal mistake: 1 makes none. ``seed`` and the
@@ -39,8 +39,8 @@ class StandInSettings:
         if why := why_exposed(self.host, self.token_file):
             raise ConfigError(why)
         if not 0.0 <= self.skill <= 1.0:
-            raise ConfigError(f"the stand-in engine's skill must lie in [0, 1], not be {self.skill}")
+            raise ConfigError(f"the scripted engine's skill must lie in [0, 1], not be {self.skill}")
         if self.latency_s < 0 or self.token_latency_s < 0:
-            raise ConfigError("the stand-in engine's latencies must not be negative")
+            raise ConfigError("the scripted engine's latencies must not be negative")
         if self.context_length < 1 or self.threads < 1:
-            raise ConfigError("the stand-in engine needs a context_length and threads of at least 1")
+            raise ConfigError("the scripted engine needs a context_length and threads of at least 1")

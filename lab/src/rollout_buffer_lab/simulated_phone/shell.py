@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rollout_buffer_lab.simulated_phone.apps.calendar import CalendarApp
+from rollout_buffer_lab.simulated_phone.apps.clipper_and_phone import ClipperApp, PhoneApp
 from rollout_buffer_lab.simulated_phone.apps.clock import ClockApp
 from rollout_buffer_lab.simulated_phone.apps.contacts import ContactsApp
 from rollout_buffer_lab.simulated_phone.apps.dates import time_of_day
@@ -19,7 +20,6 @@ from rollout_buffer_lab.simulated_phone.apps.media import AudioRecorderApp, Came
 from rollout_buffer_lab.simulated_phone.apps.messages import MessagesApp
 from rollout_buffer_lab.simulated_phone.apps.page import App, Page
 from rollout_buffer_lab.simulated_phone.apps.settings import SettingsApp
-from rollout_buffer_lab.simulated_phone.apps.small import ClipperApp, PhoneApp
 from rollout_buffer_lab.simulated_phone.device_state.packages import (
     INSTALLED_APPS,
     InstalledApp,

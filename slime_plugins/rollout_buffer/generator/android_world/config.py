@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings, PoolKind
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind, PoolSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Group, installed, missing
 from slime_plugins.rollout_buffer.generator import config_sources
@@ -50,7 +50,7 @@ DEVICE_KIND = "slime_plugins.rollout_buffer.generator.android_world.device_facto
 """Under this address the pool finds how these devices are made."""
 PREPARATION = "slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device"
 """Under this address, what a real device needs on its host before it boots."""
-_NOT_OF_A_DEVICE = set(FarmSettings.model_fields) - {"boot_timeout_s"}
+_NOT_OF_A_DEVICE = set(PoolSettings.model_fields) - {"boot_timeout_s"}
 
 REAL_DEVICE = "android_world"
 KEYS_OF_EMULATORS = frozenset(
@@ -125,7 +125,7 @@ class AndroidWorldSettings(GuiAgentSettings):
 
     def for_devices(self) -> DevicePoolSettings:
         """Returns what the pool is told: the farm, and of the host's side what makes a device. Jobs have no part."""
-        farm = self.model_dump(include=set(FarmSettings.model_fields))
+        farm = self.model_dump(include=set(PoolSettings.model_fields))
         options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | _NOT_OF_A_DEVICE)
         prepare = PREPARATION if self.device == "android_world" else ""
         return DevicePoolSettings(kind=DEVICE_KIND, device_options=options, prepare=prepare, **farm)

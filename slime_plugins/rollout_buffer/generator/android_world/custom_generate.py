@@ -131,14 +131,14 @@ async def lend_device(args: Any) -> LeasedDevice:
     Raises:
         ConfigError, DeviceError: a setting is wrong, or no device came up.
     """
-    pool = _workshop().pool_for(_settings(args), args)
+    pool = _loop_resources().pool_for(_settings(args), args)
     await pool.start()
     return await pool.acquire()
 
 
 async def close_resources() -> None:
     """Disconnects this event loop's devices and engines. For tests; a trainer's end does the same."""
-    workshop = _workshops.pop(asyncio.get_running_loop(), None)
+    workshop = _resources_by_loop.pop(asyncio.get_running_loop(), None)
     if workshop is not None:
         await workshop.close()
 
@@ -226,12 +226,12 @@ class _LoopResources:
         return generator
 
 
-_workshops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopResources] = weakref.WeakKeyDictionary()
+_resources_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopResources] = weakref.WeakKeyDictionary()
 
 
-def _workshop() -> _LoopResources:
+def _loop_resources() -> _LoopResources:
     """Returns the running loop's workshop; slime has one loop for all rollouts."""
-    return _workshops.setdefault(asyncio.get_running_loop(), _LoopResources())
+    return _resources_by_loop.setdefault(asyncio.get_running_loop(), _LoopResources())
 
 
 @functools.lru_cache(maxsize=4)
@@ -245,7 +245,7 @@ def _tokenizer(path: str) -> Any:
 async def _generate(
     mode: RolloutMode, args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool
 ) -> list[Sample]:
-    generator = await _workshop().generator(args, _options(args, mode))
+    generator = await _loop_resources().generator(args, _options(args, mode))
     request = _episode_request(args, sample, sampling_params, evaluation)
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -26,7 +26,7 @@ def make_virtual_device(options: Mapping[str, Any], index: int) -> None:
     Raises:
         ConfigError, DeviceError: as ``clone_avd``.
     """
-    from slime_plugins.rollout_buffer.generator.android_world.emulator.host import check_sdk, make_clone
+    from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import check_sdk, make_clone
     from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package
 
     settings = AndroidWorldSettings.model_validate(options)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from slime_plugins.rollout_buffer.engine.tool_call_parser import SegmentKind, ToolCall, read_segments
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
 
-__all__ = ["UNREADABLE", "CallReader", "ToolCall", "read_calls", "text_beside_calls"]
+__all__ = ["UNREADABLE", "CallReader", "ToolCall", "read_calls", "text_outside_calls"]
 
 UNREADABLE = "unreadable"
 """The tool's name in the answer to a call that cannot be read."""
@@ -26,7 +26,7 @@ def read_calls(text: str) -> list[ToolCall]:
     return [call if call.problem is None else _unreadable(call, call.problem) for call in calls]
 
 
-def text_beside_calls(text: str) -> str:
+def text_outside_calls(text: str) -> str:
     """Returns what a turn says beside its calls and its thoughts."""
     return "".join(segment.text for segment in read_segments(text) if segment.kind is SegmentKind.TEXT).strip()
 

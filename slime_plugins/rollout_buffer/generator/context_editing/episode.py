@@ -31,7 +31,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, text_beside_calls
+from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, text_outside_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
 from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, CheckedCall, DocumentTools
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
@@ -180,7 +180,7 @@ class ContextEditingEpisode:
         """Carries out the calls of a turn, in order; returns the ending if one of them ends the episode."""
         calls = self._setup.read_calls(text)
         if not calls:
-            return _Ending(stop_reason=StopReason.STOP, outcome=Outcome.COMPLETED, answer=text_beside_calls(text))
+            return _Ending(stop_reason=StopReason.STOP, outcome=Outcome.COMPLETED, answer=text_outside_calls(text))
         for number, call in enumerate(calls[: self._settings.max_calls_per_turn + 1]):
             with self._stopwatch.phase("tools"):
                 result = await self._carry_out(call, msg_id, number)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slime_plugins.rollout_buffer.generator.context_editing.calls import read_calls, text_beside_calls
+from slime_plugins.rollout_buffer.generator.context_editing.calls import read_calls, text_outside_calls
 from slime_plugins.rollout_buffer.generator.context_editing.history import INVOKED_BY, MSG_ID
 from slime_plugins.rollout_buffer.types import Generation, Message
 
@@ -158,5 +158,5 @@ def _in_seed_form(message: Message) -> Message:
         }
         for number, call in enumerate(read_calls(message["content"]))
     ]
-    reply = {"role": "assistant", "content": [{"text": text_beside_calls(message["content"])}]}
+    reply = {"role": "assistant", "content": [{"text": text_outside_calls(message["content"])}]}
     return {**reply, **({"tool_calls": calls} if calls else {}), MSG_ID: message[MSG_ID]}

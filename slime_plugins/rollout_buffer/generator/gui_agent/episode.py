@@ -44,10 +44,10 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget imp
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.incremental_context import IncrementalContext
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, RolloutMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import (
-    Done,
     RewardBreakdown,
     RewardRule,
     Task,
+    TaskEnd,
     TaskRunner,
     task_of,
 )
@@ -73,9 +73,9 @@ class _Ending:
 
 
 _ENDINGS_OF_TASKS = {
-    Done.TERMINATED: _Ending(stop_reason=StopReason.TERMINATED, outcome=Outcome.COMPLETED, by_agent=True),
-    Done.ANSWERED: _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, by_agent=True),
-    Done.TASK_ENDED: _Ending(stop_reason=StopReason.TASK_ENDED, outcome=Outcome.COMPLETED),
+    TaskEnd.TERMINATED: _Ending(stop_reason=StopReason.TERMINATED, outcome=Outcome.COMPLETED, by_agent=True),
+    TaskEnd.ANSWERED: _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, by_agent=True),
+    TaskEnd.TASK_ENDED: _Ending(stop_reason=StopReason.TASK_ENDED, outcome=Outcome.COMPLETED),
 }
 _OUT_OF_TURNS = _Ending(stop_reason=StopReason.MAX_TURNS, outcome=Outcome.COMPLETED)
 _REPEATED = _Ending(stop_reason=StopReason.REPEATED, outcome=Outcome.COMPLETED)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolSettings
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family_with
 
 
@@ -33,7 +33,7 @@ class ObservationMode(StrEnum):
     BOTH = "both"  # the picture, and the elements after it
 
 
-class GuiAgentSettings(FarmSettings):
+class GuiAgentSettings(PoolSettings):
     """Settings that a task with a screen has in common with the others. A task inherits them and adds its own."""
 
     OF_EPISODES: ClassVar[frozenset[str]] = frozenset(

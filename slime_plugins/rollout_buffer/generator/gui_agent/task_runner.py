@@ -50,7 +50,7 @@ def task_of(metadata: object, *, of: str) -> Task:
     return Task(name=name, params_idx=index)
 
 
-class Done(StrEnum):
+class TaskEnd(StrEnum):
     """How the task came to its end before the turns did."""
 
     TERMINATED = "terminated"  # the agent called terminate
@@ -154,7 +154,7 @@ class TaskRunner:
         """Returns a reply in its parts; any text whatever gives one."""
         return parse_reply(text, screen_width=self.seen.screen_width, screen_height=self.seen.screen_height)
 
-    async def act(self, reply: ParsedReply, turn: int) -> Done | None:
+    async def act(self, reply: ParsedReply, turn: int) -> TaskEnd | None:
         """Does what the reply to turn ``turn`` asks for; returns how that ended the task, None if it goes on.
 
         Raises:
@@ -195,15 +195,15 @@ class TaskRunner:
             max_turns=self.max_turns,
         )
 
-    async def _do(self, parsed: ParsedAction, seen: Observation) -> tuple[Done | None, Observation]:
+    async def _do(self, parsed: ParsedAction, seen: Observation) -> tuple[TaskEnd | None, Observation]:
         """Carries the action to the device; ``terminate`` changes nothing there and stays here."""
         if parsed.action.kind is ActionKind.TERMINATE:
-            return Done.TERMINATED, replace(seen, note="")
+            return TaskEnd.TERMINATED, replace(seen, note="")
         with self._timer.phase("act"):
             after = await self._device.step(parsed.action)
         if parsed.action.kind is ActionKind.ANSWER:
-            return Done.ANSWERED, after
-        return (Done.TASK_ENDED if after.done else None), after
+            return TaskEnd.ANSWERED, after
+        return (TaskEnd.TASK_ENDED if after.done else None), after
 
     async def _read_score(self) -> float:
         with self._timer.phase("score"):

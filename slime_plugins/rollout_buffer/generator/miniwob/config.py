@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings, PoolKind, WorkerResources
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind, PoolSettings, WorkerResources
 from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ObservationMode
 
@@ -74,8 +74,8 @@ class MiniWobSettings(GuiAgentSettings):
 
     def for_devices(self) -> DevicePoolSettings:
         """As ``GuiAgentSettings.for_devices``."""
-        farm = self.model_dump(include=set(FarmSettings.model_fields))
-        options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | set(FarmSettings.model_fields))
+        farm = self.model_dump(include=set(PoolSettings.model_fields))
+        options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | set(PoolSettings.model_fields))
         return DevicePoolSettings(farm="miniwob", kind=DEVICE_KIND, device_options=options, **farm)
 
 

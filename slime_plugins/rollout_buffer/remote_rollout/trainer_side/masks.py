@@ -15,7 +15,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
 
 
-class Count(StrEnum):
+class CountMethod(StrEnum):
     """How the other side must have counted for its mask to have that length."""
 
     IDS = "ids"  # the tokens that really entered
@@ -23,7 +23,7 @@ class Count(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entered:
+class AddedTokens:
     """What entered the sequence since the last turn: ``count`` tokens, exactly.
 
     ``how`` is for sentences. ``others`` are counts that are accepted as well, each worked out only when it is needed.
@@ -31,10 +31,10 @@ class Entered:
 
     count: int
     how: str = ""
-    others: tuple[tuple[Count, Callable[[], int]], ...] = ()
+    others: tuple[tuple[CountMethod, Callable[[], int]], ...] = ()
 
 
-def check_mask(mask: Any, turn: int, entered: Entered) -> Count:
+def check_mask(mask: Any, turn: int, entered: AddedTokens) -> CountMethod:
     """Returns how the mask was counted, when it is one 0 for each token that entered.
 
     Raises:
@@ -55,9 +55,9 @@ def check_mask(mask: Any, turn: int, entered: Entered) -> Count:
             detail,
         )
     if zeros == entered.count:
-        return Count.IDS
-    for count, work_out in entered.others:
-        if zeros and zeros == work_out():
+        return CountMethod.IDS
+    for count, count_tokens in entered.others:
+        if zeros and zeros == count_tokens():
             return count
     raise WrongMaskError(
         f"turn {turn}: response_mask has {zeros} values, but {_tokens(entered.count)} entered since turn {turn - 1}"

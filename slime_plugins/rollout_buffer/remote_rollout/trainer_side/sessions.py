@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import (
     is_same_reply,
 )
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, Entered
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, CountMethod
 from slime_plugins.rollout_buffer.types import Message
 
 
@@ -53,7 +53,7 @@ class Turn:
     kept: int
     new_ids: tuple[int, ...]
     reply: GenerateReply
-    counted_by: Count
+    counted_by: CountMethod
     seconds: float
 
     @property
@@ -160,7 +160,7 @@ class PlannedTurn:
     kind: TurnKind
     kept: int
     new_ids: tuple[int, ...]
-    entered: Entered
+    entered: AddedTokens
 
     def prompt_ids(self, held: Sequence[int]) -> list[int]:
         """Returns the whole prompt."""
@@ -175,7 +175,7 @@ def plan_turn(session: TrainerSession, messages: Sequence[Message], tools: Tools
     """
     if not session.turns:
         prompt = session.tokens.prompt(messages, tools)
-        return PlannedTurn(kind=TurnKind.FIRST, kept=0, new_ids=tuple(prompt), entered=Entered(count=0))
+        return PlannedTurn(kind=TurnKind.FIRST, kept=0, new_ids=tuple(prompt), entered=AddedTokens(count=0))
     if _continues(session, messages) and list(tools) == list(session.last_tools):
         return _continued(session, messages, tools, text_counts)
     return _edited(session, messages, tools)
@@ -205,14 +205,14 @@ def _continued(session: TrainerSession, messages: Sequence[Message], tools: Tool
     held = session.held_ids
     added = messages[len(session.asked_messages) + 1 :]
     bridge = session.tokens.bridge(session.asked_messages, added, held, tools)
-    others: tuple[tuple[Count, Callable[[], int]], ...] = ()
+    others: tuple[tuple[CountMethod, Callable[[], int]], ...] = ()
     if text_counts:
-        others = ((Count.TEXT, lambda: _count_by_text(session, messages, tools)),)
+        others = ((CountMethod.TEXT, lambda: _count_by_text(session, messages, tools)),)
     return PlannedTurn(
         kind=TurnKind.CONTINUED,
         kept=len(held),
         new_ids=tuple(bridge),
-        entered=Entered(count=len(bridge), others=others),
+        entered=AddedTokens(count=len(bridge), others=others),
     )
 
 
@@ -232,11 +232,11 @@ def _edited(session: TrainerSession, messages: Sequence[Message], tools: Tools) 
         kind=TurnKind.CONTINUED if kept == len(held) else TurnKind.EDITED,
         kept=kept,
         new_ids=entered,
-        entered=Entered(count=len(entered), how=how),
+        entered=AddedTokens(count=len(entered), how=how),
     )
 
 
 def counts_of(turns: Sequence[Turn]) -> Mapping[str, int]:
     """Returns how many turns were of each kind, and how many were counted by text."""
     kinds = {kind.value: sum(turn.kind is kind for turn in turns) for kind in TurnKind}
-    return {**kinds, "counted_by_text": sum(turn.counted_by is Count.TEXT for turn in turns)}
+    return {**kinds, "counted_by_text": sum(turn.counted_by is CountMethod.TEXT for turn in turns)}

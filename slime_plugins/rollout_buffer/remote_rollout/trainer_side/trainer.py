@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictEr
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, check_mask
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import CountMethod, check_mask
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     Binding,
     PlannedTurn,
@@ -271,7 +271,7 @@ class TrainerSide:
 
     def _checked_plan(
         self, session: TrainerSession, asked: CompletionBody, number: int, tools: Tools
-    ) -> tuple[PlannedTurn, Count]:
+    ) -> tuple[PlannedTurn, CountMethod]:
         if number > self.settings.max_turns:
             raise InvalidPayloadError(f"turn {number}: a rollout has {self.settings.max_turns} turns at most")
         if session.recorded_tokens > self.settings.max_session_tokens:

@@ -19,12 +19,12 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupErr
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator import base_setup
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import SettleTimes
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from tests.guarded_device import make_sdk, recorded
+from tests.watchdog_device import make_sdk, recorded
 
 # ---- the order of an episode -----------------------------------------------------------------------------------------
 
@@ -321,13 +321,13 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Androi
     values = make_sdk(tmp_path / "sdk")
     Path(values["emulator_path"]).write_text(NOTING.format(folder=tmp_path))
     yield AndroidWorldSettings.model_validate({**values, "boot_timeout_s": 3})
-    assert recorded(records) == recorded(records, "guard") == []
+    assert recorded(records) == recorded(records, "watchdog") == []
 
 
 def test_an_emulator_starts_headless_and_cold_on_ports_and_an_adb_server_of_its_own(
     settings: AndroidWorldSettings, tmp_path: Path
 ) -> None:
-    with closing(EmulatorHost(settings, 4)) as host:
+    with closing(EmulatorProcess(settings, 4)) as host:
         ports = host.start()
         words, environment = how_it_was_started(tmp_path)
     said = {words[place]: words[place + 1] for place in range(len(words) - 1)}
@@ -378,7 +378,7 @@ def test_a_screen_is_as_large_as_the_virtual_devices_file_says_or_the_device_doe
     config = Path(settings.android_avd_home) / "Base.avd" / "config.ini"
     config.write_text("AvdId=Base\nhw.lcd.width = 1080\nhw.lcd.height=2400\n")
     Path(settings.adb_path).write_text(SIZED_ADB.format(folder=tmp_path, said=said))
-    with closing(EmulatorHost(settings, 4)) as host:
+    with closing(EmulatorProcess(settings, 4)) as host:
         if not refusal:
             host.start()
         else:
@@ -422,7 +422,9 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> type[SettingUp]:
     made.clear()
     monkeypatch.setattr(base_setup, "check_package", lambda: None)
     monkeypatch.setattr(base_setup, "AndroidWorldPackage", Package)
-    monkeypatch.setattr("slime_plugins.rollout_buffer.generator.android_world.emulator.host._SHUT_DOWN_S", 0.1)
+    monkeypatch.setattr(
+        "slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process._SHUT_DOWN_S", 0.1
+    )
     return Package
 
 
@@ -455,7 +457,7 @@ def test_an_emulator_that_never_boots_is_ended_and_can_be_started_again(
 ) -> None:
     records = tmp_path / "records"
     Path(settings.adb_path).write_text("#!/bin/sh\nexit 0\n")
-    with closing(EmulatorHost(settings, 0)) as host:
+    with closing(EmulatorProcess(settings, 0)) as host:
         for _ in range(2):
             with pytest.raises(DeviceError, match=r"was not up after 2\.4 s"):
                 host.start()

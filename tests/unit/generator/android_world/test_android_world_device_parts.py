@@ -21,11 +21,11 @@ from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
-from slime_plugins.rollout_buffer.generator.android_world.emulator import guard as emulator_guard
+from slime_plugins.rollout_buffer.generator.android_world.emulator import watchdog as emulator_watchdog
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import typeable
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import hold_ports
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
@@ -274,12 +274,20 @@ def test_errors_of_a_device_in_another_process_keep_their_kind() -> None:
 def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
     pid_file = tmp_path / "pid"
     records = tmp_path / "records"
-    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", str(free_port())]
-    guard += ["emulator-5554", "0.5", "--"]
+    watchdog = [
+        sys.executable,
+        "-S",
+        emulator_watchdog.__file__,
+        str(records),
+        "clone_0",
+        "/bin/true",
+        str(free_port()),
+    ]
+    watchdog += ["emulator-5554", "0.5", "--"]
     deaf = "trap '' TERM; " if ends_by == "kill" else ""
     emulator = ["/bin/sh", "-c", f"{deaf}echo $$ > {pid_file}; sleep 100 & wait; sleep 100"]
     owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, *guard, *emulator], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", _OWNER, *watchdog, *emulator], stdin=subprocess.PIPE, start_new_session=True
     )
     _until(lambda: pid_file.exists() and pid_file.read_text().strip() != "")
     pid = int(pid_file.read_text())
@@ -296,7 +304,7 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
 
 _OWNER = """
 import subprocess, sys
-guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
+watchdog = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
 sys.stdin.read()
 """
 

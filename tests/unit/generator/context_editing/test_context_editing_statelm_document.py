@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollout_buffer_lab.trainer_stand_in import trainer_args
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout_settings import start_payload
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.context_editing.settings import load_settings

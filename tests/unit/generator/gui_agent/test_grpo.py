@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_buffer_lab.trainer_stand_in import check_batch, flat_samples, trainer_args
+from rollout_buffer_lab.mock_trainer import check_batch, flat_samples, trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.rollout.agent_rollout_samples import Group, SampleConverter, finish_batch
 from slime.utils.types import Sample

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, RolloutBufferError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import running_emulator
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost, check_sdk
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess, check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage, check_package
 
 _SNAPSHOTS = "/data/data/android_world/snapshots"
@@ -38,7 +38,7 @@ def set_up_base_device(settings: AndroidWorldSettings) -> list[str]:
         raise DeviceError(f"the base device {settings.avd_name} is running (process {pid}): stop it first")
     folder = WorkerFolder("rollout_buffer_base_setup")
     package = AndroidWorldPackage(folder.path / "tmp")
-    host = EmulatorHost(settings, _INDEX, boots_the_base=True)
+    host = EmulatorProcess(settings, _INDEX, boots_the_base=True)
     try:
         package.connect(host.start(), host.adb_path, set_up_apps=True)
         kept = package.adb("shell", "ls", _SNAPSHOTS).split()

@@ -15,8 +15,8 @@ from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess, check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost, check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import (
     AndroidWorldPackage,
     check_package,
@@ -55,7 +55,7 @@ class AndroidWorldDevice:
         self._settings = settings
         self._times = times or SettleTimes()
         self._folder = WorkerFolder(f"rollout_buffer_android_world_{index}")
-        self._host = EmulatorHost(settings, index)
+        self._host = EmulatorProcess(settings, index)
         self._package = AndroidWorldPackage(self._folder.path / "tmp")
         self._gestures = Gestures(self._package)
         self._task: Any = None

@@ -1,4 +1,4 @@
-"""The stand-in trainer refuses what slime would choke on, and keeps what slime keeps."""
+"""The mock trainer refuses what slime would choke on, and keeps what slime keeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.trainer_stand_in import CheckpointDataSource, check_batch, trainer_args
+from rollout_buffer_lab.mock_trainer import CheckpointDataSource, check_batch, trainer_args
 from slime.utils.types import Sample
 
 

@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
 
-class ReportPacer:
+class ReportThrottle:
     """Of one engine's reports, lets pass those that somebody should keep; nothing while it is well."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ DEVICE_MARK = "ROLLOUT_BUFFER_DEVICE"
 CHECKOUT_MARK = "ROLLOUT_BUFFER_DEVICE_CHECKOUT"
 """Beside it: the checkout or installation that started it. ``scripts/cleanup.sh`` ends those of its own."""
 
-_GUARD = Path(__file__).with_name("guard.py")
+_WATCHDOG = Path(__file__).with_name("watchdog.py")
 _HEADLESS = (
     *("-no-window", "-no-audio", "-no-boot-anim", "-no-metrics"),
     *("-gpu", "swiftshader_indirect"),
@@ -43,15 +43,15 @@ _ADB_S = 15.0
 _SHUT_DOWN_S = 60.0
 _SHARE_OF_ANDROID = 0.8
 """Of ``boot_timeout_s``; the rest is for connecting, and so that what is said here comes before the whole limit."""
-_GUARD_S = 30.0
-"""What a guard needs beside ``stop_timeout_s``: adb is asked three times, for 10 s at most."""
+_WATCHDOG_S = 30.0
+"""What a watchdog needs beside ``stop_timeout_s``: adb is asked three times, for 10 s at most."""
 _LOG_LINES = 5
 _LOG_CHARACTERS = 600
 """Of the log's end, in what is said of an emulator that did not come up."""
 
 
 def records_folder() -> Path:
-    """Where the guards of this user's emulators keep the ids of what they started."""
+    """Where the watchdogs of this user's emulators keep the ids of what they started."""
     # Not tempfile.gettempdir(): each device worker has a temporary folder of its own.
     return Path(os.environ.get("ROLLOUT_BUFFER_DEVICE_RECORDS", f"/tmp/rollout_buffer_devices_{os.getuid()}"))
 
@@ -90,7 +90,7 @@ def screen_size(avd: Path) -> tuple[int, int] | None:
     return (int(width), int(height)) if width.isdecimal() and height.isdecimal() else None
 
 
-class EmulatorHost:
+class EmulatorProcess:
     """Owns the emulator of worker ``index``: its clone, its ports, its adb server, its process."""
 
     def __init__(self, settings: AndroidWorldSettings, index: int, *, boots_the_base: bool = False) -> None:
@@ -101,7 +101,7 @@ class EmulatorHost:
         self._avd_home = Path(settings.android_avd_home).expanduser()
         self._avd_name = settings.avd_name if boots_the_base else settings.base_avd_name_pattern.format(index)
         self._owner: AvdOwnership | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
         self._adb_refusal = ""
         self.ports: EmulatorPorts | None = None
 
@@ -128,21 +128,21 @@ class EmulatorHost:
 
     def check_alive(self) -> None:
         """Raises ``DeviceError`` when the emulator's process is gone or Android does not answer."""
-        if self._guard is None or self._guard.poll() is not None:
+        if self._watchdog is None or self._watchdog.poll() is not None:
             raise DeviceError(f"the emulator's process is gone{self._evidence()}")
         if "device" not in self._adb("get-state"):
             raise DeviceError(f"the emulator is not a usable device{self._evidence()}")
 
     def lost(self) -> str:
         """Returns why there is no emulator any more although nobody ended it, "" while all is well."""
-        guard = self._guard
-        return "" if guard is None or guard.poll() is None else "the emulator's process has ended"
+        watchdog = self._watchdog
+        return "" if watchdog is None or watchdog.poll() is None else "the emulator's process has ended"
 
     def close(self) -> None:
         """Ends the emulator and its adb server, and gives the virtual device up. It may be started again."""
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            _close_guard(guard, self._settings.stop_timeout_s + _GUARD_S)
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:
+            _close_watchdog(watchdog, self._settings.stop_timeout_s + _WATCHDOG_S)
         ports, self.ports = self.ports, None
         if ports is not None:
             self._end_adb_server(ports)
@@ -154,7 +154,7 @@ class EmulatorHost:
             owner.release()
 
     def _end_adb_server(self, ports: EmulatorPorts) -> None:
-        """Ends a server that came after the guard's end: a command to an emulator that has died starts one again."""
+        """Ends a server that came after the watchdog's end: a command to an emulator that has died starts one again."""
         if is_free(ports.adb_server):
             return
         try:
@@ -167,7 +167,7 @@ class EmulatorHost:
         self._adb("shell", "sync")
         self._adb("shell", "reboot", "-p")
         deadline = time.monotonic() + _SHUT_DOWN_S
-        while self._guard is not None and self._guard.poll() is None and time.monotonic() < deadline:
+        while self._watchdog is not None and self._watchdog.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self.close()
 
@@ -181,9 +181,9 @@ class EmulatorHost:
             settings.base_adb_server_port + self._index,
             lowest_console=settings.base_console_port,
         )
-        self._guard = self._launch(ports)
+        self._watchdog = self._launch(ports)
         while time.monotonic() < deadline:
-            if self._guard.poll() is not None:
+            if self._watchdog.poll() is not None:
                 raise DeviceError(f"the emulator ended while it booted{self._evidence()}")
             if self._is_booted():
                 self._check_screen()
@@ -201,8 +201,8 @@ class EmulatorHost:
             *(str(Path(settings.emulator_path).expanduser()), "-avd", self._avd_name),
             *("-port", str(ports.console), "-grpc", str(ports.grpc), *_HEADLESS),
         ]
-        guarded = [
-            *(sys.executable, "-S", str(_GUARD), str(records_folder()), self._avd_name),
+        watched = [
+            *(sys.executable, "-S", str(_WATCHDOG), str(records_folder()), self._avd_name),
             *(self.adb_path, str(ports.adb_server), ports.serial, str(settings.stop_timeout_s), "--"),
         ]
         self._log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ class EmulatorHost:
             self._log_path.replace(self._log_path.with_suffix(".log.1"))
         with self._log_path.open("wb") as log:
             return subprocess.Popen(
-                [*guarded, *command],
+                [*watched, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -300,13 +300,13 @@ def _output(command: Sequence[str]) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def _close_guard(guard: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Closes the pipe by which the guard knows that it is wanted, and waits until it has ended the emulator."""
-    if guard.stdin is not None:
-        guard.stdin.close()
+def _close_watchdog(watchdog: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Closes the pipe by which the watchdog knows that it is wanted, and waits until it has ended the emulator."""
+    if watchdog.stdin is not None:
+        watchdog.stdin.close()
     try:
-        guard.wait(timeout=timeout_s)
+        watchdog.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        logger.error("the emulator's guard (pid %d) does not end; killing it", guard.pid)
-        guard.kill()
-        guard.wait()
+        logger.error("the emulator's watchdog (pid %d) does not end; killing it", watchdog.pid)
+        watchdog.kill()
+        watchdog.wait()

@@ -1,6 +1,6 @@
 """A scripted device that owns a real emulator process: one that does nothing but live. For tests of what is left over.
 
-The settings name it as ``device: tests.guarded_device:create_device``. ``make_sdk`` writes the programs it starts.
+The settings name it as ``device: tests.watchdog_device:create_device``. ``make_sdk`` writes the programs it starts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 
 EMULATOR = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
@@ -24,12 +24,12 @@ esac
 """
 
 
-class GuardedDevice(FakeDevice):
+class WatchdogDevice(FakeDevice):
     """Plays like ``FakeDevice``, and has an emulator as long as it lives."""
 
     def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
         super().__init__(index)
-        self._host = EmulatorHost(settings, index)
+        self._host = EmulatorProcess(settings, index)
         self._host.start()
 
     def close(self) -> None:
@@ -38,9 +38,9 @@ class GuardedDevice(FakeDevice):
         super().close()
 
 
-def create_device(settings: AndroidWorldSettings, index: int) -> GuardedDevice:
+def create_device(settings: AndroidWorldSettings, index: int) -> WatchdogDevice:
     """The factory that settings name."""
-    return GuardedDevice(settings, index)
+    return WatchdogDevice(settings, index)
 
 
 def make_sdk(folder: Path) -> dict[str, str]:

@@ -1,15 +1,15 @@
 """Runs one emulator for a device worker, and ends it when the worker is gone, whatever way it went.
 
-Started as ``python guard.py RECORDS AVD ADB PORT SERIAL STOP_TIMEOUT_S -- COMMAND``. Its standard input is a pipe whose
+``python watchdog.py RECORDS AVD ADB PORT SERIAL STOP_TIMEOUT_S -- COMMAND``. Its standard input is a pipe whose
 other end only the worker holds: when that closes (an orderly end, an exception, SIGKILL) the emulator's whole process
-group is ended, and the adb server that belongs to it alone. If the guard itself is killed, the kernel kills the
+group is ended, and the adb server that belongs to it alone. If the watchdog itself is killed, the kernel kills the
 emulator.
 
 The adb server knows this emulator and no other: by itself it would adopt every emulator of the host that listens
 between 5555 and 5585, so it is started without that search, and told of its own. Again and again, because whoever
 restarts the server (android_env does, after any command that failed) restarts one that knows nobody.
 
-What runs is on record: one file in the folder RECORDS for the guard, the emulator and its adb server, named
+What runs is on record: one file in the folder RECORDS for the watchdog, the emulator and its adb server, named
 ``PID-START`` after the process and the clock tick it started at, so that an id that means another process by now is
 never mistaken for it. ``scripts/cleanup.sh`` reads them. Uses the standard library only, because it is started by path.
 """
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     records = _Records(Path(folder), {"avd": avd, "serial": serial, "adb_port": port, "adb": adb})
     records.drop_ended()
-    records.add("guard", os.getpid())
+    records.add("watchdog", os.getpid())
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_dies_with(os.getpid())
     )
@@ -76,7 +76,7 @@ class _Records:
         self._has_adb_server = False
 
     def drop_ended(self) -> None:
-        """Removes what guards left on record that were killed themselves: ids that mean nothing any more."""
+        """Removes what watchdogs left on record that were killed themselves: ids that mean nothing any more."""
         for path in self._folder.glob("[0-9]*-[0-9]*"):
             pid, _, start = path.name.partition("-")
             if pid.isdecimal() and start.isdecimal() and _start_of(int(pid)) != int(start):
@@ -142,13 +142,13 @@ def _listening_inodes(port: int) -> list[str]:
     return found
 
 
-def _dies_with(guard: int) -> Callable[[], None]:
-    """Returns what the emulator does before it starts: it asks the kernel for SIGKILL should the guard be killed."""
+def _dies_with(watchdog: int) -> Callable[[], None]:
+    """Returns what the emulator does before it starts: it asks the kernel for SIGKILL should the watchdog be killed."""
     libc = ctypes.CDLL(None)
 
     def before_exec() -> None:
         libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != guard:  # it was killed before the kernel was asked
+        if os.getppid() != watchdog:  # it was killed before the kernel was asked
             os._exit(1)
 
     return before_exec

@@ -1,4 +1,4 @@
-"""The stand-in engine over HTTP: SGLang's shapes and sentences, and a reply that survives being cut in pieces."""
+"""The scripted engine over HTTP: SGLang's shapes and sentences, and a reply that survives being cut in pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from rollout_buffer_lab.scripted_engine.generation import Generation, Pace
 from rollout_buffer_lab.scripted_engine.scripted_backend import image_token_count
 from rollout_buffer_lab.scripted_engine.server import running, start_message
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -79,7 +79,7 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 @pytest.fixture
 async def client() -> AsyncIterator[Client]:
     async with (
-        running(StandInSettings(port=0, skill=1.0, context_length=2000)) as url,
+        running(ScriptedEngineSettings(port=0, skill=1.0, context_length=2000)) as url,
         aiohttp.ClientSession() as session,
     ):
         yield Client(session, url)
@@ -88,7 +88,7 @@ async def client() -> AsyncIterator[Client]:
 @pytest.fixture
 async def slow_client() -> AsyncIterator[Client]:
     async with (
-        running(StandInSettings(port=0, skill=1.0, token_latency_s=0.01)) as url,
+        running(ScriptedEngineSettings(port=0, skill=1.0, token_latency_s=0.01)) as url,
         aiohttp.ClientSession() as session,
     ):
         yield Client(session, url)
@@ -148,7 +148,7 @@ class TestGenerate:
         assert (await client.generate("two", input_ids=longer))["meta_info"]["cached_tokens"] == 0
 
     async def test_greedy_requests_draw_nothing_at_random(self) -> None:
-        async with running(StandInSettings(port=0, skill=0.5)) as url, aiohttp.ClientSession() as session:
+        async with running(ScriptedEngineSettings(port=0, skill=0.5)) as url, aiohttp.ClientSession() as session:
             client = Client(session, url)
             greedy = {
                 (await client.generate(f"s{slot}", sampling_params={"temperature": 0}))["text"] for slot in range(12)
@@ -220,8 +220,8 @@ class TestRefusals:
 
     @pytest.mark.parametrize("values", [{"skill": 1.5}, {"latency_s": -1}, {"context_length": 0}, {"threads": 0}])
     def test_settings_that_cannot_work_are_refused(self, values: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match="stand-in"):
-            StandInSettings(**values)
+        with pytest.raises(ConfigError, match="scripted engine"):
+            ScriptedEngineSettings(**values)
 
 
 class TestPausesAndAborts:
@@ -305,7 +305,7 @@ class TestWhatItSaysOfItself:
         assert (info["stand_in"], info["weight_version"], info["skill"]) == (True, "default", 1.0)
 
     def test_it_says_so_when_it_starts(self) -> None:
-        assert "a stand-in for SGLang, not a model" in start_message(StandInSettings(), "http://here")
+        assert "a stand-in for SGLang, not a model" in start_message(ScriptedEngineSettings(), "http://here")
 
     @pytest.mark.parametrize("route", ["server_info", "get_server_info", "v1/models", "health"])
     async def test_a_router_finds_what_it_asks_for(self, client: Client, route: str) -> None:
@@ -436,10 +436,10 @@ async def test_an_engine_that_others_reach_needs_a_token_and_answers_who_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="can be reached from other machines: give --token-file"):
-        StandInSettings(host="0.0.0.0", port=0)
+        ScriptedEngineSettings(host="0.0.0.0", port=0)
     token = tmp_path / "token"
     token.write_text("a-token-of-enough-characters")
-    settings = StandInSettings(host="0.0.0.0", port=0, token_file=token)
+    settings = ScriptedEngineSettings(host="0.0.0.0", port=0, token_file=token)
     async with running(settings) as listening, aiohttp.ClientSession() as session:
         url = listening.replace("0.0.0.0", "127.0.0.1")
         asked = {"generate": {"text": QUESTION}, "pause_generation": {"mode": "abort"}}

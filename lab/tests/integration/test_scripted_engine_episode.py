@@ -1,4 +1,4 @@
-"""Whole Android World episodes over HTTP: simulated phones, the SGLang client, and the stand-in engine's policy."""
+"""Whole Android World episodes over HTTP: simulated phones, the SGLang client, and the scripted engine's policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
 from rollout_buffer_lab.scripted_engine.server import running
-from rollout_buffer_lab.scripted_engine.settings import StandInSettings
+from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.scripted_engine.token_records import experts_of_passes, kept_ids
 from rollout_buffer_lab.sglang_routes.records import GenerateCall, Sampled
 from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
@@ -76,7 +76,7 @@ def _local_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
 
 
-async def play_all(settings: StandInSettings, slots: int = 1) -> Sequence[Trajectory]:
+async def play_all(settings: ScriptedEngineSettings, slots: int = 1) -> Sequence[Trajectory]:
     async with running(settings) as url, generator_with(url) as generator:
         return await asyncio.gather(*(generator.play(episode(task, slot)) for task in TASKS for slot in range(slots)))
 
@@ -94,7 +94,7 @@ def said(trajectory: Trajectory) -> str:
 
 
 async def test_full_skill_solves_tasks_through_token_ids_and_screenshots() -> None:
-    played = await play_all(StandInSettings(port=0, skill=1.0))
+    played = await play_all(ScriptedEngineSettings(port=0, skill=1.0))
     assert [trajectory.extra_info["success"] for trajectory in played] == [1.0] * len(TASKS)
     for trajectory in played:
         assert trained_text(trajectory) == said(trajectory)
@@ -102,7 +102,7 @@ async def test_full_skill_solves_tasks_through_token_ids_and_screenshots() -> No
 
 
 async def test_siblings_of_a_group_earn_mixed_rewards() -> None:
-    played = await play_all(StandInSettings(port=0, skill=0.6), slots=4)
+    played = await play_all(ScriptedEngineSettings(port=0, skill=0.6), slots=4)
     groups = [played[start : start + 4] for start in range(0, len(played), 4)]
     mixed = [group for group in groups if len({bool(trajectory.extra_info["success"]) for trajectory in group}) == 2]
     assert len(mixed) >= 2
@@ -148,7 +148,7 @@ async def test_episodes_go_on_through_updates_of_the_weights_with_exact_tokens_a
     mode: str, sampled: list[Sampled]
 ) -> None:
     """Every quarter of a second the trainer updates; running turns are cut and go on, or wait, by the mode."""
-    settings = StandInSettings(port=0, skill=1.0, token_latency_s=0.002)
+    settings = ScriptedEngineSettings(port=0, skill=1.0, token_latency_s=0.002)
     async with running(settings) as url, generator_with(url) as generator, aiohttp.ClientSession() as session:
         updates = asyncio.create_task(update_weights(session, url, mode))
         played = await asyncio.gather(*(generator.play(episode(task, 0)) for task in TASKS[:2]))
@@ -169,7 +169,7 @@ async def test_episodes_go_on_through_updates_of_the_weights_with_exact_tokens_a
 
 
 async def test_an_engine_that_does_not_come_back_from_an_update_is_a_failure_and_no_reward() -> None:
-    settings = StandInSettings(port=0, skill=1.0, token_latency_s=0.05)
+    settings = ScriptedEngineSettings(port=0, skill=1.0, token_latency_s=0.05)
     impatient = replace(QUICK, retry_timeout_s=0.2, deadline_s=3.0)
     async with running(settings) as url, aiohttp.ClientSession() as session:
         engine, generator = SglangEngine(url, impatient), create_generator()
@@ -220,7 +220,7 @@ async def test_every_token_of_an_episode_has_the_experts_and_kept_ids_that_the_e
     rollout_mode: str, sampled: list[Sampled]
 ) -> None:
     """With screenshots, over turns that go on and contexts that are edited; the made-up experts tell their token."""
-    settings = StandInSettings(port=0, skill=1.0, token_records=True)
+    settings = ScriptedEngineSettings(port=0, skill=1.0, token_records=True)
     asked = {"return_routed_experts": True, "custom_params": {"return_top_p_token_ids": True}}
     options = {"android_world": {"rollout_mode": rollout_mode}}
     async with running(settings) as url, generator_with(url, **options) as generator:
@@ -246,7 +246,7 @@ async def test_every_token_of_an_episode_has_the_experts_and_kept_ids_that_the_e
 
 
 async def test_a_turn_that_the_engine_aborted_keeps_the_experts_of_each_part(sampled: list[Sampled]) -> None:
-    settings = StandInSettings(port=0, skill=1.0, token_latency_s=0.002, token_records=True)
+    settings = ScriptedEngineSettings(port=0, skill=1.0, token_latency_s=0.002, token_records=True)
     async with running(settings) as url, generator_with(url) as generator, aiohttp.ClientSession() as session:
         updates = asyncio.create_task(update_weights(session, url, "abort"))
         request = episode(TASKS[1], 0)

@@ -130,7 +130,7 @@ class RolloutRecord:
     metrics: dict[str, Any]
 
 
-class TrainerStandIn:
+class MockTrainer:
     """Plays a trainer's life: start from a checkpoint or from nothing, rollout after rollout, save."""
 
     def __init__(self, args: Namespace, *, start_rollout_id: int = 0) -> None:
