@@ -12,7 +12,7 @@ from typing import Any
 
 from flask import Flask
 
-from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.app import create_app as create_flask
 from slime_plugins.rollout_buffer.server.asgi import Application
 

@@ -419,7 +419,7 @@ def advice_on_two_slimes(source: Path = SOURCE) -> str | None:
 
     The module is read from its file: where the two hide each other, it cannot be imported by its name.
     """
-    file = source / "slime_plugins/rollout_buffer/installation.py"
+    file = source / "slime_plugins/rollout_buffer/install_hints.py"
     line: str | None = runpy.run_path(str(file))["advice_on_two_slimes"]()
     return line
 

@@ -198,7 +198,7 @@ ROWS: tuple[Row, ...] = (
             "tests/unit/docs/test_arguments_page.py",
             "tests/unit/tools/test_install_into_slime.py",
             "tests/unit/tools/test_launch_training.py",
-            "tests/unit/tools/test_installation.py",
+            "tests/unit/tools/test_install_hints.py",
             "tests/integration/test_plain_generators.py",
         ),
         lacks=_SLIME,

@@ -22,11 +22,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from slime.rollout.agent_rollout_arguments import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
+from slime.rollout.agent_rollout_advantages import give_turn_advantages, set_advantages
+from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
 from slime.rollout.agent_rollout_batch import make_odd_dummies, rule_of
+from slime.rollout.agent_rollout_data_source import GroupStore
 from slime.rollout.agent_rollout_eval import evaluate
-from slime.rollout.agent_rollout_ledger import GroupStore
-from slime.rollout.agent_rollout_metrics import batch_metrics
+from slime.rollout.agent_rollout_facts import batch_metrics
 from slime.rollout.agent_rollout_postprocess import (
     drop_unknown_log_probs,
     speaks_for_its_rows,
@@ -53,12 +54,11 @@ from slime.rollout.agent_rollout_settings import (
     read_tracking_settings,
     start_payload,
 )
-from slime.rollout.agent_rollout_turns import give_turn_advantages, set_advantages
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
-from slime_plugins.rollout_buffer.installation import advice_on_two_slimes
+from slime_plugins.rollout_buffer.install_hints import advice_on_two_slimes
 from slime_plugins.rollout_buffer.trainer.consumed import (
     JobProgress,
     consumed_before,
@@ -66,8 +66,8 @@ from slime_plugins.rollout_buffer.trainer.consumed import (
     pass_before,
     skip_list,
 )
-from slime_plugins.rollout_buffer.trainer.engine_version import weight_version_of
-from slime_plugins.rollout_buffer.trainer.intake import Intake
+from slime_plugins.rollout_buffer.trainer.delivery_conversion import DeliveryConverter
+from slime_plugins.rollout_buffer.trainer.engine_weight_version import weight_version_of
 from slime_plugins.rollout_buffer.trainer.job_feed import (
     InputExhaustedError,
     JobEndedError,
@@ -75,7 +75,7 @@ from slime_plugins.rollout_buffer.trainer.job_feed import (
     send_start,
     warn_of_prompts,
 )
-from slime_plugins.rollout_buffer.trainer.masks import check_masks
+from slime_plugins.rollout_buffer.trainer.mask_selection import check_masks
 from slime_plugins.rollout_buffer.trainer.metrics import job_metrics, no_filter_metrics
 from slime_plugins.rollout_buffer.trainer.tracking import STEP, chosen_examples, example_of, tracker_for
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
@@ -318,7 +318,7 @@ class _TrainingRollout:
         self._rule = rule_of(args)
         self._exhausted = False
         self._tracking = read_tracking_settings(args)
-        self._intake = Intake(
+        self._converter = DeliveryConverter(
             client,
             read_row_settings(args, settings.samples_per_group),
             read_image_settings(args),
@@ -333,7 +333,7 @@ class _TrainingRollout:
     async def play(self) -> RolloutFnTrainOutput:
         """Returns the batch, after what was consumed is written down and acknowledged."""
         if sees_images(self._args) and self._args.rollout_task_type in TASKS_WITH_SCREENSHOTS:
-            await self._intake.load_vision()
+            await self._converter.load_vision()
         try:
             await self._open_job()
             groups = await self._collect()
@@ -404,7 +404,7 @@ class _TrainingRollout:
             seen += taken
             if not taken and self._missing(seen):
                 raise InputExhaustedError(f"rollout {self._rollout_id}: the input is used up, and its filter took none")
-            self._intake.counts["without_log_probs"] += make_odd_dummies(seen)
+            self._converter.counts["without_log_probs"] += make_odd_dummies(seen)
             if not self._missing(seen):
                 seen = await self._acknowledged(seen)
         return self._rule.batch(seen)
@@ -469,7 +469,7 @@ class _TrainingRollout:
     async def _keep(self, delivery: RolloutData) -> None:
         groups = [
             samples_of_group(group)
-            for group in await self._intake.groups(delivery.items, trainer_version=self._feed.weight_version)
+            for group in await self._converter.groups(delivery.items, trainer_version=self._feed.weight_version)
         ]
         for sample in (row for rows in trajectories_of(groups) for row in rows):
             sample.metadata["input_pass"] = self._progress.pass_number
@@ -549,19 +549,19 @@ class _TrainingRollout:
         hashes = [sha256 for item in self._examples for sha256 in (*item.images[:1], *item.images[-1:])]
         try:
             async with asyncio.timeout(LOOKING_TIMEOUT_S):
-                return (await self._intake.images.fetch(hashes)).data
+                return (await self._converter.images.fetch(hashes)).data
         except Exception as error:  # noqa: BLE001 - as for the accounting
             logger.info("the screenshots of the examples could not be fetched: %r", error)
             return {}
 
     def _metrics(self) -> dict[str, float]:
-        counts = self._intake.counts
+        counts = self._converter.counts
         drift = {f"rollout/{name}": count for name, count in counts.items() if name.startswith("token_drift/")}
         return {
             **no_filter_metrics(self._all_meta_info),
             **drift,
             "rollout/buffer/wait_s": self._feed.waited_s,
-            "rollout/buffer/images_fetched": self._intake.images.fetched,
+            "rollout/buffer/images_fetched": self._converter.images.fetched,
             **{f"rollout/buffer/{name}": counts[name] for name in COUNTED},
         }
 

@@ -13,7 +13,7 @@ from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.trainer.evaluation import play_once
+from slime_plugins.rollout_buffer.trainer.eval_job import play_once
 
 
 async def evaluate(

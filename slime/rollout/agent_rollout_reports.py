@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime.rollout.agent_rollout_settings import read_report_rows, read_settings
-from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
+from slime_plugins.rollout_buffer.trainer.training_reports import RowReport, TrainingReporter
 
 
 class RowName(str):

@@ -15,21 +15,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slime.rollout.agent_rollout_arguments import STD_ESTIMATORS, rows_divisor, wants_even_rows
+from slime.rollout.agent_rollout_argument_checks import STD_ESTIMATORS, rows_divisor, wants_even_rows
+from slime.rollout.agent_rollout_execution import check_rows, execution_of, set_execution
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_records import fill_records, record_fields, without_records
 from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
-from slime.rollout.agent_rollout_versions import check_rows, execution_of, set_execution
+from slime.rollout.agent_rollout_token_records import fill_records, record_fields, without_records
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.records import (
+from slime_plugins.rollout_buffer.trainer.batch_types import (
     RolloutGroup,
     RolloutRow,
     RolloutTrajectory,
     RowSource,
     TokenSource,
 )
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder, images_of
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder, images_of
 from slime_plugins.rollout_buffer.trainer.vision import VisionFamily
 from slime_plugins.rollout_buffer.wire import RolloutItem
 

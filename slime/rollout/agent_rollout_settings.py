@@ -53,12 +53,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS
+from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
-from slime_plugins.rollout_buffer.trainer.reports import ROWS_OF_A_REPORT
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings, TrackingSettings
+from slime_plugins.rollout_buffer.trainer.training_reports import ROWS_OF_A_REPORT
 from slime_plugins.rollout_buffer.trainer.turn_rewards import checked_discount
 
 __all__ = [

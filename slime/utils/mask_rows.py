@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from slime.utils.mask_records import RecordBytes
+from slime.utils.mask_token_records import RecordBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Generation:
     ``images`` names the image of each placeholder of the prompt, in order (a sha256 each); None when it is unknown.
     ``prompt_tokens`` is the engine's own count of the prompt with its images expanded; None when it gave none.
     ``cached_tokens`` says how many of them it had in its cache; None when it did not tell. ``records`` holds what else
-    it said of single tokens, by kind (``mask_records``).
+    it said of single tokens, by kind (``mask_token_records``).
     """
 
     prompt_ids: Sequence[int]

@@ -27,13 +27,18 @@ if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
     from slime_plugins.rollout_buffer.errors import RolloutBufferError
     from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext, SingleTurnGenerator
+    from slime_plugins.rollout_buffer.trainer.batch_types import (
+        RolloutBatch,
+        RolloutGroup,
+        RolloutRow,
+        RolloutTrajectory,
+    )
     from slime_plugins.rollout_buffer.trainer.job_feed import (
         InputExhaustedError,
         JobEndedError,
         JobStalledError,
         RetriesUsedUpError,
     )
-    from slime_plugins.rollout_buffer.trainer.records import RolloutBatch, RolloutGroup, RolloutRow, RolloutTrajectory
     from slime_plugins.rollout_buffer.trainer.rollout_feed import RolloutFeed
     from slime_plugins.rollout_buffer.trainer.settings import ImageSettings, RowSettings
     from slime_plugins.rollout_buffer.types import (
@@ -94,7 +99,7 @@ _HOMES = {
     "errors": ("RolloutBufferError",),
     "generator.base_generator": ("Generator", "GeneratorContext", "SingleTurnGenerator"),
     "trainer.job_feed": ("InputExhaustedError", "JobEndedError", "JobStalledError", "RetriesUsedUpError"),
-    "trainer.records": ("RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory"),
+    "trainer.batch_types": ("RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory"),
     "trainer.rollout_feed": ("RolloutFeed",),
     "trainer.settings": ("ImageSettings", "RowSettings"),
     "types": (

@@ -41,7 +41,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
 )
 from slime_plugins.rollout_buffer.protocol.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.redaction import redacted
-from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.causes import (
     CANCELLED,
     DAMAGED,
@@ -82,6 +82,7 @@ from slime_plugins.rollout_buffer.storage.tables import (
     delivery_rows,
     group_rows,
     job_rows,
+    payload_rows,
     plan_rows,
     service_rows,
     trajectory_rows,
@@ -172,7 +173,7 @@ class Buffer:
     def unfinished_jobs(self) -> list[JobRecord]:
         """Returns jobs that are running or paused, oldest first."""
         with self.store.read() as connection:
-            return job_rows.jobs_in_states(connection, job_rules.OPEN_STATES)
+            return job_rows.jobs_in_states(connection, job_states.OPEN_STATES)
 
     def change_job(self, job_id: str, verb: str) -> JobRecord:
         """Pauses, resumes or cancels a job; doing it twice changes nothing.
@@ -183,13 +184,13 @@ class Buffer:
         """
         with self.store.write() as connection:
             job = job_lookup.find_job(connection, job_id)
-            target = job_rules.next_state(job.state, verb)
+            target = job_states.next_state(job.state, verb)
             if target is JobState.CANCELLED and job.state is not target:
                 cancel_job(connection, self._clock(), job.key, CANCELLED)
             else:
                 if job.state is JobState.PAUSED and target is JobState.RUNNING:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
-                cause = NO_CAUSE.columns() if target in job_rules.OPEN_STATES else {}  # who asks for it owns it now
+                cause = NO_CAUSE.columns() if target in job_states.OPEN_STATES else {}  # who asks for it owns it now
                 job_rows.update_job(connection, job.key, state=target.value, updated_at=self._clock(), **cause)
             return job_rows.get_job(connection, job.key)
 
@@ -203,8 +204,8 @@ class Buffer:
         """
         with self.store.write() as connection:
             job = job_lookup.find_job(connection, job_id)
-            if job.state in job_rules.OPEN_STATES:
-                state, cause = job_rules.next_state(job.state, "drain"), STOPPED if stop else NO_CAUSE
+            if job.state in job_states.OPEN_STATES:
+                state, cause = job_states.next_state(job.state, "drain"), STOPPED if stop else NO_CAUSE
                 job_rows.update_job(connection, job.key, state=state.value, updated_at=self._clock(), **cause.columns())
             return job_rows.get_job(connection, job.key)
 
@@ -232,7 +233,7 @@ class Buffer:
         """Ends a job that cannot go on. Its open groups stay open: attaching to it tries again."""
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
-            if job.state in job_rules.OPEN_STATES:
+            if job.state in job_states.OPEN_STATES:
                 end_job(connection, self._clock(), job_key, JobState.FAILED, Cause(code, redacted(cause)))
 
     def stop_failing_job(self, job_key: int, limit: int) -> None:
@@ -251,12 +252,12 @@ class Buffer:
         """
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
-            if job.state not in job_rules.OPEN_STATES:
+            if job.state not in job_states.OPEN_STATES:
                 return True
             fed_from_outside = not job.has_input
             if fed_from_outside or delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
                 return False
-            state, cause = job_rules.ending_of(
+            state, cause = job_states.ending_of(
                 group_rows.count_groups(connection, job_key),
                 group_rows.commonest_causes(connection, job_key),
                 attempt_rows.failed_attempts(connection, job_key),
@@ -394,7 +395,7 @@ class Buffer:
             known = trajectory_rows.uids_of(connection, job.key)
         for uid in known:
             with self.store.read() as connection:
-                body = trajectory_rows.body_of(connection, job.key, uid)
+                body = payload_rows.payload_of(connection, job.key, uid)
             yield uid, orjson.loads(self.store.get_payload(*body))
 
     def begun_open_groups(self, job_key: int) -> list[tuple[GroupRecord, int]]:
@@ -502,7 +503,7 @@ class Buffer:
     def is_over(self, job: JobRecord) -> bool:
         """Returns True if waiting is pointless: the job is over, and nothing of it is ready or leased."""
         with self.store.read() as connection:
-            final = job_rows.get_job(connection, job.key).state in job_rules.FINAL_STATES
+            final = job_rows.get_job(connection, job.key).state in job_states.FINAL_STATES
             return final and not delivery_rows.has_groups(connection, job.key, GroupState.READY, GroupState.LEASED)
 
     def empty_meta_info(self, job: JobRecord | None) -> dict[str, Any]:
@@ -655,7 +656,7 @@ class Buffer:
     def restart_group_clocks(self) -> None:
         """Lets external groups wait again: nobody could write while no server ran."""
         with self.store.write() as connection:
-            for job in job_rows.jobs_in_states(connection, job_rules.OPEN_STATES):
+            for job in job_rows.jobs_in_states(connection, job_states.OPEN_STATES):
                 if not job.has_runner:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
 

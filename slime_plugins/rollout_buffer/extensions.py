@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.installation import LAB_DISTRIBUTION, install_lab
+from slime_plugins.rollout_buffer.install_hints import LAB_DISTRIBUTION, install_lab
 
 
 class Group(StrEnum):

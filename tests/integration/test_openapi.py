@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS, Operation
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from tests.asgi_client import create_app
 from tests.support import PNG_HASH, poll, start_external, stored_image, write, written
 

@@ -20,7 +20,7 @@ from PIL import Image as PillowImage
 from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
-from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS
+from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
@@ -33,8 +33,8 @@ from slime_plugins.rollout_buffer.generator.android_world_generator import creat
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 from slime_plugins.rollout_buffer.types import (

@@ -48,8 +48,8 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 from slime_plugins.rollout_buffer.types import (

@@ -21,8 +21,8 @@ from slime.rollout.agent_rollout import get_rollout_data, reset_jobs, start_roll
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.app import ServerContext
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock

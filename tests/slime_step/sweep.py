@@ -23,7 +23,7 @@ import slime_manager_program as program  # type: ignore[import-not-found]  # of 
 import torch
 
 from slime.rollout import agent_rollout, agent_rollout_postprocess
-from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss
+from slime.rollout.agent_rollout_argument_checks import check_arguments, log_probs_come_with_the_loss
 from slime.rollout.agent_rollout_batch import make_odd_dummies
 from slime.rollout.agent_rollout_samples import finish_batch, trajectories_of
 from slime.utils.types import Sample

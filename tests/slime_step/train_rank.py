@@ -102,7 +102,7 @@ def named(fields: dict[str, Any], kind: Any) -> Any:
 def compared(args: Namespace, samples: list[Any]) -> list[Any]:
     """Compares returns within groups, as ``agent_rollout`` does with the batch that it hands over."""
     if args.custom_advantage_function_path:
-        from slime.rollout.agent_rollout_turns import give_turn_advantages
+        from slime.rollout.agent_rollout_advantages import give_turn_advantages
 
         give_turn_advantages(args, samples)
     return samples

@@ -14,10 +14,10 @@ BUFFER = "slime_plugins.rollout_buffer"
 # Lowest first. A package, or a module of the root, imports only from layers above its own in this list; those in one
 # string stand on one layer and know nothing of each other.
 LAYERS = [
-    "types redaction installation demo_tokenizer engine_keys tools",
+    "types redaction install_hints demo_tokenizer engine_keys tools",
     "errors",
     "extensions",
-    "config rules observability chat_tokens tokenizer_loading strict_yaml",
+    "serve_settings rules observability chat_tokens tokenizer_loading strict_yaml",
     "devices engine wire",
     "client storage protocol",
     "trainer",
@@ -56,7 +56,11 @@ FILES = {
     module_name(path): imports_of(path) for top in ("slime", "slime_plugins") for path in (ROOT / top).rglob("*.py")
 }
 LAYER_OF = {package: level for level, packages in enumerate(LAYERS) for package in packages.split()}
-TORCH_USERS = ("trainer.vision", "slime.rollout.agent_rollout_postprocess", "slime.rollout.agent_rollout_turns")
+TORCH_USERS = (
+    "trainer.vision",
+    "slime.rollout.agent_rollout_postprocess",
+    "slime.rollout.agent_rollout_advantages",
+)
 RAY_USERS = ("devices.ray_cluster",)
 BOOKKEEPING = tuple(f"{BUFFER}.{name}" for name in ("buffer", "state", "storage", "server", "runner", "supervisor"))
 
@@ -135,8 +139,8 @@ def _full(name: str) -> str:
 
 
 def test_the_trainers_side_imports_no_more_than_a_client() -> None:
-    records = ("client", "wire", "types", "errors", "redaction", "installation", "engine_keys")
-    pure = ("rules.backoff", "rules.vocabulary", "rules.weight_versions", "tokenizer_loading")
+    records = ("client", "wire", "types", "errors", "redaction", "install_hints", "engine_keys")
+    pure = ("rules.backoff", "rules.token_validity", "rules.weight_versions", "tokenizer_loading")
     allowed = tuple(f"{BUFFER}.{name}" for name in (*records, *pure))
     trainer = f"{BUFFER}.trainer"
     found = offenders(("slime.rollout", trainer), (BUFFER,), but=("slime.rollout.agent_rollout_probe",))
@@ -157,7 +161,7 @@ def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
     third_party = {"flask", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
     names = ("client", "wire", "types", "errors", "redaction", "rules", "tokenizer_loading", "trainer")
     modules = tuple(f"{BUFFER}.{name}" for name in names)
-    of_slime = ("slime.rollout.agent_rollout_probe", "slime.rollout.agent_rollout_records")
+    of_slime = ("slime.rollout.agent_rollout_probe", "slime.rollout.agent_rollout_token_records")
     with_more = (*of_slime, f"{BUFFER}.trainer.vision", f"{BUFFER}.trainer.tracking")
     assert offenders((*modules, "slime"), tuple(third_party), but=with_more) == []
 

@@ -15,9 +15,9 @@ from werkzeug.serving import make_server
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from tests.asgi_client import create_app
 from tests.support import stored_image, written
 

@@ -15,7 +15,7 @@ import slime_plugins.rollout_buffer as face
 ROOT = Path(__file__).resolve().parents[2]
 FACE = "slime_plugins.rollout_buffer"
 HEAVY = {"aiohttp", "requests", "pydantic", "flask", "gunicorn", "orjson", "transformers", "numpy", "ray", "torch"}
-WHOLE = ("client", "trainer.records", "trainer.rollout_feed")
+WHOLE = ("client", "trainer.batch_types", "trainer.rollout_feed")
 """Modules that are public as a whole: what they name is in the face, but for the spelling of sources."""
 NOT_IN_THE_FACE = {"RowSource", "TokenSource", "Request", "Transport"}
 
@@ -48,7 +48,7 @@ LIGHT = (
     f"{FACE}.types",
     f"{FACE}.errors",
     f"{FACE}.trainer",
-    f"{FACE}.trainer.records",
+    f"{FACE}.trainer.batch_types",
     f"{FACE}.generator",
     f"{FACE}.generator.base_generator",
     f"{FACE}.generator.math_reward.answers",

@@ -18,7 +18,7 @@ from rollout_buffer_lab.learning.arms import Arm, corruption_of  # noqa: E402 - 
 from rollout_buffer_lab.learning.batches import batch_of, trained_logits  # noqa: E402 - below the skip
 from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError  # noqa: E402 - below the skip
 from rollout_buffer_lab.learning.losses import token_log_probs  # noqa: E402 - below the skip
-from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow, RolloutTrajectory  # noqa: E402 - below the skip
 
 VOCABULARY = 12
 LOOSE = GrpoSettings(max_log_prob_gap=None)

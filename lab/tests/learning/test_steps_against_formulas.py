@@ -22,8 +22,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need
 
 from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer  # noqa: E402 - below the skip
 from slime.utils.mask_utils import Generation  # noqa: E402 - below the skip
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings  # noqa: E402 - below the skip
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.wire import RolloutItem  # noqa: E402 - below the skip
 

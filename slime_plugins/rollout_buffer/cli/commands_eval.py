@@ -178,7 +178,7 @@ def evaluate_policy(
 
 def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:
     """Plays what is missing and returns the report; of an evaluation that is stopped, prints what there is so far."""
-    from slime_plugins.rollout_buffer.evaluation.evaluation import EvaluationStoppedError, evaluate
+    from slime_plugins.rollout_buffer.evaluation.evaluate import EvaluationStoppedError, evaluate
 
     try:
         with _stopped_by_sigterm(), _shown() as watch:
@@ -283,7 +283,7 @@ class _Notes:
 
 
 def _print_report(report: Report, comparison: Report | None, output: Path, *, as_json: bool) -> None:
-    from slime_plugins.rollout_buffer.evaluation.evaluation import REPORT_FILE
+    from slime_plugins.rollout_buffer.evaluation.evaluate import REPORT_FILE
 
     if as_json:
         print_json(dict(report) if comparison is None else {**report, "comparison": comparison})

@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     report_errors,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.install_hints import install_extra
 from slime_plugins.rollout_buffer.wire import image_media_type
 
 if TYPE_CHECKING:

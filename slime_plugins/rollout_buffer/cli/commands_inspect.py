@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     report_errors,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError, RequestError
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.install_hints import install_extra
 from slime_plugins.rollout_buffer.types import GroupState
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 

@@ -17,15 +17,15 @@ from slime_plugins.rollout_buffer.cli.common import (
     report_errors,
 )
 from slime_plugins.rollout_buffer.cli.settings_options import with_settings
-from slime_plugins.rollout_buffer.config import (
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings, build_gateway_settings
+from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
+from slime_plugins.rollout_buffer.serve_settings import (
     DEFAULT_HOST,
     ServeSettings,
     build_serve_settings,
     token_from_environment,
 )
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings, build_gateway_settings
-from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 
 logger = logging.getLogger(__name__)
 

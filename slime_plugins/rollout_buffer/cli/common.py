@@ -18,7 +18,6 @@ from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, token_from_environment
 from slime_plugins.rollout_buffer.errors import (
     BusyError,
     ConfigError,
@@ -28,6 +27,7 @@ from slime_plugins.rollout_buffer.errors import (
     StorageFullError,
     UnavailableError,
 )
+from slime_plugins.rollout_buffer.serve_settings import DEFAULT_HOST, DEFAULT_PORT, token_from_environment
 
 if TYPE_CHECKING:  # what speaks HTTP takes longer to load than all else of `--help`
     from slime_plugins.rollout_buffer.client import RolloutBufferClient

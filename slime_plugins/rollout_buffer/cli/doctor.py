@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import FORWARDER_PACKAGE
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import free_console_ports
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
-from slime_plugins.rollout_buffer.installation import advice_on_two_slimes, install_extra
+from slime_plugins.rollout_buffer.install_hints import advice_on_two_slimes, install_extra
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slime.utils.mask_records import RecordBytes, TokenRecords
+from slime.utils.mask_token_records import RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.types import Generation, Image, PromptReceipt, SamplingParams, WeightVersionSpan
 
@@ -39,7 +39,7 @@ class GenerateReply:
 
     ``weight_version_spans`` cover all of ``output_ids`` when the engine tells its versions; ``weight_version`` is the
     last of them. ``prompt_tokens`` counts the prompt as the engine expanded it, images included. ``records`` holds by
-    kind what was asked for of single tokens beside (``slime.utils.mask_records``), in the places of the expanded
+    kind what was asked for of single tokens beside (``slime.utils.mask_token_records``), in the places of the expanded
     sequence: kept ids of the sampled tokens, experts of every token that the engine was not known to have told before.
     ``prompt_receipt`` is what it said of the ids that it ran; ``ran_prompt_ids`` are those where they differ from what
     it was sent.

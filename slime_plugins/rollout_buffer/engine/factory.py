@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import tokenizer_probe
 from slime_plugins.rollout_buffer.engine_keys import api_key_for
 from slime_plugins.rollout_buffer.extensions import Group, load
-from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
+from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
 
 
 def make_engine(

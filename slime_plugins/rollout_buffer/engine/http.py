@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final
 
 import aiohttp
 
-from slime.utils.mask_records import ROUTED_EXPERTS, TokenRecords, joined_records
+from slime.utils.mask_token_records import ROUTED_EXPERTS, TokenRecords, joined_records
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (

@@ -18,7 +18,6 @@ import orjson
 from aiohttp import web
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.config import read_token
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
     InvalidPayloadError,
@@ -49,6 +48,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.auth import bearer_of, check_bearer, has_bearer
 from slime_plugins.rollout_buffer.protocol.hosts import check_page
 from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
+from slime_plugins.rollout_buffer.serve_settings import read_token
 
 KEEP_ALIVE_INTERVAL_S = 10.0
 """A stream says something at least this often while its turn is being sampled."""

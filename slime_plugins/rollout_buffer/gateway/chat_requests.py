@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.engine.token_records import asked_records
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.serve_settings import validation_messages
 from slime_plugins.rollout_buffer.types import SamplingParams
 
 MAX_TOOLS = 1024
@@ -107,7 +107,7 @@ def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
     except ValidationError as error:
         where = error.errors()[0]["loc"]
         raise InvalidPayloadError(
-            "; ".join(sentences(error)[:5]), {"param": str(where[0]) if where else None}
+            "; ".join(validation_messages(error)[:5]), {"param": str(where[0]) if where else None}
         ) from error
 
 

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slime.utils.mask_records import RecordBytes
+from slime.utils.mask_token_records import RecordBytes
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.types import Generation, PromptReceipt, WeightVersionSpan
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from slime_plugins.rollout_buffer.config import read_token, sentences, why_exposed
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.serve_settings import read_token, validation_messages, why_exposed
 
 DEFAULT_GATEWAY_PORT = 8890
 
@@ -68,7 +68,7 @@ def build_gateway_settings(**values: object) -> GatewaySettings:
     try:
         settings = GatewaySettings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(sentences(error))) from error
+        raise ConfigError("; ".join(validation_messages(error))) from error
     if settings.token_file is not None:
         read_token(settings.token_file)
     return settings

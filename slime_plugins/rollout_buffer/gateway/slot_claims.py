@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
-from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.state.group_opening import instance_of, is_planned, open_next, open_next_of_instance
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -196,7 +196,7 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
         raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
     if job.state is JobState.PAUSED:
         raise UnavailableError(f"job {job.job_id} is paused: it hands out no slots until it is resumed")
-    if job.state not in job_rules.OPEN_STATES:
+    if job.state not in job_states.OPEN_STATES:
         raise ConflictError(f"job {job.job_id} is {job.state.value}: it has no open slot", {"state": job.state.value})
     return job
 

@@ -27,7 +27,6 @@ import aiohttp
 from aiohttp import web
 from pydantic import ValidationError
 
-from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
     EngineError,
@@ -45,6 +44,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Pol
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import messages_of
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
+from slime_plugins.rollout_buffer.serve_settings import validation_messages
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, Trajectory
 
 TASK_TYPE = "remote_rollout"
@@ -231,7 +231,7 @@ def _end_of(final: Mapping[str, Any]) -> EndBody:
         end = EndBody.model_validate({"final_response": final})
     except ValidationError as error:
         raise JudgeError(
-            f"the rollout server's final response cannot be read: {'; '.join(sentences(error))}"
+            f"the rollout server's final response cannot be read: {'; '.join(validation_messages(error))}"
         ) from error
     if not end.status and not end.finish_reason:
         raise JudgeError("the rollout server's final response has neither status nor finish_reason")

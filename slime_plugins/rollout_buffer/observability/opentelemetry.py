@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.install_hints import install_extra
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, NoTracer, Span, Tracer
 
 if TYPE_CHECKING:

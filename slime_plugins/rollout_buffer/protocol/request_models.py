@@ -28,11 +28,11 @@ from pydantic import (
     model_validator,
 )
 
-from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.typos import MAX_KEYS, misspelt, nearest
+from slime_plugins.rollout_buffer.serve_settings import validation_messages
 from slime_plugins.rollout_buffer.types import SamplingParams
 from slime_plugins.rollout_buffer.wire import checks
 from slime_plugins.rollout_buffer.wire.checks import MAX_ITEMS, WireRecord
@@ -577,7 +577,7 @@ def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        found = sentences(error, model.model_fields)
+        found = validation_messages(error, model.model_fields)
         raise InvalidPayloadError("; ".join(found[:10]), {"errors": found[:100]}) from error
     except RecursionError as error:
         raise InvalidPayloadError("the body is nested too deeply") from error

@@ -15,7 +15,6 @@ from pathlib import Path
 from aiohttp import web
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.config import read_token, why_exposed
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
@@ -24,6 +23,7 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, 
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_provider
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.serve_settings import read_token, why_exposed
 
 DEFAULT_PORT = 8891
 

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import (
 )
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
-from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
+from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
 from slime_plugins.rollout_buffer.types import Message
 
 Tools = Sequence[Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""Reads what became of a job's groups and their members, for ``rules/bias.py``: the newest that are over."""
+"""Reads what became of a job's groups and their members, for ``rules/selection_bias.py``: the newest that are over."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
-from slime_plugins.rollout_buffer.rules.bias import FinishedGroup, FinishedMember, GroupOutcome, MemberOutcome
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.rules.selection_bias import FinishedGroup, FinishedMember, GroupOutcome, MemberOutcome
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState

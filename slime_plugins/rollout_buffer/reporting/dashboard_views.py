@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.reporting.time_series import (
     span_of,
 )
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
-from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
+from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.state.group_opening import instance_of
 from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store

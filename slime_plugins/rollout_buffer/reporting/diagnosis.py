@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
-from slime_plugins.rollout_buffer.rules.bias import MissingMembers
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
-from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
+from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.rules.prompt_receipts import MAX_EXTRA_SHARE
+from slime_plugins.rollout_buffer.rules.selection_bias import MissingMembers
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 

@@ -29,10 +29,10 @@ from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
-    content_rows,
     delivery_rows,
     group_rows,
     job_rows,
+    payload_rows,
     service_rows,
     trajectory_rows,
 )
@@ -228,7 +228,7 @@ class Inspection:
         """
         with self.store.read() as connection:
             row = _find_trajectory(connection, uid, job_id)
-            place = trajectory_rows.body_of(connection, row["job_key"], uid)
+            place = payload_rows.payload_of(connection, row["job_key"], uid)
         try:
             return StoredTrajectory(light=_light(row), body=self.store.get_payload(*place))
         except DamagedError as error:
@@ -406,7 +406,7 @@ def _count(connection: Connection, job: JobRecord, now: float) -> JobCounts:
         attempts=attempt_rows.attempts_by_error(connection, job.key),
         outcomes=trajectory_rows.count_outcomes(connection, job.key),
         late=trajectory_rows.count_late(connection, job.key),
-        damaged=content_rows.count_damaged(connection, job.key),
+        damaged=payload_rows.count_damaged(connection, job.key),
         measures=job_measures(connection, job.key, groups_over(connection, job.key)),
         deliveries=_count_deliveries(connection, job),
         poll_age_s=None if job.last_poll_at is None else max(0.0, now - job.last_poll_at),

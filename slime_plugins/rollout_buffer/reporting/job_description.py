@@ -9,14 +9,14 @@ from slime_plugins.rollout_buffer.protocol.request_models import MAX_SETTINGS_BY
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.bias import groups_over
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
-from slime_plugins.rollout_buffer.rules.bias import bias_table
+from slime_plugins.rollout_buffer.rules.selection_bias import bias_table
 from slime_plugins.rollout_buffer.state.runner_reports import prompt_findings_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
-    content_rows,
     group_rows,
     job_rows,
+    payload_rows,
     trajectory_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -34,7 +34,7 @@ def describe_job(store: Store, job: JobRecord) -> dict[str, Any]:
         outcomes = trajectory_rows.count_outcomes(connection, job.key)
         causes = group_rows.count_causes(connection, job.key)
         late = trajectory_rows.count_late(connection, job.key)
-        damaged = content_rows.count_damaged(connection, job.key)
+        damaged = payload_rows.count_damaged(connection, job.key)
         over = groups_over(connection, job.key)
         measures = job_measures(connection, job.key, over)
         findings = prompt_findings_of(connection, job.key)

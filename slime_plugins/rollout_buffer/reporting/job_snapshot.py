@@ -11,11 +11,11 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.reporting.bias import groups_over
-from slime_plugins.rollout_buffer.rules.bias import MissingMembers, SlowLoss, missing_members, slow_loss
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR
-from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
+from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES, FailedAttempts
 from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
+from slime_plugins.rollout_buffer.rules.selection_bias import MissingMembers, SlowLoss, missing_members, slow_loss
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights
 from slime_plugins.rollout_buffer.state.runner_reports import prompt_findings_of, report_of_job
 from slime_plugins.rollout_buffer.state.staleness import stuck_weights_of

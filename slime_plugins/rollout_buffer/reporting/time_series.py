@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugins.rollout_buffer.rules.bias import FinishedGroup, bias_measures
+from slime_plugins.rollout_buffer.rules.selection_bias import FinishedGroup, bias_measures
 from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trainer_rows
 
 Connection = sqlite3.Connection

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
-from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES
+from slime_plugins.rollout_buffer.rules.job_states import FINAL_STATES
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import JobState

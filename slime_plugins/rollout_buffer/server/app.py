@@ -13,7 +13,6 @@ from typing import Any
 from flask import Blueprint, Flask, Response
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     NotFoundError,
@@ -24,6 +23,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, DrainPayload, StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job, shown_settings
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect, routes_training_reports
 from slime_plugins.rollout_buffer.server.http import (
     IdConverter,

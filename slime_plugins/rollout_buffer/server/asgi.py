@@ -24,8 +24,8 @@ from flask import Flask
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.config import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnauthorizedError, UnavailableError
+from slime_plugins.rollout_buffer.serve_settings import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.server.app import create_app
 from slime_plugins.rollout_buffer.server.body_limits import body_limit
 from slime_plugins.rollout_buffer.server.http import (

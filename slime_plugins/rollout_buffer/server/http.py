@@ -19,7 +19,6 @@ from werkzeug.routing import PathConverter
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     PayloadTooLargeError,
@@ -36,6 +35,7 @@ from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.text_search import TextSearch
 from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings, read_token
 from slime_plugins.rollout_buffer.storage.store import Store
 
 RETRY_AFTER_S = 2

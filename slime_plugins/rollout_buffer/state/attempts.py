@@ -11,7 +11,7 @@ import orjson
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import JobPausedError, StaleAttemptError
-from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.state.item_writes import WriteResult
 from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
 from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload, StoredPayload
@@ -48,7 +48,7 @@ def check_fence(connection: Connection, job_key: int, fence: int) -> JobRecord:
 def begin_attempt(connection: Connection, now: float, fence: int, group: GroupRecord, slot: int) -> int | None:
     """Starts to fill a slot; see ``Buffer.begin_attempt``."""
     state = check_fence(connection, group.job_key, fence).state
-    if state in job_rules.FINAL_STATES:  # nobody would end what begins now
+    if state in job_states.FINAL_STATES:  # nobody would end what begins now
         raise StaleAttemptError(f"the job is {state.value}: nothing of it is played any more")
     if state is JobState.PAUSED:
         raise JobPausedError("the job is paused: no attempt begins")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.groups import summarize_rewards
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, reward_sum_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -62,7 +62,7 @@ def is_exhausted(connection: Connection, job: JobRecord, *, but_for: int | None 
 
     What is leased to somebody may come back. A job without input may still get items until somebody ends it.
     """
-    if not job.has_input and job.state in job_rules.OPEN_STATES:
+    if not job.has_input and job.state in job_states.OPEN_STATES:
         return False
     if delivery_rows.has_groups(connection, job.key, GroupState.OPEN, GroupState.READY):
         return False

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.errors import DamagedError, StorageFullError, 
 from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.payload_store import Inlining, PayloadStore, Pieces
 from slime_plugins.rollout_buffer.storage.store import Store, whole_row
-from slime_plugins.rollout_buffer.storage.tables import content_rows, delivery_rows
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, payload_rows
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveredMember
 from slime_plugins.rollout_buffer.types import Outcome
 
@@ -131,7 +131,7 @@ class DeliveredMembers:
         logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
         try:
             with self._store.write() as connection:
-                content_rows.note_damage(connection, job_key, member.source_uid or member.uid, error.message[:500])
+                payload_rows.mark_damaged(connection, job_key, member.source_uid or member.uid, error.message[:500])
         except (StorageFullError, UnavailableError) as failure:
             logger.error("the damage of trajectory %s is not noted: %s", member.uid, failure.message)
         return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]

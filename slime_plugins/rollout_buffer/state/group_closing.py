@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.rules.groups import (
     judge_group,
 )
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, payload_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import GroupState
@@ -97,7 +97,7 @@ def _members(store: Store, group: GroupRecord, *, with_items: bool) -> list[Memb
         found = trajectory_rows.members_of(connection, group.key)
         if not with_items:
             return found
-        bodies = [trajectory_rows.body_of(connection, group.job_key, member.uid) for member in found]
+        bodies = [payload_rows.payload_of(connection, group.job_key, member.uid) for member in found]
     return [
         replace(member, item=_item(member, store.get_payload(*body)))
         for member, body in zip(found, bodies, strict=True)

@@ -12,7 +12,7 @@ import orjson
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import InputFileError, InvalidPayloadError
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.install_hints import install_extra
 from slime_plugins.rollout_buffer.types import Instance
 
 _SLICED = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)

@@ -20,8 +20,8 @@ from slime_plugins.rollout_buffer.errors import (
     RewardRangeError,
     UnavailableError,
 )
-from slime_plugins.rollout_buffer.rules import jobs as job_rules
-from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
+from slime_plugins.rollout_buffer.rules import job_states
+from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
 from slime_plugins.rollout_buffer.state.group_opening import is_planned, open_next_of_instance
 from slime_plugins.rollout_buffer.state.job_lookup import find_job, group_policy, several_jobs
@@ -194,7 +194,7 @@ class ItemWriter:
     def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
         if job_id is not None:
             return find_job(connection, job_id)
-        candidates = job_rows.jobs_in_states(connection, job_rules.OPEN_STATES)
+        candidates = job_rows.jobs_in_states(connection, job_states.OPEN_STATES)
         if not candidates:
             raise NotFoundError("no job is open: start one with /start_rollout (task_type external) and write then")
         if len(candidates) > 1:
@@ -207,14 +207,14 @@ def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
     if job_id is not None:
         named = job_rows.find_job(connection, job_id)
         return [named] if named is not None and named.takes_items else []
-    candidates = [job for job in job_rows.jobs_in_states(connection, job_rules.OPEN_STATES) if job.takes_items]
+    candidates = [job for job in job_rows.jobs_in_states(connection, job_states.OPEN_STATES) if job.takes_items]
     return candidates if len(candidates) == 1 else [job for job in candidates if job.has_runner]
 
 
 def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
     """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
     existing = group_rows.groups_of_instance(connection, job.key, instance_id)
-    may_bring = not job.has_input and job.state in job_rules.OPEN_STATES
+    may_bring = not job.has_input and job.state in job_states.OPEN_STATES
     if not existing and not may_bring and not is_planned(connection, job.key, instance_id):
         raise ConflictError(f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})")
     for group in existing:

@@ -24,17 +24,17 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     MAX_ATTEMPTS,
     StartPayload,
 )
-from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, SUPERSEDED
 from slime_plugins.rollout_buffer.rules.skip_list import compare_with_skip_list
 from slime_plugins.rollout_buffer.state.group_opening import add_input, plan_groups, skip_planned
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, reopen_finished_job
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
-    content_rows,
     delivery_rows,
     group_rows,
     job_rows,
+    payload_rows,
     reward_sum_rows,
     start_id_rows,
     trajectory_rows,
@@ -181,7 +181,7 @@ def _named_job(connection: Connection, payload: StartPayload) -> JobRecord | Non
         return job_rows.find_job(connection, payload.job_id)
     identity = payload.identity()
     same = [job for job in job_rows.all_jobs(connection) if identity in (job.identity, job.trainer_identity)]
-    unfinished = [job for job in same if job.state in job_rules.OPEN_STATES]
+    unfinished = [job for job in same if job.state in job_states.OPEN_STATES]
     if unfinished:
         return unfinished[-1]
     return same[0] if same and same[0].state is JobState.FAILED else None
@@ -216,7 +216,7 @@ def _create_job(connection: Connection, now: float, payload: StartPayload, packe
 
 def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
     """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
-    if job.state in job_rules.OPEN_STATES:
+    if job.state in job_states.OPEN_STATES:
         cancel_job(connection, now, job.key, SUPERSEDED)
     for delivery in delivery_rows.leased_deliveries(connection, job.key):
         delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
@@ -257,7 +257,11 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
     if payload.remote_engine_url is not None:
         changes["engine_url"] = payload.remote_engine_url
     if job.state is JobState.FAILED:
-        changes |= {"state": job_rules.next_state(job.state, "reopen").value, "finished_at": None, **NO_CAUSE.columns()}
+        changes |= {
+            "state": job_states.next_state(job.state, "reopen").value,
+            "finished_at": None,
+            **NO_CAUSE.columns(),
+        }
     job_rows.update_job(connection, job.key, **changes)
     if job.state is JobState.FAILED:
         _open_failed_groups(connection, now, job, settings)
@@ -275,7 +279,7 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
     for delivery in delivery_rows.leased_deliveries(connection, job.key):
         delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
     # What retention has purged cannot be delivered again: it stays delivered.
-    delivery_rows.make_ready_again(connection, content_rows.with_payloads(connection, resumption.ready_again))
+    delivery_rows.make_ready_again(connection, payload_rows.groups_with_payloads(connection, resumption.ready_again))
     delivery_rows.make_unreported(connection, resumption.reported_again)
     delivery_rows.skip_groups(connection, resumption.skipped, IN_SKIP_LIST)
     skip_planned(connection, job.key, resumption.not_used)

@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
     packs_in,
 )
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import content_rows
+from slime_plugins.rollout_buffer.storage.tables import image_rows, pack_rows, payload_rows
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def recover(store: Store) -> RecoveryReport:
     """
     report = RecoveryReport()
     with store.read() as connection:
-        used = content_rows.used_packs(connection)
+        used = pack_rows.used_pack_lengths(connection)
     for number in packs_in(store.packs_dir):
         _cut(pack_path(store.packs_dir, number), used.get(number, 0), report)
     short = {number: size for number, end in used.items() if (size := _size(store.packs_dir, number)) < end}
@@ -92,12 +92,12 @@ def _size(folder: Path, number: int) -> int:
 def _mark(store: Store, short: dict[int, int], report: RecoveryReport) -> None:
     """Marks the trajectories whose place lies beyond the end of its pack; images are named in the report."""
     with store.write() as connection:
-        for job_key, uid, place in list(content_rows.body_places(connection)):
+        for job_key, uid, place in list(payload_rows.payload_refs(connection)):
             if place.end > short.get(place.pack, place.end):
                 why = f"the payload at {place} is gone: its pack ends before"
-                content_rows.note_damage(connection, job_key, uid, why)
+                payload_rows.mark_damaged(connection, job_key, uid, why)
                 report.damaged.append(f"trajectory {uid} is lost: {why}")
-        for sha256, place in content_rows.all_image_places(connection):
+        for sha256, place in image_rows.all_image_refs(connection):
             if place.end > short.get(place.pack, place.end):
                 report.damaged.append(f"image {sha256} is lost: its pack ends before {place}")
 
@@ -105,8 +105,8 @@ def _mark(store: Store, short: dict[int, int], report: RecoveryReport) -> None:
 def examine(store: Store) -> Iterator[str]:
     """Reads every stored payload and screenshot and yields a sentence for each that is not what was written."""
     with store.read() as connection:
-        images = dict(content_rows.all_image_places(connection))
-        bodies = list(content_rows.body_places(connection))
+        images = dict(image_rows.all_image_refs(connection))
+        bodies = list(payload_rows.payload_refs(connection))
     for sha256, place in images.items():
         try:
             if hashlib.sha256(store.fetch(place)).hexdigest() != sha256:

@@ -32,7 +32,12 @@ from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.payload_store import Pieces
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import delivery_rows, job_rows, reward_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables import (
+    delivery_rows,
+    job_rows,
+    payload_rows,
+    reward_rows,
+)
 from slime_plugins.rollout_buffer.storage.tables.reward_rows import Score, UnscoredTrajectory
 
 logger = logging.getLogger(__name__)
@@ -169,7 +174,7 @@ def rescored(
 def _trajectory(store: Store, job_key: int, one: UnscoredTrajectory) -> dict[str, Any]:
     """A trajectory as judges see it: its payload, and the columns beside it."""
     with store.read() as connection:
-        place = trajectory_rows.body_of(connection, job_key, one.uid)
+        place = payload_rows.payload_of(connection, job_key, one.uid)
     return {**orjson.loads(store.get_payload(*place)), **asdict(one)}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from slime_plugins.rollout_buffer.rules.heartbeats import CONCURRENCY, DEVICES, PROMPTS
-from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
+from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection

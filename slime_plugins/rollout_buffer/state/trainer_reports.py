@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, T
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import trainer_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables import payload_rows, trainer_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
 
 NO_ROW = "it has no training row of that number"
@@ -41,7 +41,7 @@ def store_report(
     with store.read() as connection:
         job = find_job(connection, job_id)
         known = {
-            uid: trajectory_rows.body_of(connection, job.key, uid)
+            uid: payload_rows.payload_of(connection, job.key, uid)
             for uid in {row.uid for row in report.rows}
             if trajectory_rows.has_trajectory(connection, job.key, uid)
         }

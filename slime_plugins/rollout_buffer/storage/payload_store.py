@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadErro
 from slime_plugins.rollout_buffer.storage.pack_reader import Reading
 from slime_plugins.rollout_buffer.storage.pack_writer import Blob, BlobRef
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import content_rows
+from slime_plugins.rollout_buffer.storage.tables import image_rows, pack_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Image
 
@@ -73,12 +73,12 @@ class StoredPayload:
         Raises:
             UnavailableError: a screenshot that was there has just been purged; the same write brings it again.
         """
-        if self.known and content_rows.use_images(connection, self.known, now) != len(self.known):
+        if self.known and image_rows.mark_images_used(connection, self.known, now) != len(self.known):
             raise UnavailableError("a screenshot was purged while it was being named: write the item again")
         if self.images:
-            content_rows.insert_images(connection, self.images, now)
+            image_rows.insert_images(connection, self.images, now)
         if self.images or self.place is not None:
-            content_rows.use_packs(
+            pack_rows.mark_packs_used(
                 connection, [*self.images.values(), *([self.place] if self.place is not None else [])]
             )
 
@@ -126,7 +126,7 @@ class PayloadStore:
             InvalidPayloadError: it names something that is not there.
         """
         named = [sha256 for sha256 in pending.needs if sha256 not in pending.came]
-        known = content_rows.image_places(connection, named) if named else {}
+        known = image_rows.image_refs(connection, named) if named else {}
         for sha256 in named:
             if sha256 not in known:
                 raise InvalidPayloadError(
@@ -142,10 +142,10 @@ class PayloadStore:
         (place,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256), image.sha256)])
 
         def record(connection: Connection) -> None:
-            content_rows.insert_images(connection, {image.sha256: place}, self._clock())
+            image_rows.insert_images(connection, {image.sha256: place}, self._clock())
             if known:
-                content_rows.replace_image(connection, image.sha256, place)
-            content_rows.use_packs(connection, [place])
+                image_rows.replace_image(connection, image.sha256, place)
+            pack_rows.mark_packs_used(connection, [place])
 
         self._store.commit(record)
         return True
@@ -155,7 +155,7 @@ class PayloadStore:
         if not wanted:
             return {}
         with self._store.read() as connection:
-            return content_rows.image_places(connection, wanted)
+            return image_rows.image_refs(connection, wanted)
 
     def _is_whole(self, place: BlobRef) -> bool:
         try:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.storage.pack_writer import is_locked, pack_path, packs_in
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import attempt_rows, clock_rows, content_rows, trainer_rows
+from slime_plugins.rollout_buffer.storage.tables import (
+    attempt_rows,
+    clock_rows,
+    image_rows,
+    pack_rows,
+    payload_rows,
+    trainer_rows,
+)
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -75,15 +82,15 @@ def _taken_back(connection: Connection) -> Iterator[None]:
 def _purge_rows(connection: Connection, now: float, retain_s: float) -> tuple[int, int]:
     before = now - retain_s
     before -= clock_rows.jumped_since(connection, before)  # no day has passed where the clock was set forward by one
-    before = min(before, content_rows.oldest_undelivered(connection, now))
+    before = min(before, payload_rows.oldest_undelivered(connection, now))
     trainer_rows.purge_log_probs(connection, before)
     attempt_rows.purge_transcripts(connection, before)
-    return content_rows.purge_payloads(connection, before), content_rows.purge_images(connection, before)
+    return payload_rows.purge_payloads(connection, before), image_rows.purge_images(connection, before)
 
 
 def _packs_without_contents(store: Store, connection: Connection) -> list[int]:
-    needed = content_rows.packs_with_contents(connection)
-    recorded = set(content_rows.used_packs(connection))
+    needed = pack_rows.referenced_packs(connection)
+    recorded = set(pack_rows.used_pack_lengths(connection))
     # A pack that was never recorded may hold bytes whose rows are on their way: mending looks after those.
     return [number for number in packs_in(store.packs_dir) if number in recorded and number not in needed]
 
@@ -100,9 +107,9 @@ def _remove_empty_packs(store: Store) -> tuple[int, int]:
             if is_locked(descriptor):
                 continue
             with store.write() as connection:
-                if number in content_rows.packs_with_contents(connection):
+                if number in pack_rows.referenced_packs(connection):
                     continue
-                content_rows.drop_pack(connection, number)
+                pack_rows.delete_pack(connection, number)
             size += os.fstat(descriptor).st_size
             path.unlink(missing_ok=True)
             removed += 1

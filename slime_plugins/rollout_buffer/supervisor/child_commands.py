@@ -7,9 +7,9 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings, read_token
 
 
 def server_command(settings: ServeSettings) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 
 MAX_CRASHES = 8
 """A job fails after so many crashes of its runner in a row, without a trajectory or minutes of work between them."""

@@ -22,11 +22,11 @@ from types import FrameType
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, Heartbeat
 from slime_plugins.rollout_buffer.protocol.request_models import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.serve_settings import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage import data_dir, retention
 from slime_plugins.rollout_buffer.storage.store import Store

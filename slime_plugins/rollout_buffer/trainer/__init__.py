@@ -1,9 +1,9 @@
-"""A trainer's end of a job, for trainers of any framework: rows in, acknowledgements out.
+"""The client side of a job, for trainers of any framework: training rows in, acknowledgements out.
 
-``RolloutFeed`` is the whole of it. Below it: ``job_feed`` (polls, leases, retries), ``rows`` (items become rows),
-``vision`` and ``image_fetch`` (screenshots), ``token_records`` (experts, kept ids), ``masks`` (loss masks of one's
-own), ``consumed`` (what a checkpoint keeps), ``metrics`` and ``tracking``, ``evaluation``. slime's binding is
-``slime/rollout/agent_rollout*.py``.
+``RolloutFeed`` is the complete interface. Its parts: ``job_feed`` (polls, leases, retries), ``row_builder`` (items to
+rows), ``vision`` and ``image_fetch`` (screenshots), ``row_token_records`` (routed experts, top-p ids),
+``mask_selection`` (custom loss masks), ``consumed`` (checkpoint metadata), ``metrics``, ``tracking``, ``eval_job``.
+slime's binding is ``slime/rollout/agent_rollout*.py``.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.trainer.batch_types import (
+        RolloutBatch,
+        RolloutGroup,
+        RolloutRow,
+        RolloutTrajectory,
+    )
     from slime_plugins.rollout_buffer.trainer.job_feed import (
         InputExhaustedError,
         JobEndedError,
         JobStalledError,
         RetriesUsedUpError,
-    )
-    from slime_plugins.rollout_buffer.trainer.records import (
-        RolloutBatch,
-        RolloutGroup,
-        RolloutRow,
-        RolloutTrajectory,
     )
     from slime_plugins.rollout_buffer.trainer.rollout_feed import RolloutFeed
     from slime_plugins.rollout_buffer.trainer.settings import ImageSettings, RowSettings
@@ -47,11 +47,11 @@ _HOMES = {
     "JobEndedError": "job_feed",
     "JobStalledError": "job_feed",
     "RetriesUsedUpError": "job_feed",
-    "RolloutBatch": "records",
+    "RolloutBatch": "batch_types",
     "RolloutFeed": "rollout_feed",
-    "RolloutGroup": "records",
-    "RolloutRow": "records",
-    "RolloutTrajectory": "records",
+    "RolloutGroup": "batch_types",
+    "RolloutRow": "batch_types",
+    "RolloutTrajectory": "batch_types",
     "RowSettings": "settings",
 }
 

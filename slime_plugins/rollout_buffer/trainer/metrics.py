@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
-from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
 
 Metrics = dict[str, float]
 

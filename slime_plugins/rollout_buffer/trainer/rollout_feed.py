@@ -23,14 +23,14 @@ from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutBatch, RolloutGroup
 from slime_plugins.rollout_buffer.trainer.consumed import JobProgress
-from slime_plugins.rollout_buffer.trainer.intake import Intake
+from slime_plugins.rollout_buffer.trainer.delivery_conversion import DeliveryConverter
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.metrics import batch_metrics, facts_of, no_filter_metrics
-from slime_plugins.rollout_buffer.trainer.records import RolloutBatch, RolloutGroup
-from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings
+from slime_plugins.rollout_buffer.trainer.training_reports import RowReport, TrainingReporter
 from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 
 __all__ = ["RolloutFeed"]
@@ -92,7 +92,7 @@ class RolloutFeed:
         self._reporter = TrainingReporter(self._settings.buffer_url, token=self._settings.token)
         self._client: AsyncRolloutBufferClient | None = None
         self._feed: JobFeed | None = None
-        self._intake: Intake | None = None
+        self._converter: DeliveryConverter | None = None
 
     def __enter__(self) -> RolloutFeed:
         return self
@@ -187,7 +187,7 @@ class RolloutFeed:
                 settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s
             )
         self._feed = JobFeed(self._client, self._settings)
-        self._intake = Intake(
+        self._converter = DeliveryConverter(
             self._client, self._row_settings, self._image_settings, max_failures=self._settings.max_failures
         )
         await self._feed.resume()
@@ -212,8 +212,8 @@ class RolloutFeed:
                 break
             feed.taken(delivery)
             new = self._note(delivery)
-            if new is not None and self._intake is not None:
-                batch.add(new, await self._intake.groups(new.items, trainer_version=weight_version))
+            if new is not None and self._converter is not None:
+                batch.add(new, await self._converter.groups(new.items, trainer_version=weight_version))
         return batch.close()
 
     def _note(self, delivery: RolloutData) -> RolloutData | None:

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 
 __all__ = ["FeedSettings", "ImageSettings", "RowSettings", "TrackingSettings"]
 
@@ -41,7 +41,7 @@ class RowSettings:
     trajectories without them are trained as well. ``keep_pictures`` leaves pictures beside the tensors made of them.
     ``turn_discount`` makes the returns of rows whose turns earned rewards; None leaves the trajectory's reward alone.
     ``max_token_lag`` masks tokens of weights that are more versions older than the trainer's; None masks none.
-    ``records`` are the kinds of token records (``slime.utils.mask_records``) without which nothing is trained;
+    ``records`` are the kinds of token records (``slime.utils.mask_token_records``) without which nothing is trained;
     ``experts_width`` is how many experts the model chooses for one token in all its layers, None when it is unknown.
     """
 

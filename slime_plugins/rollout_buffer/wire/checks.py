@@ -21,8 +21,8 @@ from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
+from slime_plugins.rollout_buffer.rules.token_validity import LOWEST_LOG_PROB, MAX_VOCABULARY, ROUNDING
 from slime_plugins.rollout_buffer.rules.typos import misspelt
-from slime_plugins.rollout_buffer.rules.vocabulary import LOWEST_LOG_PROB, MAX_VOCABULARY, ROUNDING
 
 MAX_IDENTIFIER = 256
 """Characters of an id."""

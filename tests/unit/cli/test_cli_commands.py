@@ -23,8 +23,8 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli import commands_export, commands_inspect
 from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
 from tests.asgi_client import create_app
 from tests.support import PNG, PNG_HASH, stored_image, written

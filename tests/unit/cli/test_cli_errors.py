@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from slime_plugins.rollout_buffer.cli import app as cli
 from slime_plugins.rollout_buffer.cli.app import app
-from slime_plugins.rollout_buffer.installation import install_lab
+from slime_plugins.rollout_buffer.install_hints import install_lab
 
 NOBODY = "http://127.0.0.1:9"
 ASKING = [

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from slime_plugins.rollout_buffer.cli.settings_options import with_settings
-from slime_plugins.rollout_buffer.config import ServeSettings, build_serve_settings
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings, build_serve_settings
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout_arguments import HOOKS_THAT_NOBODY_CALLS
+from slime.rollout.agent_rollout_argument_checks import HOOKS_THAT_NOBODY_CALLS
 from slime.rollout.agent_rollout_settings import (
     KEYS,
     read_image_settings,

@@ -24,7 +24,7 @@ from werkzeug.serving import make_server
 
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
-from slime.rollout.agent_rollout_metrics import job_metrics
+from slime.rollout.agent_rollout_facts import job_metrics
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError

@@ -9,7 +9,7 @@ import pytest
 
 from slime.rollout import agent_rollout_eval
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.evaluation import evaluation
+from slime_plugins.rollout_buffer.evaluation import evaluate
 
 
 class Stored:
@@ -33,7 +33,7 @@ def test_turns_are_read_where_the_weights_had_moved(
 ) -> None:
     stored = Stored()
     entry = {"uid": "u", "oldest_version": oldest, "versions_behind": behind}
-    assert evaluation._versions(cast("RolloutBufferClient", stored), "j", entry) == versions
+    assert evaluate._versions(cast("RolloutBufferClient", stored), "j", entry) == versions
     assert stored.read == reads
 
 

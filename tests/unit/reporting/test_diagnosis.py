@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.reporting.diagnosis import (
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause, Shortfall
-from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
 from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState

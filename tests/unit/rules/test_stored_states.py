@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.rules.jobs import next_state
+from slime_plugins.rollout_buffer.rules.job_states import next_state
 from slime_plugins.rollout_buffer.types import (
     AckResult,
     AttemptState,

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.rules.causes import (
     too_short,
 )
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.rules.jobs import ending_of
+from slime_plugins.rollout_buffer.rules.job_states import ending_of
 from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest, GroupState, JobState

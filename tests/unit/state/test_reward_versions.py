@@ -29,8 +29,8 @@ from slime_plugins.rollout_buffer.state.reward_versions import (
 )
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from tests.support import poll, start_external, write, written
 

@@ -13,7 +13,6 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import (
     DatabaseDamagedError,
     RolloutBufferError,
@@ -21,6 +20,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
 )
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.storage.pack_writer import Disk, PackWriter
 from slime_plugins.rollout_buffer.storage.storage_errors import storage_error

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.data_dir import DATABASE
 from slime_plugins.rollout_buffer.storage.store import SCHEMA_FILE, Store, _create
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
     pack_path,
 )
 from slime_plugins.rollout_buffer.storage.store import Store, Work
-from slime_plugins.rollout_buffer.storage.tables import content_rows, service_rows
+from slime_plugins.rollout_buffer.storage.tables import image_rows, payload_rows, service_rows
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Image
 from tests.support import PNG, poll, start_external, uids, write, written
@@ -269,7 +269,7 @@ def spoil(store: Store, place: BlobRef) -> None:
 def place_of(buffer: Buffer, uid: str) -> BlobRef:
     """Where the payload of a trajectory is."""
     with buffer.store.read() as connection:
-        return next(place for _, found, place in content_rows.body_places(connection) if found == uid)
+        return next(place for _, found, place in payload_rows.payload_refs(connection) if found == uid)
 
 
 @pytest.mark.parametrize("what", ["payload", "image"])
@@ -282,7 +282,7 @@ def test_a_damaged_member_is_a_dummy_that_says_so_and_its_siblings_are_delivered
     assert client.post("/buffer/write", json=episode("bad", shots=[shot(1)])).status_code == 200
     assert client.post("/buffer/write", json=episode("good", reward=0.0, shots=[shot(2)])).status_code == 200
     with buffer.store.read() as connection:
-        places = content_rows.image_places(connection, [shot(1).sha256])
+        places = image_rows.image_refs(connection, [shot(1).sha256])
     spoil(buffer.store, place_of(buffer, "bad") if what == "payload" else places[shot(1).sha256])
     data = wire.decode_rollout_data(client.post("/get_rollout_data", json={"lease_s": 60}).get_json())
     bad, good = data.items
@@ -314,7 +314,7 @@ def test_a_damaged_image_is_mended_by_putting_it_again(client: FlaskClient) -> N
     image, path = shot(1), f"/images/{shot(1).sha256}"
     assert client.put(path, data=image.data).status_code == 201
     with context.buffer.store.read() as connection:
-        place = content_rows.image_places(connection, [image.sha256])[image.sha256]
+        place = image_rows.image_refs(connection, [image.sha256])[image.sha256]
     spoil(context.buffer.store, place)
     assert client.get(path).status_code == 404
     assert client.put(path, data=image.data).status_code == 201

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, WriteLockWatch
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess

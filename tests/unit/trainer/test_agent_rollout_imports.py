@@ -17,8 +17,8 @@ ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.client",
     "slime_plugins.rollout_buffer.engine_keys",
     "slime_plugins.rollout_buffer.errors",
-    "slime_plugins.rollout_buffer.installation",
-    "slime_plugins.rollout_buffer.rules.vocabulary",
+    "slime_plugins.rollout_buffer.install_hints",
+    "slime_plugins.rollout_buffer.rules.token_validity",
     "slime_plugins.rollout_buffer.rules.weight_versions",
     "slime_plugins.rollout_buffer.tokenizer_loading",
     "slime_plugins.rollout_buffer.trainer",
@@ -26,11 +26,14 @@ ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.wire",
 )
 OF_SLIME = ("slime.rollout.agent_rollout", "slime.rollout.base_types", "slime.utils.types")
-MASKS = ("slime.utils.mask_generator", "slime.utils.mask_records")
+MASKS = ("slime.utils.mask_generator", "slime.utils.mask_token_records")
 PACKAGES = {"aiohttp", "requests", "transformers"}
 MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
-MORE_PACKAGES |= {"agent_rollout_records": {"numpy"}}
-MORE_PACKAGES |= {"agent_rollout_postprocess": {"megatron", "torch"}, "agent_rollout_turns": {"torch"}}  # on ranks
+MORE_PACKAGES |= {"agent_rollout_token_records": {"numpy"}}
+MORE_PACKAGES |= {
+    "agent_rollout_postprocess": {"megatron", "torch"},
+    "agent_rollout_advantages": {"torch"},
+}  # on ranks
 """What single modules may import beside them, each where it is used."""
 
 
@@ -50,7 +53,7 @@ def test_the_trainer_side_imports_the_root_alone(path: Path) -> None:
     assert others <= PACKAGES | MORE_PACKAGES.get(path.stem, set())
 
 
-@pytest.mark.parametrize("module", ["slime.rollout.agent_rollout", "slime_plugins.rollout_buffer.trainer.rows"])
+@pytest.mark.parametrize("module", ["slime.rollout.agent_rollout", "slime_plugins.rollout_buffer.trainer.row_builder"])
 def test_importing_it_loads_no_package_of_the_buffer_host(module: str) -> None:
     program = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
     finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

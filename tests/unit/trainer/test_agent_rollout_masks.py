@@ -18,8 +18,8 @@ from slime.rollout.agent_rollout_settings import read_mask_settings
 from slime.utils import mask_generator as built_in
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.trainer import masks
-from slime_plugins.rollout_buffer.trainer.masks import check_masks
+from slime_plugins.rollout_buffer.trainer import mask_selection
+from slime_plugins.rollout_buffer.trainer.mask_selection import check_masks
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
@@ -54,7 +54,7 @@ register_loss_mask_type("custom_task", lambda generator, messages, tools: ([1, 2
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test loads and registers again."""
     monkeypatch.setattr(built_in, "_registered", {})
-    cached = (masks._module, masks.mask_generator, masks.check_masks)
+    cached = (mask_selection._module, mask_selection.mask_generator, mask_selection.check_masks)
     for function in cached:
         function.cache_clear()
     yield

@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_tokens
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.rows import images_of_rows
+from slime_plugins.rollout_buffer.trainer.row_builder import images_of_rows
 from slime_plugins.rollout_buffer.trainer.vision import (
     FAMILIES,
     ImageFeatures,

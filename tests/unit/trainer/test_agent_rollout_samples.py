@@ -23,7 +23,7 @@ from slime.rollout.agent_rollout_samples import (
 from slime.utils.mask_utils import Generation, WeightVersionSpan
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings, mask_generator
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings, mask_generator
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 TWO_TURNS = (

@@ -20,7 +20,7 @@ from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import reset_jobs
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, probe_item
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
-from slime_plugins.rollout_buffer.trainer import intake, job_feed
+from slime_plugins.rollout_buffer.trainer import delivery_conversion, job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import process_cache
 from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 
@@ -86,7 +86,7 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def vision(monkeypatch: pytest.MonkeyPatch) -> ShadeVision:
     sees = ShadeVision()
-    monkeypatch.setattr(intake, "load_vision", lambda checkpoint, pixel_dtype: sees)
+    monkeypatch.setattr(delivery_conversion, "load_vision", lambda checkpoint, pixel_dtype: sees)
     return sees
 
 
@@ -149,7 +149,7 @@ def test_a_model_without_eyes_fetches_nothing_and_is_warned(
     buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent_rollout._warn_once.cache_clear()
-    monkeypatch.setattr(intake, "load_vision", lambda checkpoint, pixel_dtype: None)
+    monkeypatch.setattr(delivery_conversion, "load_vision", lambda checkpoint, pixel_dtype: None)
     with caplog.at_level(logging.WARNING):
         (record,) = trained(buffer)
 
@@ -188,7 +188,7 @@ def test_pictures_of_a_group_become_tensors_in_several_threads_and_each_once(
 def test_a_delivery_whose_tensors_do_not_fit_the_memory_is_refused_before_they_are_made(
     buffer: LoopbackBuffer, vision: ShadeVision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "available_bytes", lambda: 20)
+    monkeypatch.setattr(delivery_conversion, "available_bytes", lambda: 20)
     with pytest.raises(ConfigError, match=r"screenshots of . trajectories become .* of memory are left"):
         trained(buffer)
     assert vision.calls == 1
@@ -201,7 +201,7 @@ def test_a_batch_that_will_not_fit_the_memory_is_said_with_its_first_delivery(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     shade_bytes, screens, played = 8, 2, 2  # of a group: fewer than the batch has
-    monkeypatch.setattr(intake, "available_bytes", lambda: shade_bytes * screens * played + 1)
+    monkeypatch.setattr(delivery_conversion, "available_bytes", lambda: shade_bytes * screens * played + 1)
     buffer.most_groups_of_a_poll = 1
     with caplog.at_level(logging.WARNING):
         trained(buffer)

@@ -11,7 +11,7 @@ from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
 from slime.utils.mask_utils import WeightVersionSpan
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutFeed, RolloutRow, job_feed
-from slime_plugins.rollout_buffer.trainer.reports import RowReport
+from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 
 SAMPLES = 2
 PAYLOAD = {"job_id": "job", "task_type": "probe", "num_epoch": 1, "num_repeat_per_sample": SAMPLES}

@@ -14,8 +14,8 @@ from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout_postprocess import drop_unknown_log_probs, take_weight_off_dummies
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_reports import RowName, rows_to_report
-from slime_plugins.rollout_buffer.trainer import reports
-from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
+from slime_plugins.rollout_buffer.trainer import training_reports
+from slime_plugins.rollout_buffer.trainer.training_reports import RowReport, TrainingReporter
 
 
 class Buffer:
@@ -33,7 +33,7 @@ class Buffer:
 
 
 def reporter(monkeypatch: pytest.MonkeyPatch, buffer: Buffer, **changes: Any) -> TrainingReporter:
-    monkeypatch.setattr(reports, "RolloutBufferClient", lambda *_, **__: buffer)
+    monkeypatch.setattr(training_reports, "RolloutBufferClient", lambda *_, **__: buffer)
     return TrainingReporter("http://127.0.0.1:1", **changes)
 
 

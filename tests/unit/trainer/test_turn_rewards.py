@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
+from slime.rollout.agent_rollout_advantages import give_turn_advantages, set_advantages
 from slime.rollout.agent_rollout_samples import finish_batch, rows_of, samples_of_group
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, read_row_settings
-from slime.rollout.agent_rollout_turns import give_turn_advantages, set_advantages
 from slime.utils.mask_utils import Generation
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns, turn_baseline
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item
@@ -170,7 +170,7 @@ def test_a_rank_takes_the_advantages_of_its_rows_and_weighs_the_rows_of_a_trajec
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     whole = types.SimpleNamespace(slice_log_prob_with_cp=lambda values, *_: values)
-    monkeypatch.setattr("slime.rollout.agent_rollout_turns.import_module", lambda _: whole)
+    monkeypatch.setattr("slime.rollout.agent_rollout_advantages.import_module", lambda _: whole)
     rows = samples(item("a", [1.0, 2.0], generations=OF_TURNS), item("b", None, reward=0.0))
     data = {
         "kl": [torch.zeros(row.response_length) for row in rows],

@@ -33,12 +33,12 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.config import DEFAULT_PORT
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
 from slime_plugins.rollout_buffer.generator.context_editing.document import require_search_library
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
+from slime_plugins.rollout_buffer.serve_settings import DEFAULT_PORT
 from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy

@@ -10,11 +10,11 @@ import typer
 
 from slime_plugins.rollout_buffer.cli.commands_serve import Host, LogFormatOption, Port
 from slime_plugins.rollout_buffer.cli.common import errors, report_errors
-from slime_plugins.rollout_buffer.config import DEFAULT_HOST
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.installation import install_lab
+from slime_plugins.rollout_buffer.install_hints import install_lab
 from slime_plugins.rollout_buffer.observability.logs import LogFormat, set_up_logging
+from slime_plugins.rollout_buffer.serve_settings import DEFAULT_HOST
 
 EngineToken = Annotated[
     Path | None, typer.Option("--token-file", help="File whose first line is the token that requests must bring.")

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.cli.common import ExitCode, console, errors, report_errors
-from slime_plugins.rollout_buffer.installation import install_lab
+from slime_plugins.rollout_buffer.install_hints import install_lab
 
 if TYPE_CHECKING:
     from rollout_buffer_lab.learning.arms import Arm

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from slime_plugins.rollout_buffer.config import why_exposed
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.serve_settings import why_exposed
 
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
 DTYPES: Final = ("float32", "bfloat16", "float16")

@@ -14,7 +14,7 @@ import torch
 from rollout_buffer_lab.learning.batches import Batch, batch_of, trained_logits
 from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer
 from rollout_buffer_lab.learning.losses import token_log_probs
-from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow, RolloutTrajectory
 
 Trajectories = Sequence[RolloutTrajectory]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
-from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow, RolloutTrajectory
 
 UNKNOWN_VERSION = -1
 """Of tokens that no known weights sampled: no version of the trainer's, and none that its log-probs can be held to."""

@@ -24,8 +24,8 @@ from rollout_buffer_lab.learning.losses import (
     token_weights,
 )
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
-from slime_plugins.rollout_buffer.trainer.reports import RowReport
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
 
 MIN_CHECKED = 0.5

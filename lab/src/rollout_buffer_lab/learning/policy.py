@@ -31,7 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 from rollout_buffer_lab.learning.batches import batch_of, trained_logits
 from rollout_buffer_lab.learning.losses import token_log_probs, token_weights
 from rollout_buffer_lab.learning.task_file import WarmUpPlan
-from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
 
 POSITIONS_OF_PATCHES = 256
 """Learned positions of a picture's patches: a grid of 16 by 16, stretched over any picture."""

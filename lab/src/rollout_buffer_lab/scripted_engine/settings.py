@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.config import why_exposed
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.serve_settings import why_exposed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.install_hints import install_extra
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts that put no spaces between words
 _WORD = re.compile(rf"[{_UNSPACED}]{{1,2}}|[^\s{_UNSPACED}]{{1,40}}")

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.serve_settings import validation_messages
 
 SECTION = "statelm"
 SEED_NAMES = ("statelm_enabled", "max_model_length", "context_length_penalty", "train_before_deletion")
@@ -79,4 +79,4 @@ def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:
     try:
         return ContextEditingSettings.model_validate({**_nested(options), **at_top, **section})
     except ValidationError as error:
-        raise ConfigError("; ".join(f"{SECTION}.{sentence}" for sentence in sentences(error))) from error
+        raise ConfigError("; ".join(f"{SECTION}.{sentence}" for sentence in validation_messages(error))) from error

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.leased_device import device_died
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.install_hints import install_extra
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Playwright

@@ -9,7 +9,7 @@ import importlib.util
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.installation import install_extra
+from slime_plugins.rollout_buffer.install_hints import install_extra
 
 NOT_PLAYED = {
     "flight.AA": "an airline's whole site in a frame, which a browser shows only from a web server",

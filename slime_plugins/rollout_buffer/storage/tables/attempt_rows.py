@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
 from slime_plugins.rollout_buffer.storage.tables import group_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord

@@ -67,13 +67,6 @@ def uids_of(connection: Connection, job_key: int) -> list[str]:
     ]
 
 
-def body_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
-    """Returns where the payload of a trajectory is: (bytes in the row, name of the file)."""
-    query = "SELECT body, body_place FROM trajectories WHERE job_key = ? AND uid = ?"
-    row = connection.execute(query, (job_key, uid)).fetchone()
-    return row["body"], row["body_place"]
-
-
 def insert_members(connection: Connection, group_key: int, members: Sequence[Member]) -> None:
     """Keeps what a group delivers, once and for all: every delivery of it reads the same rows."""
     rows = (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.rules.jobs import next_state
+from slime_plugins.rollout_buffer.rules.job_states import next_state
 from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup, compare_with_skip_list
 from slime_plugins.rollout_buffer.types import GroupState, JobState
 

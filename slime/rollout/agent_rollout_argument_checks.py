@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from slime.rollout.agent_rollout_execution import execution_field
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, ShortGroups, read_short_groups, wanted_records
-from slime.rollout.agent_rollout_versions import execution_field
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.trainer.available_memory import available_bytes
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutGroup
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages, ImageCache, ImageFetcher, process_cache
-from slime_plugins.rollout_buffer.trainer.memory import available_bytes
-from slime_plugins.rollout_buffer.trainer.records import RolloutGroup
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder, images_of, images_of_rows
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder, images_of, images_of_rows
 from slime_plugins.rollout_buffer.trainer.settings import ImageSettings, RowSettings
 from slime_plugins.rollout_buffer.trainer.vision import VisionFamily, load_vision, tensor_bytes
 from slime_plugins.rollout_buffer.wire import RolloutItem
@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.wire import RolloutItem
 logger = logging.getLogger(__name__)
 
 
-class Intake:
+class DeliveryConverter:
     """Turns the items of deliveries into groups. ``images`` None leaves screenshots out of the rows."""
 
     def __init__(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.rollout.agent_rollout_metrics import METRICS, batch_metrics, job_metrics, no_filter_metrics
+from slime.rollout.agent_rollout_facts import METRICS, batch_metrics, job_metrics, no_filter_metrics
 from slime.utils.types import Sample
 
 

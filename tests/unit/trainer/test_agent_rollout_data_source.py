@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
-from slime.rollout.agent_rollout_ledger import (
+from slime.rollout.agent_rollout_data_source import (
     GroupStore,
     JobProgress,
     consumed_before,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime.utils.mask_records import TokenRecords
+from slime.utils.mask_token_records import TokenRecords
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 

@@ -130,7 +130,7 @@ def build_serve_settings(**values: object) -> ServeSettings:
     try:
         settings = ServeSettings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(sentences(error))) from error
+        raise ConfigError("; ".join(validation_messages(error))) from error
     if settings.token_file is not None:
         read_token(settings.token_file)
     for flag, folders in (("--data-root", settings.data_roots), ("--generator-dir", settings.generator_dirs)):
@@ -183,7 +183,7 @@ def token_from_environment() -> str | None:
     return os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
 
 
-def sentences(error: ValidationError, known: Iterable[str] = ()) -> list[str]:
+def validation_messages(error: ValidationError, known: Iterable[str] = ()) -> list[str]:
     """Turns pydantic's findings into sentences that start with the field's name; ``known`` are those that there are."""
     found = []
     for entry in error.errors():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.rules.bias import (
+from slime_plugins.rollout_buffer.rules.selection_bias import (
     FinishedGroup,
     FinishedMember,
     GroupOutcome,

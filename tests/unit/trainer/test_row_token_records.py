@@ -18,15 +18,15 @@ from rollout_buffer_lab.scripted_engine.token_records import (
     kept_ids,
 )
 from slime.rollout.agent_rollout_samples import as_dummy, finish_batch, samples_of_group
-from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords
+from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords
 from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows
 from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
-from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
-from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
+from slime_plugins.rollout_buffer.trainer.row_token_records import read_records, routed_experts_of_row
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
-from slime_plugins.rollout_buffer.trainer.token_records import read_records, routed_experts_of_row
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 NO_MASKS = MaskSettings(tokenizer_path=None, loss_mask_type="qwen3", source="--loss-mask-type")

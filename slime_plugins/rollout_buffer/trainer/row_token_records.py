@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from slime.utils.mask_generator import Generation, TrainingRow
-from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords, joined_records
+from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords, joined_records
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.token_facts import laid_out, trained_values
+from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out, trained_values
 
 MAX_SHARE_OUTSIDE = 0.25
 """Of sampled tokens that are not among their kept ids: engines' kernels differ at the edge, and no more than that."""

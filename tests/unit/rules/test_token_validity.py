@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.rules.vocabulary import (
+from slime_plugins.rollout_buffer.rules.token_validity import (
     MAX_VOCABULARY,
     UNKNOWN_PADDING,
     checked_log_prob,

@@ -17,7 +17,7 @@ from typing import Any
 from slime.rollout.agent_rollout_reports import RowName
 from slime.rollout.agent_rollout_samples import normalizes_by, played_shares, summable, trajectory_key
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.trainer.token_facts import laid_out
+from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out
 from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
 
 

@@ -26,31 +26,31 @@ from slime.utils.mask_generator import (
     UndecidedReason,
     pack_training_rows,
 )
-from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
-from slime_plugins.rollout_buffer.rules.vocabulary import MAX_VOCABULARY, vocabulary_size
-from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.masks import Masks, MaskSettings, mask_generator
-from slime_plugins.rollout_buffer.trainer.records import (
+from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
+from slime_plugins.rollout_buffer.rules.token_validity import MAX_VOCABULARY, vocabulary_size
+from slime_plugins.rollout_buffer.trainer.batch_types import (
     RolloutGroup,
     RolloutRow,
     RolloutTrajectory,
     RowSource,
     TokenSource,
 )
-from slime_plugins.rollout_buffer.trainer.settings import RowSettings
-from slime_plugins.rollout_buffer.trainer.token_facts import (
-    laid_out,
-    mask_old_tokens,
-    output_versions,
-    trained_values,
-    version_spans,
-)
-from slime_plugins.rollout_buffer.trainer.token_records import (
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.mask_selection import Masks, MaskSettings, mask_generator
+from slime_plugins.rollout_buffer.trainer.row_token_records import (
     ReadRecords,
     RecordProblemError,
     kept_ids_of_row,
     read_records,
     routed_experts_of_row,
+)
+from slime_plugins.rollout_buffer.trainer.settings import RowSettings
+from slime_plugins.rollout_buffer.trainer.token_alignment import (
+    laid_out,
+    mask_old_tokens,
+    output_versions,
+    trained_values,
+    version_spans,
 )
 from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 from slime_plugins.rollout_buffer.trainer.vision import (

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.trainer.intake import Intake
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutGroup
+from slime_plugins.rollout_buffer.trainer.delivery_conversion import DeliveryConverter
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start, with_retries
-from slime_plugins.rollout_buffer.trainer.records import RolloutGroup
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, RowSettings
 
 
@@ -28,9 +28,9 @@ async def play_once(
     """
     job_id = payload["job_id"]
     await asyncio.to_thread(send_start, settings, payload)
-    intake = Intake(client, rows, None, max_failures=settings.max_failures)
+    converter = DeliveryConverter(client, rows, None, max_failures=settings.max_failures)
     try:
-        groups = await _all_groups(JobFeed(client, settings, job_id), intake)
+        groups = await _all_groups(JobFeed(client, settings, job_id), converter)
         job = await with_retries("jobs", settings.max_failures, lambda: client.job(job_id))
     except Exception:
         with contextlib.suppress(Exception):
@@ -39,12 +39,12 @@ async def play_once(
     return groups, sum(job["groups"].values()) * rows.samples_per_group
 
 
-async def _all_groups(feed: JobFeed, intake: Intake) -> list[RolloutGroup]:
+async def _all_groups(feed: JobFeed, converter: DeliveryConverter) -> list[RolloutGroup]:
     groups: list[RolloutGroup] = []
     while True:
         try:
             delivery = await feed.next_delivery()
         except InputExhaustedError:
             return groups
-        groups += await intake.groups(delivery.items)
+        groups += await converter.groups(delivery.items)
         feed.received(delivery)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from slime.rollout.agent_rollout_settings import wanted_records
-from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
+from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.trainer.records import RolloutRow
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow
 
 RECORD_FIELDS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts")
 

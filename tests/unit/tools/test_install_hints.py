@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.cli import doctor
-from slime_plugins.rollout_buffer.installation import advice_on_two_slimes, install_extra
+from slime_plugins.rollout_buffer.install_hints import advice_on_two_slimes, install_extra
 from tools import install_into_slime
 
 ROOT = Path(__file__).resolve().parents[3]

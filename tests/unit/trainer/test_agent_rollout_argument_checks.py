@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
-from slime.rollout import agent_rollout_arguments
+from slime.rollout import agent_rollout_argument_checks
 from slime.rollout.agent_rollout import generate_rollout, reset_jobs
-from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss
+from slime.rollout.agent_rollout_argument_checks import check_arguments, log_probs_come_with_the_loss
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH
@@ -125,7 +125,7 @@ def test_what_stops_a_step_later_is_refused_with_the_flag_to_change(changes: dic
 
 def test_rewards_of_all_ranks_beside_the_rows_of_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """slime gives each rank its own rewards only from August 2026 on."""
-    monkeypatch.setattr(agent_rollout_arguments, "_splits_rewards", lambda: False)
+    monkeypatch.setattr(agent_rollout_argument_checks, "_splits_rewards", lambda: False)
     args = slimes_args(log_correct_samples=True, global_batch_size=8, actor_num_nodes=1, actor_num_gpus_per_node=2)
     with pytest.raises(ConfigError, match="--log-correct-samples pairs the rewards of all"):
         check_arguments(args)

@@ -23,7 +23,6 @@ import requests
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.config import token_from_environment
 from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE
 from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError, UnavailableError
 from slime_plugins.rollout_buffer.evaluation.plan import (
@@ -38,6 +37,7 @@ from slime_plugins.rollout_buffer.evaluation.plan import (
 from slime_plugins.rollout_buffer.evaluation.report import AttemptRecord, TaskRecord, build_report
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.weight_versions import versions_of
+from slime_plugins.rollout_buffer.serve_settings import token_from_environment
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.types import Instance, Outcome

@@ -1,0 +1,53 @@
+"""Rows of ``images``: in which pack each image is stored, and when a trajectory last named it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
+from slime_plugins.rollout_buffer.storage.tables.connection import MAX_MARKS, Connection
+
+
+def image_refs(connection: Connection, hashes: Sequence[str]) -> dict[str, BlobRef]:
+    """Returns where the screenshots of those hashes are; one that is not stored is left out."""
+    found: dict[str, BlobRef] = {}
+    for start in range(0, len(hashes), MAX_MARKS):
+        digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS]]
+        query = f"SELECT sha256, place FROM images WHERE sha256 IN ({', '.join('?' for _ in digests)})"
+        found.update({digest.hex(): BlobRef.parse(place) for digest, place in connection.execute(query, digests)})
+    return found
+
+
+def insert_images(connection: Connection, places: Mapping[str, BlobRef], now: float) -> None:
+    """Keeps where screenshots are. The first place stays: another writer may have been quicker."""
+    rows = [(bytes.fromhex(sha256), str(place), now) for sha256, place in places.items()]
+    connection.executemany(
+        "INSERT INTO images (sha256, place, last_used) VALUES (?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET last_used = excluded.last_used",
+        rows,
+    )
+
+
+def mark_images_used(connection: Connection, hashes: Sequence[str], now: float) -> int:
+    """Notes that a trajectory names screenshots that were there already; returns how many still are."""
+    used = 0
+    for start in range(0, len(hashes), MAX_MARKS - 1):
+        digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS - 1]]
+        query = f"UPDATE images SET last_used = ? WHERE sha256 IN ({', '.join('?' for _ in digests)})"
+        used += connection.execute(query, (now, *digests)).rowcount
+    return used
+
+
+def replace_image(connection: Connection, sha256: str, place: BlobRef) -> None:
+    """Keeps a new place for a screenshot whose old bytes are damaged."""
+    connection.execute("UPDATE images SET place = ? WHERE sha256 = ?", (str(place), bytes.fromhex(sha256)))
+
+
+def purge_images(connection: Connection, before: float) -> int:
+    """Forgets screenshots that no trajectory has named since a time."""
+    return connection.execute("DELETE FROM images WHERE last_used < ?", (before,)).rowcount
+
+
+def all_image_refs(connection: Connection) -> Iterator[tuple[str, BlobRef]]:
+    """Yields (hash, place) of every screenshot."""
+    return ((row[0].hex(), BlobRef.parse(row[1])) for row in connection.execute("SELECT sha256, place FROM images"))

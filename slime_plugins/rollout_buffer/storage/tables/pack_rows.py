@@ -1,0 +1,40 @@
+"""Rows of ``packs``: up to which byte each pack is referenced by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+
+def mark_packs_used(connection: Connection, places: Iterable[BlobRef]) -> None:
+    """Notes how far rows name bytes of packs: what lies beyond may be cut off."""
+    ends: dict[int, int] = {}
+    for place in places:
+        ends[place.pack] = max(place.end, ends.get(place.pack, 0))
+    connection.executemany(
+        "INSERT INTO packs (number, used_to) VALUES (?, ?) ON CONFLICT DO UPDATE SET "
+        "used_to = max(used_to, excluded.used_to)",
+        list(ends.items()),
+    )
+
+
+def referenced_packs(connection: Connection) -> set[int]:
+    """Returns the packs that some row names bytes of."""
+    query = (
+        "SELECT DISTINCT CAST(substr(place, 1, instr(place, ':') - 1) AS INTEGER) FROM images UNION "
+        "SELECT DISTINCT CAST(substr(body_place, 1, instr(body_place, ':') - 1) AS INTEGER) FROM trajectories "
+        "WHERE body_place IS NOT NULL"
+    )
+    return {int(row[0]) for row in connection.execute(query)}
+
+
+def used_pack_lengths(connection: Connection) -> dict[int, int]:
+    """Returns for each pack that rows name how far they name it."""
+    return {row[0]: row[1] for row in connection.execute("SELECT number, used_to FROM packs")}
+
+
+def delete_pack(connection: Connection, number: int) -> None:
+    """Forgets a pack that is about to be removed."""
+    connection.execute("DELETE FROM packs WHERE number = ?", (number,))

@@ -1,0 +1,62 @@
+"""Columns of ``trajectories`` that hold a payload: in the row, or as a reference to a pack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+
+def payload_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
+    """Returns where the payload of a trajectory is: (bytes in the row, name of the file)."""
+    query = "SELECT body, body_place FROM trajectories WHERE job_key = ? AND uid = ?"
+    row = connection.execute(query, (job_key, uid)).fetchone()
+    return row["body"], row["body_place"]
+
+
+def payload_refs(connection: Connection) -> Iterator[tuple[int, str, BlobRef]]:
+    """Yields (job key, uid, place) of every payload that is in a pack."""
+    query = "SELECT job_key, uid, body_place FROM trajectories WHERE body_place IS NOT NULL"
+    return ((row[0], row[1], BlobRef.parse(row[2])) for row in connection.execute(query))
+
+
+def groups_with_payloads(connection: Connection, group_keys: Sequence[int]) -> list[int]:
+    """Returns those of the groups of which no payload was purged."""
+    query = (
+        "SELECT count(*) FROM members JOIN groups ON groups.key = members.group_key JOIN trajectories "
+        "ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
+        "WHERE members.group_key = ? AND body IS NULL AND body_place IS NULL"
+    )
+    return [key for key in group_keys if connection.execute(query, (key,)).fetchone()[0] == 0]
+
+
+def oldest_undelivered(connection: Connection, default: float) -> float:
+    """Returns when the oldest trajectory was written that is still to be delivered."""
+    query = (
+        "SELECT min(trajectories.created_at) FROM groups JOIN trajectories ON group_key = groups.key "
+        "WHERE groups.state IN ('open', 'ready', 'leased')"
+    )
+    found = connection.execute(query).fetchone()[0]
+    return default if found is None else float(found)
+
+
+def purge_payloads(connection: Connection, before: float) -> int:
+    """Takes the payloads out of trajectories written before a time; returns how many had one."""
+    return connection.execute(
+        "UPDATE trajectories SET body = NULL, body_place = NULL "
+        "WHERE created_at < ? AND (body IS NOT NULL OR body_place IS NOT NULL)",
+        (before,),
+    ).rowcount
+
+
+def mark_damaged(connection: Connection, job_key: int, uid: str, damage: str) -> None:
+    """Keeps why a trajectory could not be read."""
+    query = "UPDATE trajectories SET damage = ? WHERE job_key = ? AND uid = ?"
+    connection.execute(query, (damage, job_key, uid))
+
+
+def count_damaged(connection: Connection, job_key: int) -> int:
+    """Counts trajectories that could not be read when they were to be delivered."""
+    query = "SELECT count(*) FROM trajectories WHERE job_key = ? AND damage IS NOT NULL"
+    return int(connection.execute(query, (job_key,)).fetchone()[0])
