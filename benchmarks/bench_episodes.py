@@ -47,6 +47,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
+from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 MODES = ("incremental", "history")
@@ -128,10 +129,8 @@ async def serve_engine(port: int, bad: float) -> None:
     app = create_app(settings, policy=RestlessPolicy(bad))
     app.middlewares.append(count)
     app.router.add_get("/bytes_received", reported)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    await asyncio.Event().wait()
+    async with serving(app, port=port, handler_cancellation=True):
+        await asyncio.Event().wait()
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.latencies import Latencies
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.http_serving import serving
 
 SESSION_HEADER = "X-SMG-Routing-Key"
 REPLY = (
@@ -64,14 +65,10 @@ async def serve(latencies: Latencies) -> None:
     """Serves for ever."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/generate", Script(latencies).generate)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    sys.stdout.write(f"http://{host}:{port}\n")
-    sys.stdout.flush()
-    await asyncio.Event().wait()
+    async with serving(app) as url:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine
-from slime_plugins.rollout_buffer.gateway.app import create_app, running
+from slime_plugins.rollout_buffer.gateway.app import create_app
 from slime_plugins.rollout_buffer.gateway.backends import JobBackends
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -124,7 +125,7 @@ async def gateway_on(
     buffer = Buffer(store)
     gateway = Gateway(made, buffer, backends=JobBackends(buffer.job_settings, connect, load))
     app = create_app(gateway, SessionKeys.load(folder))
-    async with running(app, made.host, made.port) as url, aiohttp.ClientSession() as http:
+    async with serving(app, made.host, made.port, handler_cancellation=True) as url, aiohttp.ClientSession() as http:
         under_test = GatewayUnderTest(url, gateway, http)
         yield under_test
         for client in under_test.clients:

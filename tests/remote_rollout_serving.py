@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from slime_plugins.rollout_buffer.engine.base import Engine
+from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
@@ -25,18 +25,9 @@ CALL = 'I\'ll use the calculator tool\n<tool_call>\n{"name": "multiply", "argume
 ANSWER = "The result is 345"
 
 
-@asynccontextmanager
-async def served(app: web.Application) -> AsyncIterator[str]:
+def served(app: web.Application) -> AbstractAsyncContextManager[str]:
     """Serves an application on a free port; yields its URL."""
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0.5)
-    try:
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
+    return serving(app, shutdown_timeout_s=0.5)
 
 
 async def call(method: str, url: str, body: Any = None, **options: Any) -> tuple[int, Any]:

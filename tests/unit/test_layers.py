@@ -18,7 +18,7 @@ LAYERS = [
     "errors",
     "extensions",
     "serve_settings rules observability chat_tokens tokenizer_loading strict_yaml",
-    "devices engine wire",
+    "devices engine wire http_serving",
     "client storage protocol",
     "trainer",
     "state",

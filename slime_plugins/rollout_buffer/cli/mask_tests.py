@@ -18,11 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from aiohttp import web
-
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
+from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
@@ -173,14 +172,10 @@ async def _served(engine_url: str, folder: Path | None) -> AsyncIterator[TestedS
     engine = make_engine(engine_url)
     agent = AgentSide(AgentSettings(), tokenizers=catalog)
     trainer = TrainerSide(FixedPolicy(engine, catalog))
-    runner = web.AppRunner(create_app(agent=agent, trainer=trainer), access_log=None)
-    await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=1.0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield TestedServer(agent, trainer, await catalog.get(name), url)
+        async with serving(create_app(agent=agent, trainer=trainer)) as url:
+            yield TestedServer(agent, trainer, await catalog.get(name), url)
     finally:
-        await runner.cleanup()
         await engine.close()
 
 

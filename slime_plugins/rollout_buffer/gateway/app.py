@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -19,7 +18,6 @@ from aiohttp import web
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import (
-    ConfigError,
     InvalidPayloadError,
     NotFoundError,
     PayloadTooLargeError,
@@ -84,26 +82,6 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     app[TRAINER].mount(app)
     app.cleanup_ctx.append(_life)
     return app
-
-
-@asynccontextmanager
-async def running(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
-    """Serves for the time of the context; yields the base URL.
-
-    Raises:
-        ConfigError: the port is taken.
-    """
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, keepalive_timeout=75.0)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port, shutdown_timeout=2.0, backlog=1024).start()
-        except OSError as error:
-            raise ConfigError(f"the gateway cannot serve on {host}:{port}: {error.strerror or error}") from error
-        address = runner.addresses[0]
-        yield f"http://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{address[1]}"
-    finally:
-        await runner.cleanup()
 
 
 async def _life(app: web.Application) -> AsyncIterator[None]:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib.util
 import logging
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.gateway.app import create_app, running
+from slime_plugins.rollout_buffer.gateway.app import create_app
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.http_serving import serve_until_stopped, serving
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_heartbeats
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -46,43 +46,22 @@ def serve(
     store = Store(settings.data_dir, max_bytes=settings.max_data_bytes)
     lock = _lock(settings.data_dir)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, Buffer(store), on_ready, heartbeat))
+        serve_until_stopped(_running(settings, Buffer(store), heartbeat), on_ready)
     finally:
         store.close()
         lock.close()
 
 
-async def _serve(
-    settings: GatewaySettings,
-    buffer: Buffer,
-    on_ready: Callable[[str], None] | None,
-    heartbeat: Heartbeat | None,
-) -> None:
-    stopped = asyncio.Event()
+@asynccontextmanager
+async def _running(settings: GatewaySettings, buffer: Buffer, heartbeat: Heartbeat | None) -> AsyncIterator[str]:
     beats = None if heartbeat is None else asyncio.create_task(send_heartbeats(heartbeat))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
     app = create_app(Gateway(settings, buffer), SessionKeys.load(settings.data_dir))
-    async with running(app, settings.host, settings.port) as url:
+    async with serving(app, settings.host, settings.port, handler_cancellation=True) as url:
         logger.info("the gateway serves on %s", url)
-        if on_ready is not None:
-            on_ready(url)
-        await stopped.wait()
+        yield url
     if beats is not None:
         beats.cancel()
     logger.info("the gateway stopped")
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed (extra ``gateway``): the same loop with less work per request."""
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    import uvloop
-
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def _lock(data_dir: Path) -> IO[str]:

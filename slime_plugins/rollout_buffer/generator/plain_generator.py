@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.errors import (
     RequestError,
     RolloutBufferError,
 )
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 SAMPLING_PARAMS: Final[dict[str, Any]] = {"top_p": 1}
 """What every play samples with, beside the generator's ``max_tokens``; a module that wants more puts it in here."""
@@ -65,7 +66,7 @@ def query_single_turn(
             response = client.chat.completions.create(**_query(messages, sampling_params, tools, text, room))
         except Exception as error:  # noqa: BLE001 - the client is the caller's: whatever it raises is tried again
             problem = error
-            time.sleep(min(MAX_PAUSE_S, 0.5 * 2**tried))
+            time.sleep(backoff_s(tried + 1, first_s=0.5, longest_s=MAX_PAUSE_S))
             continue
         if response.choices:
             reason = response.choices[0].finish_reason

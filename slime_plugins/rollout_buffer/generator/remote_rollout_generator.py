@@ -21,10 +21,10 @@ import asyncio
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import aiohttp
-from aiohttp import web
 from pydantic import ValidationError
 
 from slime_plugins.rollout_buffer.errors import (
@@ -36,6 +36,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text
+from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody, OpenBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
@@ -61,7 +62,7 @@ class RemoteRolloutGenerator:
 
     def __init__(self) -> None:
         self._trainer: TrainerSide | None = None
-        self._runner: web.AppRunner | None = None
+        self._serving = AsyncExitStack()
         self._http: aiohttp.ClientSession | None = None
         self._options: Mapping[str, Any] = {}
         self._server_url = ""
@@ -132,8 +133,7 @@ class RemoteRolloutGenerator:
 
     async def close(self) -> None:
         """Ends the trainer's side and the connections."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._serving.aclose()
         if self._http is not None:
             await self._http.close()
 
@@ -145,14 +145,8 @@ class RemoteRolloutGenerator:
     async def _listen(self, trainer: TrainerSide) -> str:
         host = str(self._options.get("remote_rollout_callback_host") or "127.0.0.1")
         port = int(self._options.get("remote_rollout_callback_port") or 0)
-        self._runner = web.AppRunner(create_app(trainer=trainer), access_log=None)
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port, shutdown_timeout=1.0).start()
-        except OSError as error:
-            raise ConfigError(f"the trainer's side cannot be served on {host}:{port}: {error.strerror}") from error
-        configured = self._options.get("remote_rollout_callback_url")
-        return str(configured) if configured else f"http://{host}:{self._runner.addresses[0][1]}"
+        served_on = await self._serving.enter_async_context(serving(create_app(trainer=trainer), host, port))
+        return str(self._options.get("remote_rollout_callback_url") or served_on)
 
     async def _shown_tools(self) -> list[dict[str, Any]]:
         """The rollout server's tools; asked for once."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import logging
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiohttp import web
-
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.http_serving import serve_until_stopped, serving
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
@@ -90,8 +86,7 @@ def serve(settings: RemoteRolloutSettings, *, on_ready: Callable[[str], None] | 
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(settings, on_ready))
+    serve_until_stopped(running(settings), on_ready)
 
 
 @asynccontextmanager
@@ -123,7 +118,9 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
         )
         trainer = TrainerSide(FixedPolicy(engine, catalog), rules, sink=sink)
     try:
-        async with _listening(create_app(agent=agent, trainer=trainer, allowed_hosts=allowed), settings) as url:
+        app = create_app(agent=agent, trainer=trainer, allowed_hosts=allowed)
+        async with serving(app, settings.host, settings.port) as url:
+            logger.info("the remote rollout protocol is served on %s", url)
             yield url
     finally:
         for end in (engine, sink):
@@ -131,43 +128,7 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
                 await end.close()
 
 
-@asynccontextmanager
-async def _listening(app: web.Application, settings: RemoteRolloutSettings) -> AsyncIterator[str]:
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, settings.host, settings.port, shutdown_timeout=2.0, backlog=1024).start()
-        except OSError as error:
-            raise ConfigError(f"nothing can be served on {settings.host}:{settings.port}: {error.strerror}") from error
-        yield f"http://{settings.host}:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
 def _sink(settings: RemoteRolloutSettings) -> AsyncRolloutBufferClient | None:
     if settings.buffer_url is None:
         return None
     return AsyncRolloutBufferClient(settings.buffer_url, token=settings.buffer_token)
-
-
-async def _serve(settings: RemoteRolloutSettings, on_ready: Callable[[str], None] | None) -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    async with running(settings) as url:
-        logger.info("the remote rollout protocol is served on %s", url)
-        if on_ready is not None:
-            on_ready(url)
-        await stopped.wait()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: the same loop with less work per request."""
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    import uvloop
-
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory

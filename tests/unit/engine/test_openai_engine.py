@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.engine.openai import (
 from slime_plugins.rollout_buffer.engine.openai_protocol import Envelope
 from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE, api_key_for
 from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 from tests.example_counts import examples
 
@@ -52,17 +53,12 @@ async def asked(replies: Sequence[tuple[int, Any]], **options: Any) -> AsyncIter
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    engine = OpenAiEngine(f"http://127.0.0.1:{port}/v1", QUICK, model="some-model", tokenizer=TOKENIZER, **options)
-    try:
-        yield engine, bodies
-    finally:
-        await engine.close()
-        await runner.cleanup()
+    async with serving(app) as url:
+        engine = OpenAiEngine(f"{url}/v1", QUICK, model="some-model", tokenizer=TOKENIZER, **options)
+        try:
+            yield engine, bodies
+        finally:
+            await engine.close()
 
 
 def turn(messages: list[dict[str, Any]] | None = None, images: Sequence[Image] = (), **extra: Any) -> GenerateRequest:
@@ -194,15 +190,12 @@ async def test_many_turns_at_once_do_not_mix() -> None:
 
     app = web.Application()
     app.router.add_post("/chat/completions", echo)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine = OpenAiEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", model="m", tokenizer=TOKENIZER)
-    requests = [turn([{"role": "user", "content": str(number)}]) for number in range(20)]
-    replies = await asyncio.gather(*map(engine.generate, requests))
+    async with serving(app) as url:
+        engine = OpenAiEngine(url, model="m", tokenizer=TOKENIZER)
+        requests = [turn([{"role": "user", "content": str(number)}]) for number in range(20)]
+        replies = await asyncio.gather(*map(engine.generate, requests))
+        await engine.close()
     assert [CHAT.text(reply.output_ids) for reply in replies] == [str(number) for number in range(20)]
-    await engine.close()
-    await runner.cleanup()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from slime.utils.mask_token_records import ROUTED_EXPERTS, RecordBytes, TokenRec
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
@@ -279,11 +280,8 @@ async def scoring() -> AsyncIterator[tuple[ScoringService, str]]:
     service = ScoringService()
     app = web.Application()
     app.router.add_post("/score", service.score)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield service, f"http://127.0.0.1:{runner.addresses[0][1]}/score"
-    await runner.cleanup()
+    async with serving(app) as url:
+        yield service, f"{url}/score"
 
 
 async def test_an_allowed_callback_gives_the_reward(tmp_path: Path, scoring: tuple[ScoringService, str]) -> None:

@@ -16,12 +16,11 @@ from rollout_buffer_lab.embedded_engine.service import EmbeddedEngine
 from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings
 from rollout_buffer_lab.sglang_routes.app import (
     json_answer,
-    listening,
     read_body,
-    serve_until_stopped,
     sglang_app,
 )
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError
+from slime_plugins.rollout_buffer.http_serving import serve_until_stopped, serving
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ async def running(settings: EmbeddedEngineSettings, model: LanguageModel | None 
         return await _update_weights(request, engine)
 
     app.router.add_post("/update_weights_from_disk", update_weights)
-    async with listening(app, settings.host, settings.port) as url:
+    async with serving(app, settings.host, settings.port, handler_cancellation=True) as url:
         logger.info("%s serves %s by the embedded engine: for laptops and tests", url, settings.model_path)
         yield url
 

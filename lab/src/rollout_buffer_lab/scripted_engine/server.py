@@ -16,7 +16,8 @@ from aiohttp import web
 from rollout_buffer_lab.scripted_engine.policy import Policy, reply_to
 from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
-from rollout_buffer_lab.sglang_routes.app import listening, serve_until_stopped, sglang_app
+from rollout_buffer_lab.sglang_routes.app import sglang_app
+from slime_plugins.rollout_buffer.http_serving import serve_until_stopped, serving
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ def serve(settings: ScriptedEngineSettings, *, on_ready: Callable[[str], None] |
 @asynccontextmanager
 async def running(settings: ScriptedEngineSettings, *, policy: Policy = reply_to) -> AsyncIterator[str]:
     """A server on this event loop for the time of the context; yields its base URL."""
-    async with listening(create_app(settings, policy=policy), settings.host, settings.port) as url:
+    app = create_app(settings, policy=policy)
+    async with serving(app, settings.host, settings.port, handler_cancellation=True) as url:
         logger.info("%s", start_message(settings, url))
         yield url
 

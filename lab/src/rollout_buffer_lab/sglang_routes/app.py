@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import signal
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -54,27 +52,6 @@ HEALTH_ROUTES: Final = ("/health", "/health_generate")
 BACKEND: Final = web.AppKey("backend", SglangBackend)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def serve_until_stopped(
-    running: AbstractAsyncContextManager[str], on_ready: Callable[[str], None] | None = None
-) -> None:
-    """Serves until SIGINT or SIGTERM. ``on_ready`` gets the base URL once requests are answered."""
-    asyncio.run(_until_stopped(running, on_ready))
-
-
-@asynccontextmanager
-async def listening(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
-    """A server on this event loop for the time of the context; yields its base URL. Port 0 takes a free one."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, host, port, shutdown_timeout=1.0)
-    try:
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
 
 
 def sglang_app(backend: SglangBackend, token_file: Path | None = None) -> web.Application:
@@ -133,20 +110,6 @@ async def read_body(request: web.Request, max_bytes: int = MAX_CONTROL_BODY) -> 
 def json_answer(body: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> web.Response:
     """``body`` as JSON."""
     return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
-
-
-async def _until_stopped(
-    running: AbstractAsyncContextManager[str], on_ready: Callable[[str], None] | None = None
-) -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread: the caller ends it
-            loop.add_signal_handler(name, stopped.set)
-    async with running as url:
-        if on_ready is not None:
-            on_ready(url)
-        await stopped.wait()
 
 
 async def _close(app: web.Application) -> None:

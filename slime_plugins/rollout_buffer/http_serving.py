@@ -1,0 +1,80 @@
+"""How an aiohttp application is served: for the time of a context, or by a process until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+
+from aiohttp import web
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+KEEPALIVE_TIMEOUT_S = 75.0
+BACKLOG = 1024
+ANY_HOST = frozenset({"", "0.0.0.0"})
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    handler_cancellation: bool = False,
+    shutdown_timeout_s: float = 2.0,
+) -> AsyncIterator[str]:
+    """Serves on the running event loop for the time of the context; yields the base URL. Port 0 takes a free one.
+
+    ``handler_cancellation`` cancels a handler whose client disconnects. At the end, handlers have
+    ``shutdown_timeout_s`` to finish.
+
+    Raises:
+        ConfigError: the address cannot be served on; the port is taken, for instance.
+    """
+    runner = web.AppRunner(
+        app, handler_cancellation=handler_cancellation, access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT_S
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port, shutdown_timeout=shutdown_timeout_s, backlog=BACKLOG).start()
+        except OSError as error:
+            raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror or error}") from error
+        yield f"http://{'127.0.0.1' if host in ANY_HOST else host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def serve_until_stopped(
+    service: AbstractAsyncContextManager[str], on_ready: Callable[[str], None] | None = None
+) -> None:
+    """Enters ``service``, which yields a base URL, and leaves it at SIGINT or SIGTERM.
+
+    ``on_ready`` gets the base URL once requests are answered. The event loop is uvloop's where it is installed.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_until_stopped(service, on_ready))
+
+
+async def _until_stopped(service: AbstractAsyncContextManager[str], on_ready: Callable[[str], None] | None) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, ValueError, RuntimeError):  # outside the main thread the caller ends it
+            loop.add_signal_handler(number, stopped.set)
+    async with service as url:
+        if on_ready is not None:
+            on_ready(url)
+        await stopped.wait()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
