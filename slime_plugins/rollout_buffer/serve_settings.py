@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import ipaddress
 import os
@@ -176,6 +177,16 @@ def read_token(path: Path) -> str:
     if len(token) < 16:
         raise ConfigError(f"--token-file {path} must hold a token of at least 16 characters on its first line")
     return token
+
+
+def generator_files(folders: Iterable[Path]) -> dict[str, str]:
+    """Returns each Python file in the folders of ``--generator-dir`` with its state: another one is another text."""
+    found = {}
+    for path in (path for folder in folders for path in folder.glob("*.py")):
+        with contextlib.suppress(OSError):  # it was deleted a moment ago
+            state = path.stat()
+            found[str(path)] = f"{state.st_mtime_ns} {state.st_ctime_ns} {state.st_size}"
+    return found
 
 
 def token_from_environment() -> str | None:

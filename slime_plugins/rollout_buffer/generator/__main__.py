@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.generator.registry import describe, discover
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+from slime_plugins.rollout_buffer.serve_settings import generator_files
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -24,5 +25,6 @@ if __name__ == "__main__":
         if progress is not None:
             progress.beat(file=str(file))
 
+    files = generator_files(options.folders)
     found = discover(options.folders, skip=options.skip, on_file=print_file)
-    sys.stdout.write("\n" + describe(found) + "\n")
+    sys.stdout.write("\n" + describe(found, files) + "\n")

@@ -18,11 +18,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import logging
+import linecache
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.extensions import Group, installed
 from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
+from slime_plugins.rollout_buffer.observability.tracebacks import own_traceback, with_place
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions
 
 BUILT_IN_FOLDER = Path(__file__).parent
@@ -44,8 +45,6 @@ NOT_GENERATORS = frozenset(
         "registry.py",
     }
 )
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +66,7 @@ class Plugin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """Everything that was found: plugins by task type, and the traceback of each file that does not load."""
+    """Everything that was found: plugins by task type, and of each file that does not load why: place, traceback."""
 
     plugins: dict[str, Plugin] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
@@ -91,8 +90,8 @@ def discover(
         name = path.name if path not in of_packages else f"{path} of {of_packages[path].package}"
         try:
             plugin = _load_file(path)
-        except (Exception, SystemExit):  # noqa: BLE001 - someone else's file: its traceback is the answer
-            catalog.broken[name] = traceback.format_exc(limit=-4)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - someone else's file: its traceback is the answer
+            catalog.broken[name] = why_broken(error, path)
             continue
         if plugin is not None and plugin.task_type in catalog.plugins:
             other = catalog.plugins[plugin.task_type].source
@@ -121,8 +120,13 @@ def load(task_type: str, folders: Sequence[Path] = (), *, skip: Sequence[Path] =
     catalog = discover(folders, skip=skip)
     if task_type in catalog.plugins:
         return catalog.plugins[task_type]
-    reasons = "".join(f"\n{name}:\n{reason}" for name, reason in catalog.broken.items())
+    reasons = "".join(f"\n{name} does not load: {reason}" for name, reason in catalog.broken.items())
     raise GeneratorError(f"no generator has TASK_TYPE {task_type!r}{reasons}")
+
+
+def why_broken(error: BaseException, path: Path) -> str:
+    """Returns why a file does not load: the place in one line, then the traceback."""
+    return f"{with_place(error, path)}\n{own_traceback(error)}"
 
 
 def _load_file(path: Path) -> Plugin | None:
@@ -153,7 +157,11 @@ def _needs_ray(module: ModuleType) -> bool:
 
 
 def _import(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, so that two files never share a module; of a package, the module."""
+    """Imports a file under a name of its own, so that two files never share a module; of a package, the module.
+
+    The text is compiled as it is now: bytecode of an earlier one may have the same second and size. Tracebacks show
+    this text, whatever the file becomes.
+    """
     if path.suffix != ".py":
         return importlib.import_module(str(path))
     if path.parent == BUILT_IN_FOLDER:
@@ -161,16 +169,21 @@ def _import(path: Path) -> ModuleType:
     folder = hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]
     name = f"rollout_buffer_generator_{folder}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise GeneratorError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
+    source = path.read_bytes()
+    linecache.cache[str(path)] = (len(source), None, decode_source(source).splitlines(keepends=True), str(path))
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    exec(compile(source, str(path), "exec"), module.__dict__)
     return module
 
 
-def describe(catalog: Catalog) -> str:
-    """Returns the catalog as one line of JSON, for the supervisor, which looks through a short-lived process."""
+def describe(catalog: Catalog, files: Mapping[str, str]) -> str:
+    """Returns the catalog as one line of JSON, for the supervisor, which looks through a short-lived process.
+
+    ``files`` are those of the folders, as they were before they were loaded.
+    """
     task_types = {
         name: {
             "needs_ray": plugin.needs_ray,
@@ -181,4 +194,5 @@ def describe(catalog: Catalog) -> str:
         for name, plugin in catalog.plugins.items()
     }
     extensions = [extension.described() for group in Group for _, extension in sorted(installed(group).items())]
-    return json.dumps({"task_types": task_types, "broken_generators": catalog.broken, "extensions": extensions})
+    found = {"task_types": task_types, "broken_generators": catalog.broken, "extensions": extensions, "files": files}
+    return json.dumps(found)

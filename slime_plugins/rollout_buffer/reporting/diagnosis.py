@@ -75,10 +75,10 @@ def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[s
         Explanation(
             code="broken_generator",
             severity=Severity.ATTENTION,
-            message=f"The generator file {name} does not load: its task types cannot be started.",
-            advice="The supervisor's log has the traceback. Mend the file and restart rollout-buffer serve.",
+            message=f"The generator file {name} does not load: {reason.splitlines()[0]}.",
+            advice="Its task types cannot be started until the file is mended: the next start of a job reads it again.",
         )
-        for name in sorted(broken_generators)
+        for name, reason in sorted(broken_generators.items())
     ]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.generator.registry import Plugin, load, load_file
+from slime_plugins.rollout_buffer.generator.registry import Plugin, load, load_file, why_broken
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_heartbeats
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 from slime_plugins.rollout_buffer.observability.opentelemetry import tracing_from_environment
@@ -59,17 +59,17 @@ def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
     """Loads the file that the supervisor found it in; every file where that is not its place any more.
 
     Raises:
-        GeneratorError: no file has the task type.
+        GeneratorError: that file does not load, or no file has the task type.
     """
     file: Path | None = options.generator_file
     if file is not None and (file.suffix != ".py" or file.is_file()):
         try:
             found = load_file(file, task_type)
-        except Exception:
-            logger.exception("%s does not load; the others are looked at", file)
-        else:
-            if found is not None:
-                return found
+        except Exception as error:
+            logger.exception("%s does not load", file)
+            raise GeneratorError(f"{file.name} does not load: {why_broken(error, file)}") from error
+        if found is not None:
+            return found
     return load(task_type, options.generator_dir, skip=options.skip_generator)
 
 

@@ -6,8 +6,10 @@ The server holds no state of its own, so several gunicorn workers are as good as
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Flask, Response
@@ -23,7 +25,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, DrainPayload, StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job, shown_settings
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
-from slime_plugins.rollout_buffer.serve_settings import ServeSettings
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings, generator_files
 from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect, routes_training_reports
 from slime_plugins.rollout_buffer.server.http import (
     IdConverter,
@@ -37,13 +39,17 @@ from slime_plugins.rollout_buffer.server.http import (
     the_buffer,
     the_context,
 )
-from slime_plugins.rollout_buffer.server.supervisor_state import read_supervisor_state
+from slime_plugins.rollout_buffer.server.supervisor_state import SupervisorState, read_supervisor_state
 from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
 from slime_plugins.rollout_buffer.state import input_files
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.types import AckResult, Image, Instance
 
 __all__ = ["ServerContext", "create_app"]
+
+LISTING_TIMEOUT_S = 20.0
+"""How long a start waits until a generator file that changed is listed again."""
+LISTING_POLL_S = 0.1
 
 routes = Blueprint("rollout_buffer", __name__)
 
@@ -100,7 +106,7 @@ def start_rollout() -> Response:
 
 def _check_task_type(task_type: Any) -> Mapping[str, Any]:
     """Accepts only work that somebody will do: a supervisor lives, and knows the task type. Returns what it knows."""
-    seen = read_supervisor_state(the_context())
+    seen = _when_listed(task_type)
     if not seen.serving:
         raise UnavailableError(f"nobody would play this job: {seen.reason}. Is rollout-buffer serve up?")
     known = seen.catalog.get("task_types", {})
@@ -109,7 +115,7 @@ def _check_task_type(task_type: Any) -> Mapping[str, Any]:
     if not known:  # nothing can be read, or nothing could be written since the start
         raise UnavailableError(f"what can be played is not known yet: {seen.reason or 'the supervisor is starting'}")
     broken = seen.catalog.get("broken_generators", {})
-    hint = f"; broken generators: {broken}" if broken else ""
+    hint = "".join(f"\n{name} does not load: {reason}" for name, reason in broken.items())
     names = ", ".join(sorted(known))
     near = get_close_matches(task_type, known, n=1, cutoff=0.7)
     hint = (f"; did you mean {near[0]}?" if near else "") + hint
@@ -117,6 +123,30 @@ def _check_task_type(task_type: Any) -> Mapping[str, Any]:
         f"no generator has task_type {task_type[:100]!r}; known: {names}{hint}",
         {"task_types": sorted(known), "broken_generators": broken},
     )
+
+
+def _when_listed(task_type: Any) -> SupervisorState:
+    """Returns how the supervisor is, once it has listed the files that may hold the task type as they are now.
+
+    Raises:
+        UnavailableError: they changed, and are not listed within ``LISTING_TIMEOUT_S``.
+    """
+    context = the_context()
+    deadline = time.monotonic() + LISTING_TIMEOUT_S
+    while True:
+        seen = read_supervisor_state(context)
+        source = seen.catalog.get("task_types", {}).get(str(task_type), {}).get("source")
+        listed = seen.catalog.get("files", {})
+        files = generator_files(context.settings.generator_dirs)
+        if not seen.serving or files == listed or (source is not None and files.get(source) == listed.get(source)):
+            return seen
+        if time.monotonic() > deadline:
+            changed = sorted(Path(file).name for file in files | listed if files.get(file) != listed.get(file))
+            raise UnavailableError(
+                f"the generators are still being listed again: {', '.join(changed[:5])} changed. The log of serve says "
+                "which file takes its time"
+            )
+        time.sleep(LISTING_POLL_S)
 
 
 def _check_required_keys(payload: StartPayload, required: Sequence[str]) -> None:

@@ -1,5 +1,7 @@
 """Which generators there are, asked of a short-lived process: a bad file takes nobody along and delays nobody long.
 
+When a file in ``folders`` has changed, they are listed again; until that is done, the last list holds.
+
 A file that hangs, or ends the process that loads it, is broken like one with a syntax error: it is named, left out, and
 the others are listed without it. Nothing here waits; ``reconcile`` makes the next step.
 """
@@ -19,6 +21,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+from slime_plugins.rollout_buffer.serve_settings import generator_files
 
 FILE_TIMEOUT_S = 60.0
 SLOW_AFTER_S = 5.0
@@ -39,9 +42,11 @@ class GeneratorDiscovery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog: dict[str, Any] | None = None
-        """``task_types`` and ``broken_generators``, once they are known."""
+        """``task_types`` and ``broken_generators``, once they are known, and the ``files`` as they were then."""
         self.skipped: dict[str, str] = {}
-        """Files that must not be loaded, and why."""
+        """Files that must not be loaded until they change, and why."""
+        self._files = generator_files(folders)
+        self._skipped_as: dict[str, str | None] = {}
         self._folders = folders
         self._file_timeout_s = file_timeout_s
         self._clock = clock
@@ -52,9 +57,9 @@ class GeneratorDiscovery:
         """Makes the next step.
 
         Raises:
-            ConfigError: the generators cannot be listed, whichever files are left out.
+            ConfigError: the generators cannot be listed, whichever files are left out, and never were.
         """
-        if self.catalog is not None:
+        if self._process is None and self.catalog is not None and self.catalog["files"] == self._files:
             return
         if self._process is None:
             self._start()
@@ -62,6 +67,10 @@ class GeneratorDiscovery:
             self._watch()
         else:
             self._collect(self._process.returncode)
+
+    def look(self) -> None:
+        """Looks at the files, so that ``reconcile`` knows whether they changed. It may wait for the disk."""
+        self._files = generator_files(self._folders)
 
     def activity(self) -> str | None:
         """Returns a sentence on what it waits for; None once it is done."""
@@ -82,6 +91,9 @@ class GeneratorDiscovery:
         self._progress = Heartbeat(clock=self._clock)
         self._answer, self._words = os.memfd_create("generators"), os.memfd_create("generator errors")
         self._started_at = self._clock()
+        self.skipped = {
+            file: why for file, why in self.skipped.items() if self._files.get(file) == self._skipped_as[file]
+        }
         command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator"]
         command += ["--progress-fd", str(self._progress.descriptor)]
         for file in self.skipped:
@@ -122,9 +134,14 @@ class GeneratorDiscovery:
     def _leave_out(self, file: str, reason: str) -> None:
         self._close()
         if not file or file in self.skipped or len(self.skipped) >= MAX_BROKEN:
-            raise ConfigError(f"the generators cannot be listed: {reason}")
+            if self.catalog is None:
+                raise ConfigError(f"the generators cannot be listed: {reason}")
+            logger.error("the generators cannot be listed again, the last list holds: %s", reason)
+            self.catalog = {**self.catalog, "files": self._files}
+            return
         logger.error("generator file %s is left out: %s", file, reason)
         self.skipped[file] = reason[:_WORDS]
+        self._skipped_as[file] = self._files.get(file)
 
     @staticmethod
     def _kill(process: subprocess.Popen[bytes]) -> None:

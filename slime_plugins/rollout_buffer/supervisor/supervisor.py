@@ -58,6 +58,7 @@ JOB_OVER_TIMEOUT_S = 30.0
 RAY_GONE_TIMEOUT_S = 10.0
 SERVER_NAME = "server"
 GATEWAY_NAME = "gateway"
+WRITERS_OUTSIDE = {EXTERNAL_TASK_TYPE: {"needs_ray": False, "source": "/buffer/write"}}
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Supervisor:
     _records: ChildRecords = field(init=False)
     _recorded: list[ProcessMark] | None = field(init=False, default=None)
     _orphans: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
-    _catalog_is_stored: bool = field(init=False, default=False)
+    _stored_catalog: dict[str, Any] | None = field(init=False, default=None)
     """Servers accept only jobs of task types that are stored."""
     _announced: bool = field(init=False, default=False)
     _stopping: bool = field(init=False, default=False)
@@ -129,6 +130,7 @@ class Supervisor:
         writing = PeriodicTasks(
             {
                 self._store_heartbeat: SUPERVISOR.beats_every_s,
+                self._discovery.look: CLOCK_INTERVAL_S,
                 self._store_catalog: 0.0,
                 self._fail_jobs: 0.0,
                 self._keep_reserve: CLOCK_INTERVAL_S,
@@ -229,16 +231,23 @@ class Supervisor:
             self._release_runner(key)
 
     def _tend_runner(self, job: JobRecord) -> None:
-        if job.task_type not in self._task_types():
-            self._to_fail[job.key] = f"no generator has task_type {job.task_type!r} any more"
+        runner = self._runners.get(job.key)
+        if job.task_type not in self._task_types() and (runner is None or runner.child.process is None):
+            self._to_fail[job.key] = self._why_unknown(job.task_type)
             return
-        runner = self._runners.setdefault(job.key, _Runner(self._runner_child(job)))
+        if runner is None:
+            runner = self._runners[job.key] = _Runner(self._runner_child(job))
         if self._uses_local_ray(job) and runner.ray_address != self._local_ray_address():
             runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_GONE_TIMEOUT_S)
         runner.child.reconcile()
         if runner.child.state is ChildState.GIVEN_UP:
             times = runner.child.crashes
             self._to_fail[job.key] = f"its runner ended {times} times in a row: {runner.child.cause}"
+
+    def _why_unknown(self, task_type: str) -> str:
+        broken = (self._discovery.catalog or {}).get("broken_generators", {})
+        reasons = "".join(f"\n{name} does not load: {reason}" for name, reason in broken.items())
+        return f"no generator has task_type {task_type!r} any more{reasons}"[:2000]
 
     def _release_runner(self, key: int) -> None:
         """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
@@ -281,7 +290,7 @@ class Supervisor:
         """Says once that requests are answered and jobs accepted; on a full disk, that requests are."""
         if self._announced or self.on_ready is None or self._discovery.catalog is None:
             return
-        accepts = self._catalog_is_stored or self._writing.tasks.problem() is not None
+        accepts = self._stored_catalog is not None or self._writing.tasks.problem() is not None
         if not accepts or not _answers(self.settings):
             return
         self._announced = True
@@ -292,12 +301,13 @@ class Supervisor:
     def _store_heartbeat(self) -> None:
         catalog = self._discovery.catalog
         if catalog is not None:
-            self._buffer.beat(SUPERVISOR.name, os.getpid(), {**catalog, "task_types": self._task_types()})
-            self._catalog_is_stored = True
+            found = {**catalog, "task_types": {**catalog["task_types"], **WRITERS_OUTSIDE}}
+            self._buffer.beat(SUPERVISOR.name, os.getpid(), found)
+            self._stored_catalog = catalog
 
     def _store_catalog(self) -> None:
         """Stores what was found as soon as it was: the next heartbeat may be seconds away."""
-        if not self._catalog_is_stored:
+        if self._stored_catalog is not self._discovery.catalog:
             self._store_heartbeat()
 
     def _fail_jobs(self) -> None:
@@ -445,7 +455,7 @@ class Supervisor:
     def _task_types(self) -> dict[str, Any]:
         """Returns what jobs may ask for: the generators that were found, and writers outside."""
         found: dict[str, Any] = {} if self._discovery.catalog is None else self._discovery.catalog["task_types"]
-        return {**found, EXTERNAL_TASK_TYPE: {"needs_ray": False, "source": "/buffer/write"}}
+        return {**found, **WRITERS_OUTSIDE}
 
     def _log_file(self, name: str) -> Path:
         return self.settings.data_dir / "logs" / f"{name}.log"

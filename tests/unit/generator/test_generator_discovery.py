@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,15 +11,17 @@ import pytest
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.registry import BUILT_IN_FOLDER, discover, load, load_file
+from slime_plugins.rollout_buffer.observability.tracebacks import own_traceback, with_place
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
 
 GOOD = 'TASK_TYPE = "good"\ndef run_rollout(data): ...\n'
 
 
 def finish(discovery: GeneratorDiscovery) -> dict[str, str]:
-    """Tends until all is known; returns what is broken."""
+    """Tends until all is known of the files as they are now; returns what is broken."""
     deadline = time.monotonic() + 100
-    while discovery.catalog is None:
+    discovery.look()
+    while discovery.catalog is None or discovery.catalog["files"] != discovery._files:
         assert time.monotonic() < deadline
         discovery.reconcile()
         time.sleep(0.02)
@@ -43,6 +46,51 @@ def test_good_files_are_found_beside_one_that_hangs_and_one_that_ends_the_proces
     # A runner is told, and does not hang in its turn.
     skipped = [Path(file) for file in discovery.skipped]
     assert load("good", [tmp_path], skip=skipped).task_type == "good"
+
+
+def test_a_file_that_changed_is_listed_again_also_one_that_hung(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
+    (tmp_path / "mended.py").write_text("TASK_TYPE = 'mended'\n\ndef run_rollout(data:\n")
+    discovery = GeneratorDiscovery([tmp_path], file_timeout_s=5.0)
+    broken = finish(discovery)
+    assert broken["mended.py"].startswith(f"{tmp_path}/mended.py, line 3: SyntaxError: '(' was never closed\n")
+    assert "registry" not in broken["mended.py"]
+    assert "hangs.py" in broken
+
+    (tmp_path / "mended.py").write_text(GOOD.replace("good", "mended"))
+    (tmp_path / "new.py").write_text(GOOD.replace("good", "new"))
+    (tmp_path / "hangs.py").write_text(GOOD)
+
+    assert finish(discovery) == {}
+    assert discovery.catalog is not None
+    assert {"good", "mended", "new"} <= discovery.catalog["task_types"].keys()
+    assert discovery.activity() is None
+
+
+def test_what_cannot_be_listed_again_leaves_the_last_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    discovery = GeneratorDiscovery([tmp_path])
+    finish(discovery)
+    (tmp_path / "good.py").write_text(GOOD)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    finish(discovery)
+    assert discovery.catalog is not None
+    assert "math" in discovery.catalog["task_types"]
+
+
+def test_a_file_is_loaded_as_it_is_now_and_its_traceback_shows_what_ran(tmp_path: Path) -> None:
+    file, second = tmp_path / "edited.py", 1_700_000_000
+    text = "TASK_TYPE = 'edited'\ndef run_rollout(data): return data['anwser']\n"
+    for written in (text.replace("anwser", "answer"), text):  # alike in size, and in the second of their time
+        file.write_text(written)
+        os.utime(file, (second, second))
+        plugin = load_file(file, "edited")
+    assert plugin is not None
+    assert plugin.run_rollout is not None
+    file.write_text("# another text\n" + text)
+    with pytest.raises(KeyError, match="anwser") as raised:
+        plugin.run_rollout({"answer": 42})
+    assert with_place(raised.value, file) == f"{file}, line 2: KeyError: 'anwser'"
+    assert "def run_rollout(data): return data['anwser']" in own_traceback(raised.value)
 
 
 def test_a_registry_that_cannot_be_listed_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,7 @@ def test_a_group_says_its_cause_in_the_words_that_jobs_have_too(state: str, caus
 
 
 def test_a_buffer_without_supervisor_says_so_first() -> None:
-    found = explain_service(None, {"mine.py": "SyntaxError"})
+    found = explain_service(None, {"mine.py": "mine.py, line 3: SyntaxError\nTraceback"})
     assert [one.code for one in found] == ["no_supervisor", "broken_generator"]
+    assert found[1].message == "The generator file mine.py does not load: mine.py, line 3: SyntaxError."
     assert explain_service(1.0, {}) == []

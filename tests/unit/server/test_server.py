@@ -14,6 +14,8 @@ from flask.testing import FlaskClient
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.serve_settings import generator_files
+from slime_plugins.rollout_buffer.server import app as server_app
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from tests.support import PNG, written
 
@@ -76,6 +78,37 @@ def test_while_it_is_not_known_what_can_be_played_a_start_may_be_tried_again(cli
     status, reply = start(client)
     assert (status, reply["error"]["code"]) == (503, "unavailable")
     assert "not known yet" in reply["error"]["message"]
+
+
+def test_a_start_waits_until_the_generator_file_it_needs_is_listed_as_it_is_now(
+    make_client: Callable[..., FlaskClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_app, "LISTING_TIMEOUT_S", 0.0)
+    mine = tmp_path / "generators" / "mine.py"
+    mine.parent.mkdir()
+    mine.write_text("")
+    client = make_client(generator_dirs=[mine.parent])
+    context: ServerContext = client.application.extensions["rollout_buffer"]
+
+    def listed(broken: dict[str, str]) -> None:
+        task_types = {"external": {"source": "/buffer/write"}, "mine": {"source": str(mine)}}
+        found = {"task_types": task_types, "broken_generators": broken, "files": generator_files([mine.parent])}
+        context.buffer.beat(SUPERVISOR.name, os.getpid(), found)
+
+    def refusal(task_type: str) -> tuple[int, str]:
+        status, reply = post(client, "/start_rollout", {"task_type": task_type, "instances": [{"instance_id": "a"}]})
+        return status, "" if status == 200 else reply["error"]["message"]
+
+    listed({})
+    assert refusal("mine") == (400, "remote_engine_url is missing: the address of the trainer's SGLang router")
+    mine.write_text("TASK_TYPE =")
+    assert refusal("mine")[0] == 503
+    assert "mine.py changed" in refusal("new")[1]
+    assert refusal("external") == (200, "")
+    listed({"mine.py": "mine.py, line 1: SyntaxError: invalid syntax\nTraceback"})
+    status, message = refusal("new")
+    assert status == 404
+    assert message.endswith("\nmine.py does not load: mine.py, line 1: SyntaxError: invalid syntax\nTraceback")
 
 
 def test_options_that_a_generator_declares_are_taken(client: FlaskClient, math_file: Path) -> None:

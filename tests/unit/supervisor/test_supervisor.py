@@ -49,7 +49,7 @@ def supervisor(tmp_path: Path, buffer: Buffer) -> Supervisor:
     found = Supervisor(ServeSettings(data_dir=buffer.store.data_dir))
     found._buffer = buffer
     task_types = {"phones": {"needs_ray": True}, "math": {"needs_ray": False}}
-    found._discovery.catalog = {"task_types": task_types, "broken_generators": {}}
+    found._discovery.catalog = {"task_types": task_types, "broken_generators": {}, "files": {}}
     return found
 
 
@@ -65,6 +65,25 @@ def reconcile(supervisor: Supervisor) -> None:
 
 def state_of(buffer: Buffer, job: JobRecord) -> str:
     return buffer.job(job.job_id).state.value
+
+
+def test_a_job_goes_on_while_its_generator_file_does_not_load_and_fails_only_when_its_runner_ends(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    job = start_played(buffer, task_type="math")
+    reconcile(supervisor)
+    assert supervisor._discovery.catalog is not None
+    broken = {"my.py": "my.py, line 3: SyntaxError: invalid syntax"}
+    supervisor._discovery.catalog = {**supervisor._discovery.catalog, "task_types": {}, "broken_generators": broken}
+    reconcile(supervisor)
+    assert supervisor._to_fail == {}
+
+    started.processes[-1].code = 1
+    for _ in range(3):
+        reconcile(supervisor)
+
+    assert "my.py, line 3: SyntaxError" in supervisor._to_fail[job.key]
+    assert len(started.processes) == 1
 
 
 def test_a_runner_that_crashes_again_and_again_fails_its_job(
