@@ -3,8 +3,10 @@
 slime's mean is over all trajectories of a step, dummies too: a step with four of them in eight moves the weights half
 as far. So a place that could not be played is not left to a dummy. Where the rewards are normalised by ``group_index``
 (``post_process_rewards``) or not at all, a short group gives the members that it has, and members of one more group
-take the places that are left. Where slime normalises them itself, which it does by position, a short group is left out
-and a whole one takes its place. What dummies remain, because the input is used up, never make a step alone.
+take the places that are left. Where dummies have no weight in the loss, one more group is taken only if more than half
+of its members find a place: else dummies fill the batch, and no finished member is left out. Where slime normalises
+rewards itself, which it does by position, a short group is left out and a whole one takes its place. Dummies never make
+a step alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES, STD_ESTIMATORS
+from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import NORMALIZING_ESTIMATORS, Group, as_dummy, rows_of, trajectories_of
 from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
 from slime_plugins.rollout_buffer.errors import GeneratorError
@@ -31,7 +35,8 @@ class BatchRule:
     """What a batch holds: ``groups`` times ``members`` trajectories, in steps of ``step`` trajectories.
 
     ``whole_groups``: only groups of which every member was played. ``least`` members make a group worth its places:
-    one alone has no baseline, hence no advantage.
+    one alone has no baseline, hence no advantage. ``weightless_dummies``: slime's loss is the mean of the trajectories
+    that were played, whether a batch has dummies or not.
     """
 
     groups: int
@@ -40,6 +45,7 @@ class BatchRule:
     short_groups: ShortGroups
     whole_groups: bool
     least: int
+    weightless_dummies: bool = False
 
     @property
     def trajectories(self) -> int:
@@ -52,8 +58,9 @@ class BatchRule:
             return max(0, self.groups - len(seen))
         if self.whole_groups:
             return max(0, self.groups - sum(played(group) == self.members for group in seen))
-        have = sum(played(group) for group in seen if self._counts(group))
-        return max(0, -((have - self.trajectories) // self.members))
+        lacking = self.trajectories - sum(played(group) for group in seen if self._counts(group))
+        left_to_dummies = self.members // 2 if self.weightless_dummies else 0
+        return max(0, math.ceil((lacking - left_to_dummies) / self.members))
 
     def batch(self, seen: Sequence[Group]) -> list[Group]:
         """Returns the batch of the groups that came, which are enough or all there are.
@@ -140,7 +147,25 @@ def rule_of(args: Any) -> BatchRule:
         short_groups=read_short_groups(args),
         whole_groups=path not in (None, OWN_REWARDS_PATH) or (path is None and normalizes),
         least=2 if normalizes and members > 1 else 1,
+        weightless_dummies=_dummies_have_no_weight(args),
     )
+
+
+def _dummies_have_no_weight(args: Any) -> bool:
+    """Returns True if dummies change no term of slime's loss.
+
+    The hook on the training ranks does that for every term. ``post_process_rewards`` does it for the policy's term, so
+    it is enough where there is no KL and no entropy term. With ``--calculate-per-token-loss`` a dummy counts as one
+    of a batch's many tokens in either case.
+    """
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    if estimator in ESTIMATORS_WITHOUT_DUMMIES:
+        return False
+    if getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH:
+        return True
+    own_rewards = getattr(args, "custom_reward_post_process_path", None) == OWN_REWARDS_PATH
+    other_terms = any(getattr(args, name, 0) for name in ("kl_coef", "use_kl_loss", "entropy_coef"))
+    return own_rewards and estimator in STD_ESTIMATORS and not other_terms
 
 
 def played(group: Group) -> int:

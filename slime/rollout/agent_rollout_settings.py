@@ -492,8 +492,18 @@ def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
 
 
 def _plays_ahead(args: Any) -> dict[str, int]:
-    """An on-policy job plays one rollout's groups and no other before they are taken."""
-    return {"max_groups_ahead": int(args.rollout_batch_size)} if _on_policy(args) else {}
+    """Returns how far a job plays ahead of the trainer.
+
+    On-policy: one rollout's groups and no other before they are taken. Else new groups begin while fewer than one
+    rollout's groups are ready: with those that play meanwhile, about two rollouts are ahead of a trainer that is slower
+    than the devices, and none of a quicker one waits.
+    """
+    groups = int(args.rollout_batch_size)
+    if _on_policy(args):
+        return {"max_groups_ahead": groups}
+    if "max_groups_ready" in (getattr(args, "rollout_buffer_options", None) or {}):
+        return {}
+    return {"max_groups_ready": groups}
 
 
 def _on_policy(args: Any) -> bool:

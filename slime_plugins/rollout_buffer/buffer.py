@@ -26,7 +26,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -109,6 +109,19 @@ logger = logging.getLogger(__name__)
 
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
 """A trainer that was silent for longer was not waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingGroups:
+    """How many groups of a job wait for the trainer."""
+
+    ready: int
+    leased: int
+
+    @property
+    def total(self) -> int:
+        """Ready and leased ones."""
+        return self.ready + self.leased
 
 
 class Buffer:
@@ -320,10 +333,11 @@ class Buffer:
         with self.store.read() as connection:
             return attempt_rows.slot_progress(connection, group_key)
 
-    def groups_ahead(self, job_key: int) -> int:
-        """Counts groups that wait for the trainer: ready or leased."""
+    def waiting_groups(self, job_key: int) -> WaitingGroups:
+        """Counts groups that wait for the trainer."""
         with self.store.read() as connection:
-            return delivery_rows.count_in_state(connection, job_key, GroupState.READY, GroupState.LEASED)
+            ready = delivery_rows.count_in_state(connection, job_key, GroupState.READY)
+            return WaitingGroups(ready, delivery_rows.count_in_state(connection, job_key, GroupState.LEASED))
 
     def outlook(self, job_key: int, *, running: int) -> Outlook | None:
         """Returns how a group would stand that begins now; None where no lag, or nothing of the trainer, forbids it."""
@@ -535,7 +549,7 @@ class Buffer:
             asked_at = job.last_poll_at or job.created_at
             if not job.has_runner or job.state is not JobState.RUNNING or limit_s is None:
                 continue
-            if self._clock() - asked_at > limit_s and self.groups_ahead(job.key):
+            if self._clock() - asked_at > limit_s and self.waiting_groups(job.key).total:
                 with self.store.write() as connection:
                     job_rows.update_job(connection, job.key, state=JobState.PAUSED.value, **IDLE.columns())
                 paused.append(job.job_id)

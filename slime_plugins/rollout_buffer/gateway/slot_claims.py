@@ -202,15 +202,18 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
 
 
 def _check_room(connection: Connection, job: JobRecord) -> None:
-    """A new group begins while fewer than ``max_groups_ahead`` are worked on or wait for the trainer."""
-    limit = job.settings.max_groups_ahead
-    if limit is None:
+    """A new group begins while ``max_groups_ahead`` and ``max_groups_ready`` leave room."""
+    limits = job.settings
+    ready = delivery_rows.count_in_state(connection, job.key, GroupState.READY)
+    if limits.max_groups_ready is not None and ready >= limits.max_groups_ready:
+        raise BusyError(f"{ready} groups of job {job.job_id} wait for the trainer: ask again when it has fetched some")
+    if limits.max_groups_ahead is None:
         return
-    waiting = delivery_rows.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED)
-    if waiting + group_rows.count_begun(connection, job.key) >= limit:
+    leased = delivery_rows.count_in_state(connection, job.key, GroupState.LEASED)
+    if ready + leased + group_rows.count_begun(connection, job.key) >= limits.max_groups_ahead:
         raise BusyError(
-            f"{limit} groups of job {job.job_id} are worked on or wait for the trainer: ask again when it has fetched "
-            "some"
+            f"{limits.max_groups_ahead} groups of job {job.job_id} are worked on or wait for the trainer: ask again "
+            "when it has fetched some"
         )
 
 

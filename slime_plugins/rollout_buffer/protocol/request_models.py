@@ -259,6 +259,8 @@ class JobSettings(BaseModel):
     """A job fails when so many attempts in a row, of two instances or more, failed with one error code. 0: never."""
     max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = 256
     """New groups wait while this many are played, ready or leased. None is unlimited."""
+    max_groups_ready: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
+    """New groups wait while this many are ready. None is unlimited; slime's trainer sends the groups of a rollout."""
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = None
     """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
     staleness_policy: Literal["admit", "drop", "flag"] | None = None
@@ -433,6 +435,7 @@ CHANGEABLE = frozenset(
         "stop_after_failures",
         "stop_hopeless_groups",
         "max_groups_ahead",
+        "max_groups_ready",
         "staleness_policy",
         "pause_when_idle_s",
         "exact_prompts",

@@ -142,8 +142,8 @@ def _halted(at: JobSnapshot) -> Iterator[Explanation]:
         yield from _nothing_open(at)
     elif not at.has_runner:
         yield from _external(at)
-    elif (ahead := at.count(GroupState.READY, GroupState.LEASED)) and _is_full(at, ahead):
-        yield _backpressure(at, ahead)
+    elif (limit := _limit_reached(at)) is not None:
+        yield _backpressure(at, limit)
 
 
 def _paused(at: JobSnapshot) -> Explanation:
@@ -209,15 +209,20 @@ def _last_item(at: JobSnapshot) -> str:
     return f"its last item came {_span(at.trajectory_age_s)} ago"
 
 
-def _is_full(at: JobSnapshot, ahead: int) -> bool:
-    return at.max_groups_ahead is not None and ahead >= at.max_groups_ahead
+def _limit_reached(at: JobSnapshot) -> str | None:
+    """Returns the name of the setting that lets no new group begin until the trainer takes some."""
+    ready, waiting = at.count(GroupState.READY), at.count(GroupState.READY, GroupState.LEASED)
+    if at.max_groups_ready is not None and ready >= at.max_groups_ready:
+        return "max_groups_ready"
+    return "max_groups_ahead" if at.max_groups_ahead is not None and waiting >= at.max_groups_ahead else None
 
 
-def _backpressure(at: JobSnapshot, ahead: int) -> Explanation:
+def _backpressure(at: JobSnapshot, limit: str) -> Explanation:
     return Explanation(
         code="backpressure",
         severity=Severity.WAIT,
-        message=f"{_wait(ahead)} for the trainer, as many as max_groups_ahead allows: no new group begins.",
+        message=f"{_wait(at.count(GroupState.READY, GroupState.LEASED))} for the trainer, as many as {limit} allows: "
+        "no new group begins.",
         advice=_poll_advice(at),
     )
 
@@ -242,7 +247,7 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             message=f"{_many(at.stale_groups, 'group')} dropped as stale: the weights were more than "
             f"{at.max_weight_version_lag} versions behind the newest{newest}.",
             advice="staleness_policy: admit begins nothing that would be too old and drops nothing. Else let less "
-            "wait with max_groups_ahead, or raise max_weight_version_lag.",
+            "wait with max_groups_ready, or raise max_weight_version_lag.",
         )
     if at.gives_up_slow_members:
         yield Explanation(

@@ -60,6 +60,7 @@ class JobSnapshot:
     trainer_waits_s: float | None = None
     """How long a trainer has polled in vain; None when none waits."""
     max_groups_ahead: int | None = None
+    max_groups_ready: int | None = None
     pause_when_idle_s: float | None = None
     disk_free_bytes: int | None = None
     devices: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +114,7 @@ def take_snapshot(
         began_s=max(0.0, now - max(job.created_at, job.updated_at)),
         poll_age_s=_age(now, job.last_poll_at),
         max_groups_ahead=job.settings.max_groups_ahead,
+        max_groups_ready=job.settings.max_groups_ready,
         pause_when_idle_s=job.settings.pause_when_idle_s,
         prompt_findings=prompt_findings_of(connection, job.key),
         prompts=prompt_rows.sums_of(connection, job.key) or _NO_PROMPTS,

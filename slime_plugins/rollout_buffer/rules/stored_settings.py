@@ -31,6 +31,7 @@ class StoredSettings:
     padding: str = "dummy"
     max_attempts: int = 3
     max_groups_ahead: int | None = 256
+    max_groups_ready: int | None = None
     max_weight_version_lag: int | None = None
     staleness_policy: str | None = None
     pause_when_idle_s: float | None = 3600.0

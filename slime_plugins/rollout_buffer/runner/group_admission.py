@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.buffer import Buffer, WaitingGroups
 from slime_plugins.rollout_buffer.rules.admission import GroupTimes, should_defer
 from slime_plugins.rollout_buffer.state.staleness import Outlook
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
@@ -25,9 +25,9 @@ Stored = Callable[..., Awaitable[Any]]
 class GroupAdmission:
     """Yields the open groups of one job, each when it may begin.
 
-    ``max_groups_ahead`` holds for every job. Where the job keeps its lag by admission, ``rules.admission`` says how
-    many may begin, and which of the next few lets the others go first. Groups that were begun before go on in any
-    case.
+    ``max_groups_ahead`` and ``max_groups_ready`` hold for every job. Where the job keeps its lag by admission,
+    ``rules.admission`` says how many may begin, and which of the next few lets the others go first. Groups that were
+    begun before go on in any case.
     """
 
     def __init__(self, buffer: Buffer, job: JobRecord, stored: Stored, played: Callable[[], int]) -> None:
@@ -73,15 +73,22 @@ class GroupAdmission:
 
     async def _wait_for_room(self) -> Outlook | None:
         """Holds new groups back while as many are played or wait for the trainer as the job allows."""
-        limit = self._job.settings.max_groups_ahead
         while True:
             # Counted before the store is asked: a group that gets ready meanwhile counts twice, and never not at all.
             played = self._played()
-            ahead = 0 if limit is None else await self._stored(self._buffer.groups_ahead, self._job.key)
+            is_full = await self._is_full(played)
             outlook = await self._outlook(played)
-            if (limit is None or played + ahead < limit) and (outlook is None or outlook.room != 0):
+            if not is_full and (outlook is None or outlook.room != 0):
                 return outlook
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def _is_full(self, played: int) -> bool:
+        limits = self._job.settings
+        if limits.max_groups_ahead is None and limits.max_groups_ready is None:
+            return False
+        waiting: WaitingGroups = await self._stored(self._buffer.waiting_groups, self._job.key)
+        too_many_ahead = limits.max_groups_ahead is not None and played + waiting.total >= limits.max_groups_ahead
+        return too_many_ahead or (limits.max_groups_ready is not None and waiting.ready >= limits.max_groups_ready)
 
     async def _outlook(self, played: int) -> Outlook | None:
         if self._job.settings.max_weight_version_lag is None:

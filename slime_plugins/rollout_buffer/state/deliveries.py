@@ -21,7 +21,6 @@ from slime_plugins.rollout_buffer.state.delivery_leases import (
 )
 from slime_plugins.rollout_buffer.state.delivery_meta import meta_info_of
 from slime_plugins.rollout_buffer.state.staleness import (
-    admits,
     drop_stale_groups,
     note_trainers_version,
     policy_of,
@@ -103,7 +102,7 @@ def _redelivery(
 def _new_delivery(
     connection: Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
 ) -> Delivery | None:
-    ready = delivery_rows.ready_groups(connection, job.key, limit, oldest_first=admits(job))
+    ready = delivery_rows.ready_groups(connection, job.key, limit)
     if not ready or waits_for_stragglers(connection, now, job):
         return None
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:

@@ -31,6 +31,7 @@ CHANGED: dict[str, Any] = {
     "padding": "copy",
     "max_attempts": 5,
     "max_groups_ahead": None,
+    "max_groups_ready": 7,
     "max_weight_version_lag": 2,
     "staleness_policy": "flag",
     "pause_when_idle_s": None,

@@ -434,8 +434,9 @@ async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer:
     assert {request.attempt for request in new.requests} == {2}
 
 
-async def test_new_groups_wait_while_the_trainer_is_behind(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=6, max_groups_ahead=2, num_process=2)
+@pytest.mark.parametrize("limit", ["max_groups_ahead", "max_groups_ready"])
+async def test_new_groups_wait_while_the_trainer_is_behind(real_time_buffer: Buffer, limit: str) -> None:
+    job = start(real_time_buffer, count=6, num_process=2, **{limit: 2})
     generator = ScriptedGenerator(by_slot)
     running = asyncio.create_task(run(real_time_buffer, job, generator))
     await _when(lambda: slots(real_time_buffer, job)["ready"] >= 4)

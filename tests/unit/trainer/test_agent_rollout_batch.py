@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import trainer_args
-from slime.rollout.agent_rollout_batch import BatchRule, make_odd_dummies, played, rule_of
+from slime.rollout.agent_rollout_batch import OWN_REWARDS_PATH, BatchRule, make_odd_dummies, played, rule_of
 from slime.rollout.agent_rollout_samples import Group, rows_of, trajectories_of
 from slime.rollout.agent_rollout_settings import ShortGroups
 from slime.utils.types import Sample
@@ -17,6 +18,9 @@ from slime_plugins.rollout_buffer.errors import GeneratorError
 
 RULE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=False, least=2)
 WHOLE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=True, least=2)
+
+WEIGHTLESS = replace(RULE, weightless_dummies=True)
+HOOK = "slime.rollout.agent_rollout.post_process_rollout_data"
 
 
 def member(name: str, *, dummy: bool = False, log_probs: bool = True) -> Sample:
@@ -48,6 +52,37 @@ def test_the_members_of_one_more_group_take_the_places_of_those_that_were_not_pl
     seen.append(group("d", 4))
     assert RULE.missing(seen) == 0
     assert sorted(sizes(RULE.batch(seen))) == [(2, 2), (3, 3), (3, 3), (4, 4)]
+
+
+def test_where_dummies_have_no_weight_no_finished_member_is_left_out_for_a_few_places() -> None:
+    seen = [group("a", 4), group("b", 3), group("c", 3)]
+    assert RULE.missing(seen) == 1
+    assert WEIGHTLESS.missing(seen) == 0
+    members = trajectories_of(WEIGHTLESS.batch(seen))
+    assert [rows[0].remove_sample for rows in members].count(True) == 2
+    assert len(members) == 12
+
+    more_than_half_a_group_is_missing = [group("a", 4), group("b", 3), group("c", 2)]
+    assert WEIGHTLESS.missing(more_than_half_a_group_is_missing) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "weightless"),
+    [
+        ({"rollout_data_postprocess_path": HOOK}, True),
+        ({"rollout_data_postprocess_path": HOOK, "advantage_estimator": "reinforce_plus_plus"}, False),
+        ({"rollout_data_postprocess_path": HOOK, "advantage_estimator": "ppo", "use_kl_loss": True}, True),
+        ({"custom_reward_post_process_path": OWN_REWARDS_PATH}, True),
+        ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "use_kl_loss": True}, False),
+        ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "entropy_coef": 0.01}, False),
+        ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "advantage_estimator": "ppo"}, False),
+        ({"custom_reward_post_process_path": None}, False),
+    ],
+)
+def test_dummies_fill_places_only_where_they_change_no_term_of_the_loss(
+    changes: dict[str, Any], weightless: bool
+) -> None:
+    assert rule_of(trainer_args(**changes)).weightless_dummies is weightless
 
 
 def test_who_is_left_out_of_a_full_batch_depends_on_no_order() -> None:
@@ -83,20 +118,20 @@ def test_where_slime_normalises_by_position_a_short_group_is_left_out() -> None:
     assert [entry[0].prompt for entry in WHOLE.batch(seen)] == ["a-0", "c-0", "d-0"]
 
 
-@given(st.lists(st.integers(0, 4), min_size=3, max_size=9))
-def test_a_batch_has_every_place_filled_and_no_more_dummies_than_it_must(good: list[int]) -> None:
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=9), st.sampled_from([RULE, WEIGHTLESS]))
+def test_a_batch_has_every_place_filled_and_no_more_dummies_than_it_must(good: list[int], rule: BatchRule) -> None:
     seen = [group(str(number), count) for number, count in enumerate(good)]
     try:
-        batch = RULE.batch(seen)
+        batch = rule.batch(seen)
     except GeneratorError:
-        assert RULE.missing(seen) > 0
+        assert rule.missing(seen) > 0
         return
 
     members = trajectories_of(batch)
     assert len(members) == 12
     assert len({rows[0].prompt for rows in members}) == 12
     assert sum(map(played, batch)) == min(12, sum(good))
-    if RULE.missing(seen) == 0:
+    if RULE.missing(seen) == 0:  # of every group there are two members or more, and no dummy
         assert all(len(entry) >= 2 for entry in batch)
 
 

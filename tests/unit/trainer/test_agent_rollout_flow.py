@@ -458,6 +458,19 @@ def test_an_on_policy_rollout_plays_its_groups_and_is_drained_before_they_are_ac
 
 
 @pytest.mark.parametrize(
+    ("options", "ready"), [({}, 2), ({"max_groups_ready": 5}, 5), ({"max_groups_ready": None}, None)]
+)
+def test_an_asynchronous_rollout_lets_as_many_groups_wait_as_it_trains_unless_told_otherwise(
+    buffer: LoopbackBuffer, options: dict[str, Any], ready: int | None
+) -> None:
+    trainer_of(buffer, rollout_buffer_options=options).train(1)
+
+    start = buffer.bodies("/start_rollout")[0]
+    assert start["max_groups_ready"] == ready
+    assert "max_groups_ahead" not in start
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"rollout_buffer_on_policy": "yes"}, "use true or false"),
@@ -638,7 +651,7 @@ def shapes(record: RolloutRecord) -> list[tuple[str, int]]:
 
 def test_a_place_that_was_not_played_is_taken_by_a_member_of_the_next_group() -> None:
     with LoopbackBuffer([f"task-{number}" for number in range(8)], make_item=broken_in("task-0")) as buffer:
-        first, second = trainer_of(buffer, n_samples_per_prompt=4, **OWN_REWARDS).train(2)
+        first, second = trainer_of(buffer, n_samples_per_prompt=4, use_kl_loss=True, **OWN_REWARDS).train(2)
 
         names, sizes = zip(*shapes(first), strict=True)
         assert (names, sorted(sizes)) == (("task-0", "task-1", "task-2"), [2, 3, 3])

@@ -52,6 +52,7 @@ def test_the_payload_is_the_documented_one() -> None:
         "job_id": "j",
         "fresh": True,
         "start_id": "s",
+        "max_groups_ready": 4,
     }
 
 

@@ -157,12 +157,9 @@ def groups_in_delivery(connection: Connection, delivery_key: int) -> list[GroupR
     return [group_rows.as_group(row) for row in connection.execute(query, (delivery_key,))]
 
 
-def ready_groups(
-    connection: Connection, job_key: int, limit: int | None, *, oldest_first: bool = False
-) -> list[GroupRecord]:
-    """Returns ready groups, the first to become ready, or to begin, first. None is unlimited."""
-    order = "opened_at, sequence" if oldest_first else "sequence"
-    query = f"SELECT * FROM groups WHERE job_key = ? AND state = 'ready' ORDER BY {order} LIMIT ?"
+def ready_groups(connection: Connection, job_key: int, limit: int | None) -> list[GroupRecord]:
+    """Returns ready groups in the order in which they began. None is unlimited."""
+    query = "SELECT * FROM groups WHERE job_key = ? AND state = 'ready' ORDER BY opened_at, sequence LIMIT ?"
     return [group_rows.as_group(row) for row in connection.execute(query, (job_key, -1 if limit is None else limit))]
 
 
