@@ -22,7 +22,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from slime.rollout.agent_rollout_advantages import give_turn_advantages, set_advantages
+from slime.rollout.agent_rollout_advantages import (
+    give_turn_advantages,
+    group_normalized_rewards,
+    normalizes,
+    set_advantages,
+)
 from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
 from slime.rollout.agent_rollout_batch import make_odd_dummies, rule_of
 from slime.rollout.agent_rollout_data_source import GroupStore
@@ -34,13 +39,7 @@ from slime.rollout.agent_rollout_postprocess import (
     take_weight_off_dummies,
 )
 from slime.rollout.agent_rollout_reports import RowName, report_rows
-from slime.rollout.agent_rollout_samples import (
-    Group,
-    finish_batch,
-    group_normalized_rewards,
-    samples_of_group,
-    trajectories_of,
-)
+from slime.rollout.agent_rollout_samples import Group, finish_batch, samples_of_group, trajectories_of
 from slime.rollout.agent_rollout_settings import (
     ADVANTAGE_PATH,
     OnExhausted,
@@ -610,15 +609,13 @@ def _refuse_dummies(args: Any, batch: Sequence[Group]) -> None:
 
 def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
     """Says once what slime will do to this batch that its user may not expect."""
-    normalizes = getattr(args, "rewards_normalization", True) and not getattr(
-        args, "custom_reward_post_process_path", None
-    )
-    if normalizes and any(isinstance(member, list) for group in batch for member in group):
+    by_slime = normalizes(args) and not getattr(args, "custom_reward_post_process_path", None)
+    if by_slime and any(isinstance(member, list) for group in batch for member in group):
         _warn_once(
             "some trajectories have several rows, so slime's own reward normalisation uses one baseline for the whole "
             "batch: set --custom-reward-post-process-path slime.rollout.agent_rollout.post_process_rewards"
         )
-    if normalizes and args.n_samples_per_prompt == 1:
+    if by_slime and args.n_samples_per_prompt == 1:
         _warn_once(
             "groups of one have no baseline: normalised rewards are NaN in slime, or 0 with post_process_rewards"
         )

@@ -1,24 +1,149 @@
-"""slime's advantages where turns earned rewards of their own: one for each token, in place of one for each trajectory.
+"""From rewards to slime's advantages: normalised within each group, for trajectories, or for turns that earned rewards.
 
-What a group's tokens return is known where the rollout runs, and is compared within the group there
-(``give_turn_advantages``); a rank has parts of groups only. It goes to the ranks with the name of its row. There slime
-calls ``--custom-advantage-function-path slime.rollout.agent_rollout.turn_advantages`` in the place of its own formula.
+Where the rollout runs, ``group_normalized_rewards`` normalises rewards, one for each sample, for slime's
+``--custom-reward-post-process-path``; the formulas are those of ``rules/reward_normalization.py``.
 
-A row of which nobody says so has the advantage that slime's GRPO gives it, bit for bit. The n rows of a trajectory with
-rewards of turns weigh 1/n each in the loss, whatever their length; all others weigh by their tokens, as in slime.
+Where turns earned rewards of their own, each token has an advantage, in place of one for each trajectory. Returns are
+compared within the group where the rollout runs (``give_turn_advantages``), since a rank has parts of groups only. They
+go to the ranks with the name of their row. There slime calls
+``--custom-advantage-function-path slime.rollout.agent_rollout.turn_advantages`` in the place of its own formula
+(``set_advantages``). A row without any has the advantage that slime's GRPO gives it, bit for bit. The n rows of a
+trajectory with rewards of turns weigh 1/n each in the loss, whatever their length; all others weigh by their tokens, as
+in slime.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from slime.rollout.agent_rollout_argument_checks import STD_ESTIMATORS
+from slime.rollout.agent_rollout_execution import execution_of
+from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_reports import RowName
-from slime.rollout.agent_rollout_samples import normalizes_by, played_shares, summable, trajectory_key
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.rules.reward_normalization import group_baseline, mean
 from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out
-from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
+
+logger = logging.getLogger(__name__)
+
+NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
+MAX_SUMMABLE_REWARD = 1e30
+"""32 bits end at 3.4e38: a hundred million tokens of it add up."""
+
+
+def normalizes(args: Any) -> bool:
+    """Returns True if rewards are compared within their group, by slime's arguments."""
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    return estimator in NORMALIZING_ESTIMATORS and bool(getattr(args, "rewards_normalization", True))
+
+
+def divides_by_std(args: Any) -> bool:
+    """Returns True if normalised rewards are divided by their group's standard deviation, by slime's arguments."""
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    return estimator in STD_ESTIMATORS and bool(getattr(args, "grpo_std_normalization", True))
+
+
+def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
+    """Returns raw and normalised rewards, one per sample: GRPO within each ``group_index``.
+
+    Each trajectory counts once however many rows it has, and ``remove_sample`` dummies count not at all and get 0. The
+    same arguments decide as in slime: the advantage estimator, ``--disable-rewards-normalization`` and
+    ``--disable-grpo-std-normalization``. Where dummies are left in a step, its rewards are larger by as much as slime's
+    mean over them will be smaller.
+    """
+    raw_rewards = _raw_rewards(args, samples)
+    if not normalizes(args):
+        return raw_rewards, summable(raw_rewards)
+    baselines = {
+        index: group_baseline([[reward] for reward in rewards.values()], by_std=divides_by_std(args))
+        for index, rewards in _played_rewards(samples, raw_rewards).items()
+    }
+    shares = played_shares(args, samples)
+    normalized = []
+    for position, (sample, reward) in enumerate(zip(samples, raw_rewards, strict=True)):
+        middle, scale = baselines.get(sample.group_index, (0.0, 0.0))
+        share = shares.get(trajectory_key(sample, position), 1.0)
+        normalized.append(0.0 if sample.remove_sample else (reward - middle) * scale / share)
+    return raw_rewards, summable(normalized)
+
+
+def _raw_rewards(args: Any, samples: Sequence[Sample]) -> list[float]:
+    """Returns what each sample earned; one that broke earned nothing of its own, and gets its group's mean.
+
+    Where the whole group broke it is the batch's mean: what is logged is that of the trajectories that were played.
+    """
+    rewards = [float(sample.get_reward_value(args)) for sample in samples]
+    groups = _played_rewards(samples, rewards)
+    means = {index: mean(list(played.values())) for index, played in groups.items()}
+    whole = mean([reward for played in groups.values() for reward in played.values()])
+    return [
+        means.get(sample.group_index, whole) if _is_failed(sample) else reward
+        for sample, reward in zip(samples, rewards, strict=True)
+    ]
+
+
+def _played_rewards(samples: Sequence[Sample], rewards: Sequence[float]) -> dict[Any, dict[Any, float]]:
+    """Returns the reward of each played trajectory, by group and trajectory."""
+    groups: dict[Any, dict[Any, float]] = {}
+    for position, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
+        if not sample.remove_sample:
+            groups.setdefault(sample.group_index, {})[trajectory_key(sample, position)] = reward
+    return groups
+
+
+def _is_failed(sample: Sample) -> bool:
+    """Whether an episode that slime played itself broke: one from a buffer comes with its group's mean already."""
+    return sample.remove_sample and "error" in (sample.metadata or {})
+
+
+def played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
+    """Returns, for each trajectory, what share of its step was played; {} where slime's mean is put right elsewhere.
+
+    slime's mean over a step counts dummies. Rewards that are larger by as much undo that where an advantage is a
+    reward, as it is for the estimators that are asked here.
+    """
+    if getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH:
+        return {}
+    if getattr(args, "advantage_estimator", "grpo") not in STD_ESTIMATORS:
+        return {}
+    is_played: dict[Any, bool] = {}
+    for position, sample in enumerate(samples):
+        key = trajectory_key(sample, position)
+        is_played[key] = is_played.get(key, False) or not sample.remove_sample
+    keys = list(is_played)
+    size = getattr(args, "global_batch_size", None) or len(keys)
+    steps = [keys[start : start + size] for start in range(0, len(keys), size)]
+    shares = {key: sum(is_played[other] for other in step) / len(step) for step in steps for key in step}
+    return {key: share for key, share in shares.items() if share > 0}
+
+
+def trajectory_key(sample: Sample, position: int) -> Any:
+    """Names the trajectory that a sample is a row of; one that names none is alone."""
+    execution = execution_of(sample)
+    return execution if execution is not None else ("row", position)
+
+
+def summable(rewards: Sequence[float]) -> list[float]:
+    """Cuts what would be infinite when slime adds it up over the tokens of a step, in 32 bits."""
+    if any(abs(reward) > MAX_SUMMABLE_REWARD for reward in rewards):
+        _warn_of_cut_rewards()
+    return [max(-MAX_SUMMABLE_REWARD, min(MAX_SUMMABLE_REWARD, reward)) for reward in rewards]
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_cut_rewards() -> None:
+    logger.warning(
+        "rewards beyond %g are cut to it: slime adds them up over all tokens in 32 bits, and a larger sum is infinite; "
+        "look at what the generator calls a reward",
+        MAX_SUMMABLE_REWARD,
+    )
+
+
+# --- rewards of turns ------------------------------------------------------------------------------------------------
 
 
 def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> int:
@@ -30,12 +155,12 @@ def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> int:
     shares = played_shares(args, samples)
     given = set()
     for group in _groups_with_turns(samples):
-        normalizes, by_std = normalizes_by(args)
-        mean, scale = turn_baseline(list(_returns(group).values()), by_std=by_std) if normalizes else (0.0, 1.0)
+        returns = list(_returns(group).values())
+        middle, scale = group_baseline(returns, by_std=divides_by_std(args)) if normalizes(args) else (0.0, 1.0)
         rows = _trained_rows(group)
         for key, sample in group:
             share = shares.get(key, 1.0)
-            worth = summable([(one - mean) * scale / share for one in _token_returns(sample)])
+            worth = summable([(one - middle) * scale / share for one in _token_returns(sample)])
             along = laid_out(sample.loss_mask or [], worth, 0.0)
             sample.index = RowName.with_advantages(sample.index, along, rows=rows[key])
             given.add(key)

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slime.rollout.agent_rollout_advantages import normalizes
 from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES, STD_ESTIMATORS
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_samples import NORMALIZING_ESTIMATORS, Group, as_dummy, rows_of, trajectories_of
+from slime.rollout.agent_rollout_samples import Group, as_dummy, rows_of, trajectories_of
 from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
 from slime_plugins.rollout_buffer.errors import GeneratorError
 
@@ -136,17 +137,14 @@ def rule_of(args: Any) -> BatchRule:
         ConfigError: ``rollout_buffer_short_groups`` is none of its two values.
     """
     groups, members = int(args.rollout_batch_size), int(args.n_samples_per_prompt)
-    normalizes = getattr(args, "advantage_estimator", "grpo") in NORMALIZING_ESTIMATORS and getattr(
-        args, "rewards_normalization", True
-    )
     path = getattr(args, "custom_reward_post_process_path", None)
     return BatchRule(
         groups=groups,
         members=members,
         step=int(getattr(args, "global_batch_size", None) or groups * members),
         short_groups=read_short_groups(args),
-        whole_groups=path not in (None, OWN_REWARDS_PATH) or (path is None and normalizes),
-        least=2 if normalizes and members > 1 else 1,
+        whole_groups=path not in (None, OWN_REWARDS_PATH) or (path is None and normalizes(args)),
+        least=2 if normalizes(args) and members > 1 else 1,
         weightless_dummies=_dummies_have_no_weight(args),
     )
 

@@ -1,4 +1,4 @@
-"""slime's Samples: made of the trainer package's rows, put together as a batch, and the rewards the loss sees. Pure.
+"""slime's Samples: made of the trainer package's rows, put together as a batch. Pure.
 
 A trajectory becomes one Sample per training row. One that cannot be trained becomes a dummy: two tokens, nothing
 trained, ``remove_sample`` set. A dummy carries the mean reward of its group's other members, so that it moves neither
@@ -15,12 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slime.rollout.agent_rollout_argument_checks import STD_ESTIMATORS, rows_divisor, wants_even_rows
-from slime.rollout.agent_rollout_execution import check_rows, execution_of, set_execution
+from slime.rollout.agent_rollout_argument_checks import rows_divisor, wants_even_rows
+from slime.rollout.agent_rollout_execution import check_rows, set_execution
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
 from slime.rollout.agent_rollout_token_records import fill_records, record_fields, without_records
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.rules.reward_normalization import mean
 from slime_plugins.rollout_buffer.trainer.batch_types import (
     RolloutGroup,
     RolloutRow,
@@ -34,23 +35,17 @@ from slime_plugins.rollout_buffer.trainer.vision import VisionFamily
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 __all__ = [
-    "NORMALIZING_ESTIMATORS",
     "Group",
     "SampleConverter",
     "as_dummy",
     "consumed_ids",
     "finish_batch",
-    "group_normalized_rewards",
     "images_of",
     "is_agent_group",
     "log_probs_wanted_by",
-    "normalizes_by",
-    "played_shares",
     "rows_of",
     "samples_of_group",
-    "summable",
     "trajectories_of",
-    "trajectory_key",
 ]
 
 logger = logging.getLogger(__name__)
@@ -59,12 +54,8 @@ Group = list[Any]
 """n members; a member is a Sample, or a list of Samples where its trajectory became several rows."""
 
 DUMMY_TOKENS = (0, 0)
-STD_EPSILON = 1e-6
 MAX_TRAJECTORIES = 2**20
 """Of one rollout: so many numbers are its own."""
-MAX_SUMMABLE_REWARD = 1e30
-"""32 bits end at 3.4e38: a hundred million tokens of it add up."""
-NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
 
 
 class SampleConverter:
@@ -229,10 +220,10 @@ def _agree_on_round_number(samples: Sequence[Sample]) -> None:
             sample.metadata.pop("round_number", None)
         return
     whole = all(isinstance(value, int) for _, value in known)
-    mean = _mean([float(value) for _, value in known])
+    middle = mean([float(value) for _, value in known])
     by_sample = {id(sample): value for sample, value in known}
     for sample in samples:
-        value = by_sample.get(id(sample), mean)
+        value = by_sample.get(id(sample), middle)
         sample.metadata["round_number"] = round(value) if whole else float(value)
 
 
@@ -410,122 +401,3 @@ def _returns(trajectory: RolloutTrajectory, row: RolloutRow) -> dict[str, Any]:
 def _non_generation_time(trajectory: RolloutTrajectory) -> float:
     phases = trajectory.timings_s.items()
     return float(sum(s for phase, s in phases if phase != "generate" and isinstance(s, int | float)))
-
-
-# --- rewards ---------------------------------------------------------------------------------------------------------
-
-
-def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
-    """Returns raw and normalised rewards, one per sample: GRPO within each ``group_index``.
-
-    Each trajectory counts once however many rows it has, and ``remove_sample`` dummies count not at all and get 0. The
-    same arguments decide as in slime: the advantage estimator, ``--disable-rewards-normalization`` and
-    ``--disable-grpo-std-normalization``; the standard deviation is the sample one (n - 1). A group with one member, or
-    with equal rewards, has no advantage: 0. Where dummies are left in a step, its rewards are larger by as much as
-    slime's mean over them will be smaller.
-    """
-    raw_rewards = _raw_rewards(args, samples)
-    normalizes, by_std = normalizes_by(args)
-    if not normalizes:
-        return raw_rewards, summable(raw_rewards)
-    groups: dict[Any, dict[Any, float]] = {}
-    for position, (sample, reward) in enumerate(zip(samples, raw_rewards, strict=True)):
-        if not sample.remove_sample:
-            groups.setdefault(sample.group_index, {})[trajectory_key(sample, position)] = reward
-    scales = {index: _baseline(list(rewards.values()), by_std=by_std) for index, rewards in groups.items()}
-    normalized = []
-    for sample, reward in zip(samples, raw_rewards, strict=True):
-        mean, scale = scales.get(sample.group_index, (0.0, 0.0))
-        normalized.append(0.0 if sample.remove_sample else (reward - mean) * scale)
-    shares = played_shares(args, samples)
-    keys = [trajectory_key(sample, position) for position, sample in enumerate(samples)]
-    scaled = [reward / shares.get(key, 1.0) for key, reward in zip(keys, normalized, strict=True)]
-    return raw_rewards, summable(scaled)
-
-
-def normalizes_by(args: Any) -> tuple[bool, bool]:
-    """Returns whether rewards are compared within their group, and whether they are divided by its deviation."""
-    estimator = getattr(args, "advantage_estimator", "grpo")
-    normalizes = estimator in NORMALIZING_ESTIMATORS and bool(getattr(args, "rewards_normalization", True))
-    return normalizes, estimator in STD_ESTIMATORS and bool(getattr(args, "grpo_std_normalization", True))
-
-
-def summable(rewards: Sequence[float]) -> list[float]:
-    """Cuts what would be infinite when slime adds it up over the tokens of a step, in 32 bits."""
-    if any(abs(reward) > MAX_SUMMABLE_REWARD for reward in rewards):
-        _warn_of_cut_rewards()
-    return [max(-MAX_SUMMABLE_REWARD, min(MAX_SUMMABLE_REWARD, reward)) for reward in rewards]
-
-
-@functools.lru_cache(maxsize=1)
-def _warn_of_cut_rewards() -> None:
-    logger.warning(
-        "rewards beyond %g are cut to it: slime adds them up over all tokens in 32 bits, and a larger sum is infinite; "
-        "look at what the generator calls a reward",
-        MAX_SUMMABLE_REWARD,
-    )
-
-
-def _raw_rewards(args: Any, samples: Sequence[Sample]) -> list[float]:
-    """Returns what each sample earned; one that broke earned nothing of its own, and gets its group's mean.
-
-    Where the whole group broke it is the batch's mean: what is logged is that of the trajectories that were played.
-    """
-    rewards = [float(sample.get_reward_value(args)) for sample in samples]
-    groups: dict[Any, dict[Any, float]] = {}
-    for position, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
-        if not sample.remove_sample:
-            groups.setdefault(sample.group_index, {})[trajectory_key(sample, position)] = reward
-    means = {index: _mean(list(played.values())) for index, played in groups.items()}
-    whole = _mean([reward for played in groups.values() for reward in played.values()]) if groups else 0.0
-    return [
-        means.get(sample.group_index, whole) if _is_failed(sample) else reward
-        for sample, reward in zip(samples, rewards, strict=True)
-    ]
-
-
-def _is_failed(sample: Sample) -> bool:
-    """Whether an episode that slime played itself broke: one from a buffer comes with its group's mean already."""
-    return sample.remove_sample and "error" in (sample.metadata or {})
-
-
-def played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
-    """Returns, for each trajectory, what share of its step was played; {} where slime's mean is put right elsewhere.
-
-    slime's mean over a step counts dummies. Rewards that are larger by as much undo that where an advantage is a
-    reward, as it is for the estimators that are asked here.
-    """
-    if getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH:
-        return {}
-    if getattr(args, "advantage_estimator", "grpo") not in STD_ESTIMATORS:
-        return {}
-    is_played: dict[Any, bool] = {}
-    for position, sample in enumerate(samples):
-        key = trajectory_key(sample, position)
-        is_played[key] = is_played.get(key, False) or not sample.remove_sample
-    keys = list(is_played)
-    size = getattr(args, "global_batch_size", None) or len(keys)
-    steps = [keys[start : start + size] for start in range(0, len(keys), size)]
-    shares = {key: sum(is_played[other] for other in step) / len(step) for step in steps for key in step}
-    return {key: share for key, share in shares.items() if share > 0}
-
-
-def trajectory_key(sample: Sample, position: int) -> Any:
-    """Names the trajectory that a sample is a row of; one that names none is alone."""
-    execution = execution_of(sample)
-    return execution if execution is not None else ("row", position)
-
-
-def _baseline(rewards: Sequence[float], *, by_std: bool) -> tuple[float, float]:
-    """Returns what to subtract and what to multiply by; (mean, 0) where the rewards do not differ."""
-    mean = _mean(rewards)
-    if max(rewards) == min(rewards):
-        return mean, 0.0
-    if not by_std:
-        return mean, 1.0
-    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)
-    return mean, 1.0 / (math.sqrt(variance) + STD_EPSILON)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0

@@ -59,7 +59,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings, TrackingSettings
 from slime_plugins.rollout_buffer.trainer.training_reports import ROWS_OF_A_REPORT
-from slime_plugins.rollout_buffer.trainer.turn_rewards import checked_discount
 
 __all__ = [
     "ADVANTAGE_PATH",
@@ -259,9 +258,12 @@ def read_turn_discount(args: Any) -> float | None:
         ConfigError: it is no number from 0 to 1.
     """
     name = "rollout_buffer_turn_discount"
-    given = checked_discount(getattr(args, name, None), name)
-    asked = getattr(args, "custom_advantage_function_path", None) == ADVANTAGE_PATH
-    return 1.0 if given is None and asked else given
+    given = getattr(args, name, None)
+    if given is None:
+        return 1.0 if getattr(args, "custom_advantage_function_path", None) == ADVANTAGE_PATH else None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
+        raise ConfigError(f"{name} is {given!r}; use a number from 0 to 1, which is what the turn after counts")
+    return float(given)
 
 
 def _max_token_lag(args: Any) -> int | None:

@@ -15,7 +15,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, group_normalized_rewards, rows_of
+from slime.rollout.agent_rollout_advantages import group_normalized_rewards
+from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, rows_of
 from slime.utils.mask_utils import Generation, pack_training_rows, pack_training_rows_within
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply

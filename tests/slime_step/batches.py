@@ -12,9 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from slime_plugins.rollout_buffer.rules.reward_normalization import token_returns
 from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
 from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out
-from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "slime_batches"
 GENERATORS = ("android_world_history", "android_world_incremental", "math", "remote_rollout", "statelm")

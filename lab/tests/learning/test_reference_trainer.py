@@ -272,9 +272,9 @@ def test_tokens_of_turns_that_earned_rewards_have_the_advantage_of_their_return(
     played = [first, *others]
     batch = batch_of(played)
 
-    found = grpo._of_tokens(batch, played, torch.tensor([9.0, 9.0, 0.5, -0.5]), grpo._baselines(played))
+    found = grpo._token_advantages(batch, played, grpo._baselines(played))
     mean, deviation = 1.0, (((2.0**2 + 0.0) / 2 + 1.0) / 1) ** 0.5
-    expected = [(3.0 - mean) / deviation, 0.0, -mean / deviation, 0.5, -0.5]
+    expected = [(3.0 - mean) / deviation, 0.0, -mean / deviation, 0.5**0.5, -(0.5**0.5)]
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
 
 

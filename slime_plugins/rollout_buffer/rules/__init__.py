@@ -1,6 +1,7 @@
 """Pure rules: no storage, no HTTP, no clock of their own. The rest of the project asks them.
 
-* ``groups`` – when a group is done, valid, filtered, padded; ``rewards`` – which numbers are rewards
+* ``groups`` – when a group is done, valid, filtered, padded; ``rewards`` – which numbers are rewards;
+  ``reward_normalization`` – means, deviations and returns, from the buffer to the advantage
 * ``jobs`` – states of a job and how it ends; ``causes`` – why a job or a group is where it is, as codes
 * ``stored_settings`` – the settings of a stored job, typed; ``skip_list`` – what a trainer that resumes skips
 * ``attempt_uid`` – the name of an attempt; ``trajectory_stats`` – the few numbers of a trajectory that charts need

@@ -9,7 +9,6 @@ verdict too (failed, with the function's name), never an exception: one bad grou
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, Shortfall
+from slime_plugins.rollout_buffer.rules.reward_normalization import z_scores
 from slime_plugins.rollout_buffer.types import GroupState
 
 EPSILON = 1e-8
@@ -173,17 +173,13 @@ def filter_item(member: Member, policy: GroupPolicy) -> bool:
 def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
     """Returns the members as they are, or with z-scored rewards when the job asks for it.
 
-    z = (reward - mean) / (population standard deviation + 1e-8); a group with one reward becomes all 0. ``raw_reward``
-    keeps what was earned either way.
+    ``raw_reward`` keeps what was earned either way.
     """
     kept = [replace(member, raw_reward=_earned(member)) for member in members]
     if not policy.normalize_rewards or policy.evaluation or policy.group_size == 1:
         return kept
-    rewards = [_reward(member) for member in kept]
-    mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
-    if deviation == 0.0:
-        return [replace(member, reward=0.0) for member in kept]
-    return [replace(member, reward=(_reward(member) - mean) / (deviation + EPSILON)) for member in kept]
+    scores = z_scores([_reward(member) for member in kept])
+    return [replace(member, reward=score) for member, score in zip(kept, scores, strict=True)]
 
 
 def pad_group_data(members: Members, policy: GroupPolicy) -> Members:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from slime.utils.mask_generator import (
     pack_training_rows,
 )
 from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
+from slime_plugins.rollout_buffer.rules.reward_normalization import mean, token_returns
 from slime_plugins.rollout_buffer.rules.token_validity import MAX_VOCABULARY, vocabulary_size
 from slime_plugins.rollout_buffer.trainer.batch_types import (
     RolloutGroup,
@@ -52,7 +52,6 @@ from slime_plugins.rollout_buffer.trainer.token_alignment import (
     trained_values,
     version_spans,
 )
-from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 from slime_plugins.rollout_buffer.trainer.vision import (
     ImageMismatchError,
     ImageProblemError,
@@ -433,7 +432,7 @@ def _stand_in(member: RolloutItem, slot: int) -> RolloutItem:
 def _with_neutral_dummies(members: Sequence[RolloutTrajectory]) -> tuple[RolloutTrajectory, ...]:
     """Gives members that are not trained the mean of the group's others, as reward and as raw reward."""
     real = [member for member in members if not member.is_dummy]
-    reward, raw_reward = _mean([one.reward for one in real]), _mean([one.raw_reward for one in real])
+    reward, raw_reward = mean([one.reward for one in real]), mean([one.raw_reward for one in real])
     return tuple(
         replace(member, reward=reward, raw_reward=raw_reward) if member.is_dummy else member for member in members
     )
@@ -548,10 +547,6 @@ def _tensor_bytes(row: RolloutRow) -> int:
 
 def _reward(value: Any) -> float:
     return 0.0 if value is None else float(value)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
 
 
 # --- said once -------------------------------------------------------------------------------------------------------

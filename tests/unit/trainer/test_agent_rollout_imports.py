@@ -18,6 +18,7 @@ ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.engine_keys",
     "slime_plugins.rollout_buffer.errors",
     "slime_plugins.rollout_buffer.install_hints",
+    "slime_plugins.rollout_buffer.rules.reward_normalization",
     "slime_plugins.rollout_buffer.rules.token_validity",
     "slime_plugins.rollout_buffer.rules.weight_versions",
     "slime_plugins.rollout_buffer.tokenizer_loading",

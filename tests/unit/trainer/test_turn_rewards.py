@@ -21,8 +21,8 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.rules.reward_normalization import group_baseline, token_returns
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
-from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns, turn_baseline
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item
 
@@ -80,7 +80,7 @@ def test_rewards_of_tokens_count_from_their_token_on() -> None:
 
 
 def test_a_trajectory_counts_once_and_its_turns_a_share_of_it() -> None:
-    mean, scale = turn_baseline([[4.0, 0.0], [1.0]])
+    mean, scale = group_baseline([[4.0, 0.0], [1.0]])
 
     assert mean == 1.5
     assert scale == pytest.approx(1 / (((2.5**2 + 1.5**2) / 2 + 0.5**2) ** 0.5), rel=1e-5)
@@ -89,7 +89,7 @@ def test_a_trajectory_counts_once_and_its_turns_a_share_of_it() -> None:
 @given(earned=st.lists(rewards, min_size=2, max_size=6))
 def test_of_one_turn_each_it_is_grpo_by_trajectory_number_for_number(earned: list[float]) -> None:
     plain = [Sample(reward=reward, group_index=0, rollout_id=number) for number, reward in enumerate(earned)]
-    mean, scale = turn_baseline([[reward] for reward in earned])
+    mean, scale = group_baseline([[reward] for reward in earned])
 
     assert [(reward - mean) * scale for reward in earned] == post_process_rewards(trainer_args(), plain)[1]
 

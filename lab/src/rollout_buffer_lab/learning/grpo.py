@@ -17,16 +17,15 @@ import torch
 from rollout_buffer_lab.learning.batches import UNKNOWN_VERSION, Batch, batch_of, trained_logits
 from rollout_buffer_lab.learning.losses import (
     entropies,
-    group_advantages,
     importance_weights,
     policy_loss,
     token_log_probs,
     token_weights,
 )
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.rules.reward_normalization import group_baseline
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
-from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
 
 MIN_CHECKED = 0.5
 """Share of a step's tokens whose log-probs are recomputed by the weights that sampled them."""
@@ -122,9 +121,7 @@ class GrpoTrainer:
             LogProbGapError: the engine's log-probs are not the trainer's; nothing was trained.
         """
         played = [each for each in trajectories if not each.is_dummy]
-        rewards = torch.tensor([each.reward for each in played])
-        advantages = group_advantages(rewards, torch.tensor([each.group_index for each in played]))
-        of_turns = _baselines(played)
+        baselines = _baselines(played)
         batches, old, entropy, recomputed, reports = [], [], [], [], []
         chosen = list(self._minibatches(len(played)))
         for part in chosen:
@@ -134,7 +131,7 @@ class GrpoTrainer:
             old.append(log_probs)
             entropy.append(entropy_of_tokens)
             recomputed.append(self._by_their_weights(batch, log_probs))
-            reports += list(_row_reports([played[at] for at in part], advantages[part], log_probs, entropy_of_tokens))
+            reports += list(_row_reports([played[at] for at in part], baselines, log_probs, entropy_of_tokens))
         versions = torch.cat([batch.versions for batch in batches])
         gaps = (torch.cat(recomputed) - torch.cat([batch.log_probs for batch in batches])).abs()
         gap, checked = self._checked(gaps, versions)
@@ -144,7 +141,7 @@ class GrpoTrainer:
             self._update(
                 batch,
                 before,
-                _of_tokens(batch, [played[at] for at in part], advantages[part], of_turns),
+                _token_advantages(batch, [played[at] for at in part], baselines),
                 is_first=number == 0,
             )
             for number, (batch, before, part) in enumerate(zip(batches, old, chosen, strict=True))
@@ -263,39 +260,35 @@ class GrpoTrainer:
 
 
 def _baselines(played: Sequence[RolloutTrajectory]) -> dict[int, tuple[float, float]]:
-    """What returns are compared with in each group of which some trajectory has rewards of turns, and their scale."""
+    """Returns what the returns of each group are compared with, and their scale."""
     groups: dict[int, list[RolloutTrajectory]] = {}
     for each in played:
         groups.setdefault(each.group_index, []).append(each)
     return {
-        number: turn_baseline([each.turn_returns or (each.reward,) for each in members])
+        number: group_baseline([each.turn_returns or (each.reward,) for each in members])
         for number, members in groups.items()
-        if any(each.turn_returns is not None for each in members)
     }
 
 
-def _of_tokens(
-    batch: Batch,
-    trajectories: Sequence[RolloutTrajectory],
-    advantages: torch.Tensor,
-    baselines: Mapping[int, tuple[float, float]],
+def _token_advantages(
+    batch: Batch, trajectories: Sequence[RolloutTrajectory], baselines: Mapping[int, tuple[float, float]]
 ) -> torch.Tensor:
-    """The advantage of each token (K): its trajectory's, or in a group with rewards of turns that of its return."""
-    found = advantages.to(batch.returns.device)[batch.trajectories]
-    for number, each in enumerate(trajectories):
-        if each.group_index in baselines:
-            mean, scale = baselines[each.group_index]
-            own = batch.trajectories == number
-            found[own] = ((batch.returns[own].double() - mean) * scale).float()
-    return found
+    """Returns the advantage of each token (K): its return's; without rewards of turns, its trajectory's reward's."""
+    of_trajectory = [baselines[each.group_index] for each in trajectories]
+    means, scales = torch.tensor(of_trajectory, dtype=torch.double, device=batch.returns.device).unbind(1)
+    return ((batch.returns.double() - means[batch.trajectories]) * scales[batch.trajectories]).float()
 
 
 def _row_reports(
-    trajectories: Sequence[RolloutTrajectory], advantages: torch.Tensor, log_probs: torch.Tensor, entropy: torch.Tensor
+    trajectories: Sequence[RolloutTrajectory],
+    baselines: Mapping[int, tuple[float, float]],
+    log_probs: torch.Tensor,
+    entropy: torch.Tensor,
 ) -> Iterator[RowReport]:
     """What was computed of each row; its tokens stand one after another, row by row."""
     start = 0
-    for each, advantage in zip(trajectories, advantages.tolist(), strict=True):
+    for each in trajectories:
+        mean, scale = baselines[each.group_index]
         for row in each.rows:
             end = start + row.trained_tokens
             sampled = row.log_probs or ()
@@ -304,7 +297,7 @@ def _row_reports(
                 row=row.number,
                 log_probs=log_probs[start:end].tolist(),
                 rollout_log_probs=[value for value, trained in zip(sampled, row.loss_mask, strict=False) if trained],
-                advantage=advantage,
+                advantage=(each.reward - mean) * scale,
                 entropy=float(entropy[start:end].mean()),
             )
             start = end

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-STD_EPSILON = 1e-6
-
 
 def token_log_probs(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Log-probs (K) of the tokens ``ids`` (K) under the logits (K, V) that predicted them."""
@@ -22,22 +20,6 @@ def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Entropy in nats (K) of the distributions with logits (K, V)."""
     log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
     return -(log_probs.exp() * log_probs).sum(-1)
-
-
-def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, *, by_std: bool = True) -> torch.Tensor:
-    """Advantages (N): each trajectory's reward less its group's mean, over the group's standard deviation.
-
-    GRPO: Shao et al., "DeepSeekMath", 2024 (arXiv:2402.03300), section 4.1.2. Every trajectory counts once, however
-    many rows it became. Without ``by_std``: Liu et al., "Understanding R1-Zero-Like Training", 2025 (arXiv:2503.20783).
-    """
-    exact = rewards.double()  # in float32 the mean of equal rewards is off by as much as their deviation
-    advantages = torch.zeros_like(exact)
-    for group in groups.unique():
-        members = groups == group
-        advantages[members] = exact[members] - exact[members].mean()
-        if by_std and int(members.sum()) > 1:
-            advantages[members] /= exact[members].std() + STD_EPSILON
-    return advantages.float()
 
 
 def token_weights(trajectories: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,89 @@
+"""How rewards are normalised: group means and standard deviations, z-scores, returns of turns and tokens. Pure.
+
+A reward is normalised by these functions alone. Their callers, in the order in which a reward passes them:
+
+1. ``rules/groups.py``, ``normalize_group_data``: ``z_scores`` of a closed group whose job sets ``normalize_rewards``.
+2. ``trainer/row_builder.py``: ``mean`` of its group for a member that cannot be trained, ``token_returns`` where turns
+   earned rewards.
+3. ``slime/rollout/agent_rollout_advantages.py``: ``group_baseline`` of a group, as slime's arguments say. The lab's
+   reference trainer uses the same function.
+
+``state/reward_versions.py`` gives a delivery the rewards of another judge, and normalises nothing.
+
+The return of token i of turn t is what is earned from there on, a turn being one step of time:
+
+    R(t, i) = ρ(t, i) + … + ρ(t, last) + r(t) + γ · R(t + 1, first)
+
+with r the rewards of turns, ρ those of single tokens and γ the discount (Sutton and Barto, "Reinforcement Learning",
+2nd edition, 2018, equation 3.9). Within a turn nothing is discounted. A trajectory without rewards of turns is one turn
+that earned its reward: each of its tokens returns that.
+
+The advantage is the return less the group's mean, over the group's standard deviation, as in GRPO (Shao et al.,
+"DeepSeekMath", 2024, arXiv:2402.03300, section 4.1.2). Each trajectory counts once in both, and each of its n turns
+1/n in it. Where every trajectory is one turn this is GRPO by trajectory, number for number.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+STD_EPSILON = 1e-6
+Z_SCORE_EPSILON = 1e-8
+
+
+def mean(values: Sequence[float]) -> float:
+    """Returns the mean, exactly rounded; 0 of no values."""
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def z_scores(rewards: Sequence[float]) -> list[float]:
+    """Returns (reward - mean) / (population standard deviation + 1e-8) of each reward; all 0 if none differs."""
+    middle, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
+    if deviation == 0.0:
+        return [0.0] * len(rewards)
+    return [(reward - middle) / (deviation + Z_SCORE_EPSILON) for reward in rewards]
+
+
+def group_baseline(returns: Sequence[Sequence[float]], *, by_std: bool = True) -> tuple[float, float]:
+    """Returns what to subtract from a group's returns and what to multiply them by, for advantages as in GRPO.
+
+    ``returns`` has the returns of each trajectory's turns; a trajectory of one reward is one turn. (mean, 0) where they
+    do not differ, or a group has fewer than two trajectories: then nothing has an advantage. The standard deviation is
+    the sample one (n - 1); ``by_std`` False leaves the division out.
+    """
+    played = [list(turns) for turns in returns if turns]
+    middle = mean([mean(turns) for turns in played])
+    every = [one for turns in played for one in turns]
+    if len(played) < 2 or max(every) == min(every):
+        return middle, 0.0
+    if not by_std:
+        return middle, 1.0
+    spread = math.fsum(mean([(one - middle) ** 2 for one in turns]) for turns in played)
+    return middle, 1.0 / (math.sqrt(spread / (len(played) - 1)) + STD_EPSILON)
+
+
+def token_returns(
+    turn_rewards: Sequence[float] | None,
+    token_rewards: Sequence[Sequence[float] | None] | None,
+    lengths: Sequence[int],
+    discount: float,
+) -> list[list[float]]:
+    """Returns, for each trained turn, the return of each of its sampled tokens; ``lengths`` says how many they are.
+
+    Either may be None, not both: the other is 0 then. A turn of no tokens passes on what came after it.
+    """
+    turns = len(lengths)
+    of_turns = turn_rewards if turn_rewards is not None else [0.0] * turns
+    of_tokens = token_rewards if token_rewards is not None else [None] * turns
+    returns: list[list[float]] = []
+    after = 0.0
+    for reward, own, length in zip(reversed(of_turns), reversed(of_tokens), reversed(lengths), strict=True):
+        after = reward + discount * after
+        tokens = []
+        for earned in reversed(own or [0.0] * length):
+            after += earned
+            tokens.append(after)
+        returns.append(tokens[::-1])
+    return returns[::-1]
