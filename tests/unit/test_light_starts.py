@@ -36,3 +36,14 @@ def test_a_start_loads_nothing_that_it_does_not_need(module: str) -> None:
     loaded: list[str] = json.loads(done.stdout)
     assert module in loaded
     assert STARTS[module] & set(loaded) == set()
+
+
+def test_what_the_workers_of_a_server_are_forked_from_has_the_application_and_one_thread() -> None:
+    program = (
+        "import sys, threading\n"
+        "from slime_plugins.rollout_buffer.server.gunicorn_config import on_starting\n"
+        "on_starting(None)\n"
+        "print('slime_plugins.rollout_buffer.server.asgi' in sys.modules, threading.active_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split() == ["True", "1"]

@@ -9,5 +9,5 @@ On the way down of a write or a poll:
 * ``app`` – Flask's application and the routes of jobs; ``routes_inspect``, ``routes_dashboard``,
 * ``routes_training_reports`` – the other routes; ``http`` – what all routes share, errors as replies
 * ``supervisor_state`` – what a server knows of the supervisor; ``tokenizer_paths`` – which tokenizers a job may name
-* ``gunicorn_logger`` – gunicorn's log lines in the format of ours
+* ``gunicorn_config`` – gunicorn's log lines in the format of ours, and what its workers share
 """

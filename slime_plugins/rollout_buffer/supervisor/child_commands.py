@@ -21,7 +21,7 @@ def server_command(settings: ServeSettings) -> list[str]:
         "--worker-class", "asgi", "--asgi-lifespan", "off", "--http-parser", "python",
         "--limit-request-line", "8190", "--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3",
         "--error-logfile", "-", "--no-control-socket",
-        "--logger-class", "slime_plugins.rollout_buffer.server.gunicorn_logger.Logger",
+        "--config", "python:slime_plugins.rollout_buffer.server.gunicorn_config",
     ]  # fmt: skip
 
 

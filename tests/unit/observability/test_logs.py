@@ -94,7 +94,7 @@ def test_a_process_of_its_own_logs_in_the_format_it_is_told(environment: str, is
         "from slime_plugins.rollout_buffer.observability.logs import log_fields, set_up_logging\n"
         "set_up_logging()\n"
         "with log_fields(job='j'): logging.getLogger('a').warning('said')\n"
-        "from slime_plugins.rollout_buffer.server.gunicorn_logger import Logger\n"
+        "from slime_plugins.rollout_buffer.server.gunicorn_config import Logger\n"
         "from gunicorn.config import Config\n"
         "Logger(Config()).info('served')\n"
     )

@@ -1,7 +1,8 @@
-"""gunicorn's log lines, in the format that the application's have."""
+"""gunicorn's configuration file: its log lines have the application's format, and its workers share its modules."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from gunicorn.glogging import Logger as GunicornLogger
@@ -19,3 +20,11 @@ class Logger(GunicornLogger):  # type: ignore[misc]  # gunicorn brings no types
             set_up_logging(LogFormat.JSON)
             for handler in self.error_log.handlers:
                 handler.setFormatter(formatter(LogFormat.JSON))
+
+
+logger_class = Logger
+
+
+def on_starting(arbiter: Any) -> None:
+    """Imports the application before workers are forked: each starts without doing it again, and shares the memory."""
+    importlib.import_module("slime_plugins.rollout_buffer.server.asgi")
