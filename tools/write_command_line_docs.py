@@ -4,18 +4,56 @@ from __future__ import annotations
 
 import argparse
 import html
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "command_line.md"
+SHARED_BY = 3
+"""An option that stands word for word in so many commands is described once, at the end."""
 
 
 def command_line_docs() -> str:
     """Returns the reference of every command and option."""
     command = [sys.executable, "-m", "typer", "slime_plugins.rollout_buffer.cli.app", "utils", "docs"]
     answer = subprocess.run([*command, "--name", "rollout-buffer"], capture_output=True, text=True, check=True)
-    return html.unescape(answer.stdout).rstrip() + "\n"
+    return shortened(html.unescape(answer.stdout).rstrip()) + "\n"
+
+
+def shortened(page: str) -> str:
+    """Returns typer's page with what several commands share written once, and without what repeats a heading."""
+    page = re.sub(r"\*\*Commands\*\*:\n\n((?:\* .*\n?)+)", lambda found: _names(found[1]), page)
+    page = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n\n", lambda found: _usage(found[1]), page)
+    page = re.sub(r"\*\*(?:Arguments|Options)\*\*:\n\n", "", page)
+    page = re.sub(r"^(\* .*\n)\n(?=\* )", r"\1", page, flags=re.MULTILINE)
+    lines = page.splitlines()
+    times = Counter(line for line in lines if line.startswith("* "))
+    shared = [line for line, count in times.items() if count >= SHARED_BY]
+    text = "\n".join(_without(shared, lines)).replace("# `rollout-buffer`", "# The command line: `rollout-buffer`", 1)
+    return f"{text}\n\n## Options of several commands\n\n" + "\n".join(shared)
+
+
+def _names(commands: str) -> str:
+    """The commands of a list without their descriptions, which typer cuts and the sections repeat."""
+    return ", ".join(re.findall(r"^\* (`[^`]+`)", commands, re.MULTILINE)) + "\n"
+
+
+def _usage(call: str) -> str:
+    return f"`{call}`\n\n" if "{" in call or "[payload]" in call or "[job_id]" in call else ""
+
+
+def _without(shared: list[str], lines: list[str]) -> Iterator[str]:
+    """The lines; in each list the shared options are one last entry of their names."""
+    for is_list, block in groupby(lines, key=lambda line: line.startswith("* ")):
+        entries = list(block)
+        yield from (line for line in entries if line not in shared)
+        names = [line.split("`")[1].split(" ")[0] for line in entries if line in shared and "--help" not in line]
+        if is_list and names:
+            yield f"* {', '.join(f'`{name}`' for name in names)}: [below](#options-of-several-commands)"
 
 
 def main() -> int:
