@@ -23,7 +23,7 @@ SAMPLES = 4
 
 def code_of_the_page() -> str:
     page = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"## A trainer of one's own\n.*?```python\n(.*?)```", page, re.S)
+    (code,) = re.findall(r"## A trainer of your own\n.*?```python\n(.*?)```", page, re.S)
     return str(code)
 
 
