@@ -73,7 +73,7 @@ from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob, Way
 from slime_plugins.rollout_buffer.state.staleness import Outlook
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
-from slime_plugins.rollout_buffer.state.transcripts import encode_transcript
+from slime_plugins.rollout_buffer.state.transcripts import encode_kept
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -391,17 +391,18 @@ class Buffer:
         message: str,
         given_up: bool = False,
         transcript: Sequence[Message] = (),
+        traceback: str = "",
     ) -> None:
         """Records that an attempt died of its surroundings (or, ``given_up``, was stopped). It has no reward.
 
-        Of one that failed, ``transcript`` is kept, shortened, for people to read.
+        Of one that failed, ``transcript`` and ``traceback`` are kept, shortened, for people to read.
         """
         state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
         error = (code, redacted(message)[:2000])
-        encoded = b"" if given_up else encode_transcript(transcript)
+        kept = b"" if given_up else encode_kept(transcript, redacted(traceback))
         with self.store.write() as connection:
             attempts.check_fence(connection, group.job_key, fence)
-            attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error, encoded)
+            attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error, kept)
 
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields every trajectory of a job as (uid, item), one at a time."""

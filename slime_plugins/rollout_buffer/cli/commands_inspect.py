@@ -68,7 +68,7 @@ def attempts(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the attempts of a job that failed, the last first: their errors, and what was said before."""
+    """List the attempts of a job that failed, the last first: their errors, tracebacks, and what was said before."""
     with report_errors():
         filters: dict[str, Any] = {"error_code": error_code, "search": search, "limit": limit, "cursor": cursor}
         if data_dir is None:
@@ -78,14 +78,21 @@ def attempts(
     if as_json:
         print_json(page)
         return
+    shown: set[str] = set()
     for failed in page["attempts"]:
         console.print(_failed_head(failed))
+        if traceback := failed["traceback"]:
+            again = "(the same traceback as above)"
+            console.print(Padding(Text(again if traceback in shown else traceback, style="red"), (1, 0, 0, 2)))
+            shown.add(traceback)
         for message in failed["messages"] or ():
             for line in _message(message, _named_only, LONG_TEXT):
                 console.print(line)
         console.print()
     none = "no such attempt failed" if error_code or search else f"no attempt of {job_id} failed"
     print_page("" if page["attempts"] else none, page)
+    if page["attempts"] and page["log"]:
+        console.print(f"The runner's log: {page['log']}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,8 +41,11 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=done, width=40), Text(f"{done}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
     lines: list[RenderableType] = [grid, _accounting(slots), *_now(job.get("now") or {})]
     explained = "".join(one["message"] for one in (job.get("now") or {}).get("explanation", ()))
-    if job["cause"] and job["cause"] not in explained:
-        lines.append(Text(f"  cause: {job['cause']}", style="red"))
+    first, _, traceback = job["cause"].partition("\n")
+    if first and first not in explained:
+        lines.append(Text(f"  cause: {first}", style="red"))
+    if traceback:
+        lines.append(Text(traceback, style="red"))
     for state, causes in job["causes"].items():
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
     lines.extend(_bias(job.get("bias") or ()))

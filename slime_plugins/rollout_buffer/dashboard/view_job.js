@@ -3,7 +3,7 @@
 import { path } from "./api.js";
 import { chart, CHARTS } from "./charts.js";
 import { h, scrolling, show } from "./dom.js";
-import { count, number, percent, plural, reward, span } from "./format.js";
+import { count, moment, number, percent, plural, reward, span } from "./format.js";
 import { histogram } from "./histogram.js";
 import { accounting, actions, callouts, crumbs, fact, jobHref, jobPill, pill, section, tabs } from "./parts.js";
 
@@ -28,9 +28,11 @@ export function jobView(stage, jobId) {
   const state = h("span");
   const buttons = h("div", { class: "row actions" });
   const why = h("div", { role: "status", "aria-label": "Why it moves or stands still" });
+  const trace = h("div");
   const facts = h("dl", { class: "facts" });
   const account = h("div");
   const losses = h("div", { class: "two" });
+  const failed = h("div");
   const farm = h("div");
   const apart = h("div");
   const bias = h("div");
@@ -38,6 +40,7 @@ export function jobView(stage, jobId) {
   let job = null;
   let health;
   let shownState = null;
+  let shownFailures = "";
   const showState = () => job && show(state, jobPill(job.state, health));
 
   const jobPoll = stage.poll(path(["jobs", jobId]), 3000, (body) => {
@@ -45,6 +48,7 @@ export function jobView(stage, jobId) {
     showState();
     if (shownState !== job.state) {
       shownState = job.state;
+      trace.replaceChildren(...(job.cause.includes("\n") ? [h("details", null, h("summary", null, "Traceback"), h("pre", null, job.cause))] : []));
       buttons.replaceChildren(...actions(job, () => [jobPoll, explanationPoll].forEach((poll) => poll.now())));
     }
     show(account, accounting(job.slots));
@@ -64,6 +68,12 @@ export function jobView(stage, jobId) {
     rewards.hidden = bars === null;
     show(rewards, h("h2", { class: "small" }, `Rewards of all ${count(body.trajectories)} trajectories; a bar leads to its own`), bars);
   });
+  stage.poll(path(["jobs", jobId, "attempts"], { limit: 5 }), 4000, (body) => {
+    const newest = JSON.stringify(body.attempts);
+    if (newest === shownFailures) return; // an opened fold stays open
+    shownFailures = newest;
+    show(failed, ...failuresOf(body));
+  });
   stage.poll(path(["jobs", jobId, "mismatch"], { limit: 10 }), 20000, (body) => show(apart, ...mismatchOf(body)));
 
   const element = h(
@@ -71,10 +81,12 @@ export function jobView(stage, jobId) {
     null,
     jobHead(jobId, "Overview", state, h("span", { class: "grow" }), buttons),
     why,
+    trace,
     facts,
     h("div", { class: "beside-each-other" }, h("div", { class: "panel" }, h("h2", { class: "small" }, "Every slot in exactly one state"), account), rewards),
     charts(stage, jobId),
     losses,
+    failed,
     bias,
     apart,
     farm,
@@ -135,6 +147,25 @@ function whereLost(job) {
             h("tbody", null, failures.map(([name, times]) => h("tr", null, h("td", null, h("code", null, name.slice(7))), h("td", { class: "num" }, count(times))))),
           )
         : h("p", { class: "muted" }, "No attempt failed."),
+    ),
+  ];
+}
+
+/** The newest attempts that failed, each folded: its traceback, and where its runner logs. */
+function failuresOf({ job_id, attempts, log }) {
+  if (!attempts.length) return [];
+  const fold = (one) =>
+    h(
+      "details",
+      null,
+      h("summary", null, h("code", null, one.error_code), ` ${one.error_message} `, h("span", { class: "muted" }, `${one.instance_id}, slot ${one.slot}, attempt ${one.attempt}, ${moment(one.ended_at)}`)),
+      one.traceback ? h("pre", null, one.traceback) : h("p", { class: "muted" }, "No traceback: its code says what failed."),
+    );
+  return [
+    section(
+      "Newest failed attempts",
+      attempts.map(fold),
+      h("p", { class: "muted" }, h("code", null, `rollout-buffer attempts ${job_id}`), " lists all, with what was said.", log && [" The runner's log: ", h("code", null, log)]),
     ),
   ];
 }

@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.extensions import Group, installed
 from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
-from slime_plugins.rollout_buffer.observability.tracebacks import own_traceback, with_place
+from slime_plugins.rollout_buffer.observability.tracebacks import place_and_traceback
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions
 
 BUILT_IN_FOLDER = Path(__file__).parent
@@ -91,7 +91,7 @@ def discover(
         try:
             plugin = _load_file(path)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - someone else's file: its traceback is the answer
-            catalog.broken[name] = why_broken(error, path)
+            catalog.broken[name] = place_and_traceback(error, path)
             continue
         if plugin is not None and plugin.task_type in catalog.plugins:
             other = catalog.plugins[plugin.task_type].source
@@ -122,11 +122,6 @@ def load(task_type: str, folders: Sequence[Path] = (), *, skip: Sequence[Path] =
         return catalog.plugins[task_type]
     reasons = "".join(f"\n{name} does not load: {reason}" for name, reason in catalog.broken.items())
     raise GeneratorError(f"no generator has TASK_TYPE {task_type!r}{reasons}")
-
-
-def why_broken(error: BaseException, path: Path) -> str:
-    """Returns why a file does not load: the place in one line, then the traceback."""
-    return f"{with_place(error, path)}\n{own_traceback(error)}"
 
 
 def _load_file(path: Path) -> Plugin | None:

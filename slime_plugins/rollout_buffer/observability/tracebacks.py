@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+
 MAX_FRAMES = 20
 MAX_TRACEBACK = 8000
 """Characters; a longer one keeps its end."""
@@ -31,3 +33,10 @@ def with_place(error: BaseException, file: Path | None = None) -> str:
     frames = list(traceback.extract_tb(error.__traceback__))
     own = [frame for frame in frames if frame.filename == str(file)] or frames
     return f"{own[-1].filename}, line {own[-1].lineno}: {said}" if own else said
+
+
+def place_and_traceback(error: BaseException, file: Path | None = None) -> str:
+    """Returns the place in one line, then the traceback; an error of this package is a sentence, and needs neither."""
+    if isinstance(error, RolloutBufferError):
+        return f"{type(error).__name__}: {error}"
+    return f"{with_place(error, file)}\n{own_traceback(error)}"

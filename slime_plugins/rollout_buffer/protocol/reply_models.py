@@ -693,6 +693,8 @@ class FailedAttempt(WireRecord):
     """When it began."""
     ended_at: float
     """When it failed."""
+    traceback: str | None
+    """Where its generator raised; of the newest, and null where something else failed."""
     has_transcript: bool
     """Whether what was said in it was kept: that of the newest is."""
     messages: list[dict[str, Any]] | None
@@ -704,6 +706,8 @@ class FailedAttemptPage(WireRecord):
 
     job_id: str
     """The job's id."""
+    log: str | None
+    """The file on the buffer's host in which its runner logs; null where nothing is played here."""
     attempts: list[FailedAttempt]
     """The last ended first."""
     next_cursor: str | None

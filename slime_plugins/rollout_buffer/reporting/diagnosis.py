@@ -646,7 +646,8 @@ _ALIVE = {
 
 
 def _text(cause: Cause) -> str:
-    return cause.message.strip()[:500]
+    """Its first line: a traceback may follow."""
+    return cause.message.strip().partition("\n")[0][:500]
 
 
 def _because(cause: Cause) -> str:

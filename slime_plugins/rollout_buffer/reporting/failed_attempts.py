@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-import orjson
-
 from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
+from slime_plugins.rollout_buffer.state.transcripts import decode_kept
+from slime_plugins.rollout_buffer.storage.data_dir import RUNNER_LOG
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
@@ -29,6 +29,7 @@ def failed_attempts(store: Store, job_id: str, page: AttemptPageQuery) -> dict[s
     last = shown[-1] if len(rows) > page.limit else None
     return {
         "job_id": job.job_id,
+        "log": str(store.data_dir.absolute() / RUNNER_LOG.format(job.key)) if job.has_runner else None,
         "attempts": [_failed_attempt(job, row, page) for row in shown],
         "next_cursor": None if last is None else ":".join(str(last[name]) for name in _ATTEMPT_ORDER),
     }
@@ -62,7 +63,7 @@ def _attempt_conditions(job_key: int, page: AttemptPageQuery) -> tuple[list[str]
 
 
 def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) -> dict[str, Any]:
-    transcript = row["messages"]
+    messages, traceback = decode_kept(row["messages"])
     place = {name: row[name] for name in ("epoch", "position", "slot", "attempt")}
     return {
         "uid": str(AttemptUid(job_key=job.key, **place)),
@@ -75,6 +76,7 @@ def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) ->
         "error_message": row["error_message"],
         "started_at": row["started_at"],
         "ended_at": row["ended_at"],
-        "has_transcript": transcript is not None,
-        "messages": orjson.loads(transcript) if transcript is not None and page.transcripts else None,
+        "traceback": traceback,
+        "has_transcript": bool(messages),
+        "messages": messages if messages and page.transcripts else None,
     }

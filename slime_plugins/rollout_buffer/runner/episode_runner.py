@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import random
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -26,6 +25,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.observability.logs import log_fields
+from slime_plugins.rollout_buffer.observability.tracebacks import own_traceback, with_place
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, Tracer
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
@@ -242,8 +242,10 @@ class EpisodeRunner:
         except Exception as error:
             # A generator's defect costs this attempt and is reported, not fatal.
             logger.exception("job %s: episode %s raised", self._job.record.job_id, request.uid)
-            reason = "".join(traceback.format_exception_only(error)).strip()
-            await self._give_up(record, slot, number, GeneratorError.code, reason, transcript=request.transcript)
+            reason, own = with_place(error, self._job.generator_file), own_traceback(error)
+            await self._give_up(
+                record, slot, number, GeneratorError.code, reason, transcript=request.transcript, traceback=own
+            )
             return _Tried.FAILED
         self._admission.episode_took(request.instance, asyncio.get_running_loop().time() - began)
         if self._controller is not None:
@@ -304,6 +306,7 @@ class EpisodeRunner:
         *,
         given_up: bool = False,
         transcript: Sequence[Message] = (),
+        traceback: str = "",
     ) -> None:
         if not given_up:
             logger.warning("job %s: slot %d of %s, attempt %d: %s: %s",
@@ -318,6 +321,7 @@ class EpisodeRunner:
                 message=message,
                 given_up=given_up,
                 transcript=transcript,
+                traceback=traceback,
             )
         )
         if not given_up:

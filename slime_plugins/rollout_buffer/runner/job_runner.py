@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.engine.openai import ENVELOPE_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.observability.logs import log_fields
+from slime_plugins.rollout_buffer.observability.tracebacks import place_and_traceback
 from slime_plugins.rollout_buffer.observability.tracing import NoTracer, Tracer, traced_by
 from slime_plugins.rollout_buffer.protocol.request_models import AUTO, JobSettings
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
@@ -108,7 +109,8 @@ class JobRunner:
             logger.exception("job %s: the generator does not start", job.record.job_id)
             if engine is not None:
                 await engine.close()
-            await job.fail(f"the generator of {job.record.task_type} does not start: {type(error).__name__}: {error}")
+            why = place_and_traceback(error, self._plugin.source)
+            await job.fail(f"the generator of {job.record.task_type} does not start: {why}")
             return
         try:
             await EpisodeRunner(job, generator, engine_watch, limiter, controller, self._tracer).run()

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.generator.registry import Plugin, load, load_file, why_broken
+from slime_plugins.rollout_buffer.generator.registry import Plugin, load, load_file
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_heartbeats
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 from slime_plugins.rollout_buffer.observability.opentelemetry import tracing_from_environment
+from slime_plugins.rollout_buffer.observability.tracebacks import place_and_traceback
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import kill_forks_with_parent
@@ -67,7 +68,7 @@ def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
             found = load_file(file, task_type)
         except Exception as error:
             logger.exception("%s does not load", file)
-            raise GeneratorError(f"{file.name} does not load: {why_broken(error, file)}") from error
+            raise GeneratorError(f"{file.name} does not load: {place_and_traceback(error, file)}") from error
         if found is not None:
             return found
     return load(task_type, options.generator_dir, skip=options.skip_generator)

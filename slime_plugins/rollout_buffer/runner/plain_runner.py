@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.observability.tracebacks import place_and_traceback
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD
 from slime_plugins.rollout_buffer.runner.played_job import PlayedJob
@@ -38,7 +39,7 @@ class PlainRunner:
         except Exception as error:
             # The plugin's own code: its exception is the job's cause.
             logger.exception("job %s: run_rollout raised", job.record.job_id)
-            failure = f"run_rollout raised {type(error).__name__}: {error}"
+            failure = f"run_rollout raised: {place_and_traceback(error, job.generator_file)}"
         if failure:
             await job.fail(failure)
             return

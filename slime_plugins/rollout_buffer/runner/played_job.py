@@ -42,6 +42,7 @@ class PlayedJob:
         self.watch_interval_s = WATCH_INTERVAL_S
         self.may_play = asyncio.Event()
         """Set while the job is not paused."""
+        self.generator_file = plugin.source
         self._plugin = plugin
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 

@@ -38,7 +38,21 @@ def encode_transcript(messages: Sequence[Message]) -> bytes:
 _ROOM_OF_A_GAP = 200
 
 
-def _encode(message: Message) -> bytes:
+def encode_kept(messages: Sequence[Message], traceback: str) -> bytes:
+    """Returns what is kept of an attempt that failed: its messages, and the traceback where its generator raised."""
+    said = encode_transcript(messages)
+    if not traceback:
+        return said
+    return b'{"messages":' + (said or b"[]") + b',"traceback":' + _encode(traceback) + b"}"
+
+
+def decode_kept(kept: bytes | None) -> tuple[list[dict[str, Any]], str | None]:
+    """Returns messages and traceback of an attempt that failed, as ``encode_kept`` wrote them."""
+    found = orjson.loads(kept or b"[]")
+    return (found["messages"], found["traceback"]) if isinstance(found, dict) else (found, None)
+
+
+def _encode(message: Message | str) -> bytes:
     return orjson.dumps(_shortened(message), option=orjson.OPT_NON_STR_KEYS, default=str)
 
 

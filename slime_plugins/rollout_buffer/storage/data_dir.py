@@ -34,6 +34,8 @@ OUR_FILES = (
     "liveness/*",
 )
 """What lies in a data directory. Anything else in it is somebody else's, and is left as it is."""
+RUNNER_LOG = "logs/runner-{}.log"
+"""By the key of the job that it plays."""
 OWN_TIMEOUT_S = 2.0
 """A command that opens the store may hold the lock for a moment."""
 

@@ -423,7 +423,7 @@ class Supervisor:
         return ChildProcess(
             f"runner of job {job.job_id}",
             command,
-            log_file=self._log_file(f"runner-{job.key}"),
+            log_file=self.settings.data_dir / data_dir.RUNNER_LOG.format(job.key),
             environment=child_commands.runner_environment(self.settings, needs_ray=needs_ray),
             descriptors=(heartbeat.descriptor,),
         )

@@ -153,15 +153,18 @@ def failing_job(served: Served, attempts: int, transcript: list[dict[str, Any]])
         attempt = buffer.begin_attempt(fence, group, 0)
         assert attempt is not None
         buffer.fail_attempt(
-            fence, group, 0, attempt, code="device", message=f"phone {number} hung", transcript=transcript
-        )
+            fence, group, 0, attempt, code="device", message=f"phone {number} hung", transcript=transcript,
+            traceback="Traceback: my.py, line 3",
+        )  # fmt: skip
 
 
 def test_failed_attempts_are_listed_with_their_error_and_what_was_said(served: Served) -> None:
     failing_job(served, 3, [{"role": "user", "content": "Turn it off"}, {"role": "assistant", "content": ANSWER}])
     said = served.said("attempts", "f", "--limit", "2")
-    for part in ("device: phone 2 hung", "device: phone 1 hung", "Turn it off", "I see the app.", "more with --cursor"):
+    for part in ("device: phone 2 hung", "device: phone 1 hung", "Turn it off", "I see the app.", "more with --cursor",
+                 "Traceback: my.py, line 3", "the same traceback as above"):  # fmt: skip
         assert part in said
+    assert "The runner's log" not in said  # nothing is played here
     assert "phone 0" not in said
     assert "no such attempt" in served.said("attempts", "f", "--error-code", "engine")
     assert "no attempt of j failed" in served.said("attempts", "j")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,13 @@ async def test_what_was_said_before_an_attempt_failed_can_be_read_and_is_never_t
     page = failed_attempts(real_time_buffer.store, job.job_id, AttemptPageQuery(transcripts=True))
     told = [(one["attempt"], one["error_code"], one["messages"][0]["content"]) for one in page["attempts"]]
     assert told == [(2, "generator", "try 2"), (1, "device", "try 1")]
+    raised, broke = (one["traceback"] for one in page["attempts"])
+    assert raised.startswith("Traceback (most recent call last):\n  File")
+    assert raised.endswith("KeyError: 'x'")
+    assert "episode_runner.py" not in raised
+    assert broke is None
+    assert re.fullmatch(r".*\.py, line \d+: KeyError: 'x'", page["attempts"][0]["error_message"])
+    assert page["log"] == f"{real_time_buffer.store.data_dir}/logs/runner-{job.key}.log"
     assert len(uids(real_time_buffer, poll(real_time_buffer, job))) == 1
 
 
