@@ -13,25 +13,21 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.openapi.document import openapi_document
 from slime_plugins.rollout_buffer.openapi.operations import ERRORS, OPERATIONS, Operation
+from slime_plugins.rollout_buffer.protocol.query_params import TrajectoryFilters
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 API_OPENING = """# HTTP API
 
 Written by `python tools/write_http_api_docs.py`. The server describes every route, field and reply at `/openapi.json`
-(OpenAPI 3.1), made of the types that check them; any OpenAPI viewer shows it. One record of it in a shell:
-
-```bash
-curl http://127.0.0.1:8889/openapi.json | jq '.components.schemas.Job.properties'
-```
+(OpenAPI 3.1): `curl http://127.0.0.1:8889/openapi.json | jq '.components.schemas.Job.properties'`.
 
 JSON in, JSON out, whatever the content type says. Bodies are sent uncompressed, up to
-[what the route takes](operations.md#what-a-stranger-can-do). JSON must be strict: no NaN, no Infinity (but in what a
-trainer reports), no half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
+[what the route takes](operations.md#what-a-stranger-can-do). No NaN and no Infinity (but in what a trainer reports), no
+half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
 
-With `--token-file`, every route needs `Authorization: Bearer TOKEN`, but `/health` and the sign-in page with its files;
-the examples leave it out. Without, the server answers only for hosts of loopback's and of `--allowed-host`. A
-connection may bring one request after the other; slow and idle ones are [closed](operations.md#what-a-stranger-can-do).
+With `--token-file`, every route needs `Authorization: Bearer TOKEN`, but `/health` and the sign-in page with its files.
+Without, the server answers only for hosts of loopback's and of `--allowed-host`.
 
 ## Retries
 
@@ -39,35 +35,22 @@ Every POST and PUT may be sent again after a lost reply: it changes nothing the 
 the id which makes it the same request: `uid` of a written item, `start_id` of a start with `fresh`, `consumer_id` and
 `poll_id` of a poll, `delivery_id` of an acknowledgement. A reply to a write means that the items are on disk. A 4xx
 changed nothing and is not to be repeated as it is; 429, 503 and 507 may be, after `Retry-After` where it is given.
-Groups that were leased and not acknowledged come back, identical, when the lease runs out.
-
-## An external job by hand
-
-```bash
-curl -d '{"task_type": "external", "num_repeat_per_sample": 1, "job_id": "run-1"}' http://127.0.0.1:8889/start_rollout
-curl -d '{"uid": "a/0", "instance_id": "a", "reward": 1.0,
-  "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}' \\
-  http://127.0.0.1:8889/buffer/write
-curl -d '{"job_id": "run-1", "wait_s": 30, "lease_s": 600}' http://127.0.0.1:8889/get_rollout_data
-curl -d '{"delivery_id": "DELIVERY"}' http://127.0.0.1:8889/ack
-```
 
 ## Errors
 
 `{"error": {"code": "…", "message": "…", "detail": {…}}}`: `code` is for programs and stays, `message` is a sentence
-that says what to do, `detail` is more for programs. Beside those of the table there are HTTP's own: 405 (a method that
-the route does not take), 414 and 431 (a head that is too large).
+that says what to do. Beside those of the table there are HTTP's own: 405, 414 and 431.
 
 | status | when |
 |---|---|
 """
 
-METRICS_OPENING = """# Metrics
+METRICS_OPENING = """# Prometheus metrics
 
 Written by `python tools/write_http_api_docs.py` from the table of metrics.
 
-`GET /metrics` answers in Prometheus' text format. Every number is read from the store when it is asked for: it is
-right whichever gunicorn worker answers, and survives restarts. All are gauges. Jobs that are over stay in the list.
+`GET /metrics` answers in Prometheus' text format. Every number is read from the store when it is asked for, so it
+survives restarts. All are gauges. Jobs that are over stay in the list.
 
 A scrape looks like this in `prometheus.yml`; leave `authorization` out when the server has no token:
 
@@ -108,9 +91,7 @@ jq '{dashboard: ., overwrite: true}' deploy/grafana_dashboard.json |
 
 `python tools/write_grafana_dashboard.py` writes the file.
 
-Prometheus 2.42 has scraped a server whose job was playing on devices, and answered every expression of the file and of
-the table above; `tests/integration/test_grafana_prometheus.py` does it again where there is a Prometheus. The file was
-not loaded into a Grafana: none could be had.
+Prometheus 2.42 answered every expression of the file and of the table above; the file was not loaded into a Grafana.
 
 ## The same names elsewhere
 
@@ -120,6 +101,8 @@ the same numbers, and the dashboard's charts add up to them.
 """
 
 
+FILTERS = tuple(TrajectoryFilters.model_fields)
+"""Of trajectories; several routes take them."""
 SENT = ("StartPayload", "SamplingPayload", "PollPayload", "AckPayload", "WrittenItemBody", "WrittenGeneration")
 """Records that people write by hand or in programs of their own; the page shows their fields."""
 
@@ -129,7 +112,8 @@ def http_api_page() -> str:
     errors = "".join(f"| {status} | {text} |\n" for status, text in ERRORS.items())
     routes = "".join(map(_route, OPERATIONS))
     records = "\n".join("\n".join(_record(name)) for name in SENT)
-    heading = "## Routes\n\n| route | what it does | takes | answers |\n|---|---|---|---|\n"
+    filters = ", ".join(f"`{name}`" for name in FILTERS)
+    heading = f"## Routes\n\n*filters*: {filters}.\n\n| route | what it does | takes | answers |\n|---|---|---|---|\n"
     return f"{API_OPENING}{errors}\n{heading}{routes}\n## What is sent\n\n{records}".rstrip() + "\n"
 
 
@@ -148,7 +132,9 @@ def _route(operation: Operation) -> str:
         schema = openapi_document()["paths"][operation.path][operation.method]["requestBody"]["content"]
         taken.append(_type(next(iter(schema.values()))["schema"]))
     if operation.query is not None:
-        taken.append("?" + ", ".join(f"`{name}`" for name in operation.query.model_fields))
+        names = list(operation.query.model_fields)
+        own = [f"`{name}`" for name in names if not (set(FILTERS) <= set(names) and name in FILTERS)]
+        taken.append("?" + ", ".join([*own, "filters"] if len(own) < len(names) else own))
     reply = f"`{operation.reply}`" if isinstance(operation.reply, str) else f"`{operation.content_types[0]}`"
     does = f"{operation.summary}. {operation.description}"
     return f"| `{operation.route}` | {does} | {', '.join(taken) or '–'} | {reply} |\n"
@@ -186,13 +172,18 @@ def _type(schema: Mapping[str, Any]) -> str:
         return f"[{name}](#{name.lower()})" if name in SENT else f"`{name}`"
     if "enum" in schema:
         return " \\| ".join(f"`{value}`" for value in schema["enum"])
-    options = [
-        _type(option) for option in (*schema.get("anyOf", ()), *schema.get("allOf", ())) if option.get("type") != "null"
-    ]
+    options = list(
+        dict.fromkeys(
+            _type(option)
+            for option in (*schema.get("anyOf", ()), *schema.get("allOf", ()))
+            if option.get("type") != "null"
+        )
+    )
     if options:
-        return " or ".join(dict.fromkeys(options))
+        is_number = options[0].startswith(("integer", "number"))
+        return options[0] if is_number and options[1:] == ["string"] else " or ".join(options)
     kinds = schema.get("type", "anything")
-    kind = " or ".join(kinds) if isinstance(kinds, list) else kinds
+    kind = " or ".join(name for name in kinds if name != "null") if isinstance(kinds, list) else kinds
     if "items" in schema:
         return f"{kind} of {_type(schema['items'])}"
     return kind + _bounds(schema)
@@ -200,11 +191,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 def _bounds(schema: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
-    found = [
-        f"{sign} {schema[key]:g}" if schema[key] < 1e6 else f"{sign} {schema[key]}"
-        for key, sign in signs.items()
-        if key in schema
-    ]
+    found = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema and abs(schema[key]) < 1e6]
     return f" {', '.join(found)}" if found else ""
 
 
