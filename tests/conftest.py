@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
-from slime_plugins.rollout_buffer.server.app import ServerContext
+from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.asgi_client import create_app

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
-from slime_plugins.rollout_buffer.server.app import ServerContext
+from slime_plugins.rollout_buffer.server.http import ServerContext
 from tests.asgi_client import create_app
 from tests.support import written
 

@@ -45,8 +45,6 @@ from slime_plugins.rollout_buffer.state import input_files
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.types import AckResult, Image, Instance
 
-__all__ = ["ServerContext", "create_app"]
-
 LISTING_TIMEOUT_S = 20.0
 """How long a start waits until a generator file that changed is listed again."""
 LISTING_POLL_S = 0.1

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.buffer import Delivery
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError, RequestError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
@@ -28,6 +27,7 @@ from slime_plugins.rollout_buffer.server.http import (
     of_one_go,
 )
 from slime_plugins.rollout_buffer.server.supervisor_state import read_supervisor_state
+from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 

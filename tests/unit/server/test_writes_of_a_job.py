@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 from flask.testing import FlaskClient
 
-from slime_plugins.rollout_buffer.server.app import ServerContext
+from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from tests.support import written
 

@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
-from slime_plugins.rollout_buffer.server.app import ServerContext
+from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from tests.support import written
 
