@@ -94,7 +94,7 @@ async def plain_playwright(pages: int, taps: int, settings: MiniWobSettings) -> 
     free: asyncio.Queue[tuple[Any, Any]] = asyncio.Queue()
 
     async def look(page: Any, protocol: Any) -> None:
-        await page.evaluate("() => rollout.look()")
+        await page.evaluate("() => rollout.observe()")
         clip = {"x": 0, "y": 0, "width": POINTS[0], "height": POINTS[1], "scale": SCALE}
         taken = await protocol.send("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True, "clip": clip})
         base64.b64decode(taken["data"])

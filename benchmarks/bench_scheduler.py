@@ -117,7 +117,7 @@ class TimedFakeDevice:
         self._span.mark()
         return 1.0
 
-    def look(self) -> Observation:
+    def observe(self) -> Observation:
         """What it shows now."""
         shown = self._screenshots[(self._position + self._actions) % len(self._screenshots)]
         return Observation(goal="Press it.", screenshot=shown, screen_width=1080, screen_height=2400, step_budget=50)
@@ -146,12 +146,12 @@ class Lease:
     async def reset(self, task_name: str, params_idx: int) -> Observation:
         """As ``DeviceLease.reset``."""
         await self._wait(self._device.begin(params_idx))
-        return self._device.look()
+        return self._device.observe()
 
     async def step(self, action: Action) -> Observation:
         """As ``DeviceLease.step``."""
         await self._wait(self._device.act(action))
-        return self._device.look()
+        return self._device.observe()
 
     async def score(self) -> float:
         """As ``DeviceLease.score``."""
@@ -203,7 +203,7 @@ class Worker:
         """It is up, and here."""
         return "here"
 
-    async def settle(self) -> None:
+    async def check_health(self) -> None:
         """It is well."""
 
     def kill(self) -> None:
@@ -212,12 +212,12 @@ class Worker:
     async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
         """As ``DeviceCalls.reset``."""
         await asyncio.sleep(self._device.begin(params_idx))
-        return self._device.look()
+        return self._device.observe()
 
     async def step(self, lease_id: int, action: Action) -> Observation:
         """As ``DeviceCalls.step``."""
         await asyncio.sleep(self._device.act(action))
-        return self._device.look()
+        return self._device.observe()
 
     async def score(self, lease_id: int) -> float:
         """As ``DeviceCalls.score``."""

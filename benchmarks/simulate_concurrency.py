@@ -154,7 +154,7 @@ class Simulation:
             if self.now >= next_look:
                 next_look += SAMPLE_INTERVAL_S
                 if steering is not None:
-                    await steering.look()
+                    await steering.adjust()
                 if self.now > self.seconds / 2:
                     self.limits.append(self.places.limit)
             if self.now < counted_from:

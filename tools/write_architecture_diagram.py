@@ -86,8 +86,8 @@ BOXES: Mapping[str, Box] = {
         title="server",
         subtitle="gunicorn workers, no state",
         x=432, y=148, width=210, height=142,
-        modules=(f"{BUFFER}/server/asgi.py", f"{BUFFER}/server/routes_data.py", f"{BUFFER}/server/app.py",
-                 f"{BUFFER}/server/routes_dashboard.py"),
+        modules=(f"{BUFFER}/server/asgi.py", f"{BUFFER}/server/routes/write.py", f"{BUFFER}/server/routes/poll.py",
+                 f"{BUFFER}/server/routes/jobs.py"),
     ),
     "gateway": Box(
         title="gateway",

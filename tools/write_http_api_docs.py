@@ -23,7 +23,7 @@ Written by `python tools/write_http_api_docs.py`. The server describes every rou
 (OpenAPI 3.1): `curl http://127.0.0.1:8889/openapi.json | jq '.components.schemas.Job.properties'`.
 
 JSON in, JSON out, whatever the content type says. Bodies are sent uncompressed, up to
-[what the route takes](operations.md#what-a-stranger-can-do). No NaN and no Infinity (but in what a trainer reports), no
+[what the route takes](operations.md#anonymous-clients). No NaN and no Infinity (but in what a trainer reports), no
 half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
 
 With `--token-file`, every route needs `Authorization: Bearer TOKEN`, but `/health` and the sign-in page with its files.

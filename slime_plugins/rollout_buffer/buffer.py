@@ -103,6 +103,8 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 
+__all__ = ["Buffer", "Delivery", "StartedJob"]
+
 logger = logging.getLogger(__name__)
 
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
@@ -270,7 +272,7 @@ class Buffer:
                 return False
             state, cause = job_states.ending_of(
                 group_rows.count_groups(connection, job_key),
-                group_rows.commonest_causes(connection, job_key),
+                group_rows.most_frequent_causes(connection, job_key),
                 attempt_rows.failed_attempts(connection, job_key),
             )
             end_job(connection, self._clock(), job_key, state, cause)

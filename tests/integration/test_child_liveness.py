@@ -56,8 +56,8 @@ def test_a_gateway_and_a_gunicorn_that_are_stopped_are_replaced_and_nothing_else
     wait_until(lambda: child(buffer, "gunicorn") != server, 60, "another gunicorn")
     wait_until(lambda: answers(f"{buffer.url}/health"), 60, "its first answer")
     log = (buffer.folder / "serve.log").read_text()
-    assert "gateway: it has shown no life for 4 s" in log
-    assert "server: it has shown no life for 4 s" in log
+    assert "gateway: it has sent no heartbeat for 4 s" in log
+    assert "server: it has sent no heartbeat for 4 s" in log
 
 
 @pytest.mark.slow

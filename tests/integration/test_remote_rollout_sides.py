@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionToolSessio
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
-from tests.remote_rollout_strangers import Said, StrangeRolloutServer, StrangeTrainer, rendered
+from tests.third_party_rollout_sides import Said, StrangeRolloutServer, StrangeTrainer, rendered
 
 QUICK = AgentSettings(backoff_s=0.01, turn_timeout_s=5, tool_timeout_s=0.3)
 

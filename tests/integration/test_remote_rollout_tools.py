@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_provider
 from tests.remote_rollout_serving import ANSWER, call, rollout_body, served
-from tests.remote_rollout_strangers import Said, StrangeTrainer, rendered
+from tests.third_party_rollout_sides import Said, StrangeTrainer, rendered
 
 ADDRESS = "slime_plugins.rollout_buffer.generator.context_editing.remote_tools:DOCUMENT_TOOLS"
 DOCUMENT = " ".join(

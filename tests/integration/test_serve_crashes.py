@@ -19,7 +19,7 @@ import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
 from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
 from tests.support import written
 
@@ -78,8 +78,8 @@ def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_pr
     buffer = start_buffer("--generator-dir", str(GENERATORS))
     job_id = start_external(buffer)
     start_episodes(buffer, 2000)
-    runner = ProcessMark.of("runner", buffer.runner_pid())
-    server = ProcessMark.of("server", server_pid(buffer))
+    runner = ProcessIdentity.of("runner", buffer.runner_pid())
+    server = ProcessIdentity.of("server", server_pid(buffer))
     wait_in_vain(buffer.url, job_id, 6)
     time.sleep(0.5)
     os.kill(runner.pid, signal.SIGSTOP)
@@ -95,7 +95,7 @@ def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_pr
 def test_a_server_killed_alone_is_replaced_with_its_workers(start_buffer: StartBuffer) -> None:
     buffer = start_buffer()
     job_id = start_external(buffer)
-    server = ProcessMark.of("server", server_pid(buffer))
+    server = ProcessIdentity.of("server", server_pid(buffer))
     wait_in_vain(buffer.url, job_id, 6)
     time.sleep(0.5)
     began = time.monotonic()

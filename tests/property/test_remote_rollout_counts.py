@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.chat_tokenizers import load
 from tests.example_counts import examples
 from tests.remote_rollout_serving import trainer_side
-from tests.remote_rollout_strangers import rendered
+from tests.third_party_rollout_sides import rendered
 
 NAMES = ["small-plain", "small-default-system", "small-hybrid", "small-deepseek", "demo"]
 REAL_NAMES = ["qwen3-2507", "qwen3-hybrid", "qwen3.5"]  # skipped unless they were fetched

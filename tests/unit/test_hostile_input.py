@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 
 from rollout_buffer_lab.scripted_engine.math_policy import read_question
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.cli.commands_inspect import tagged_parts
+from slime_plugins.rollout_buffer.cli.transcript_view import tagged_parts
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.tool_call_parser import read_segments
 from slime_plugins.rollout_buffer.errors import ConfigError

@@ -62,7 +62,7 @@ class Worker(Protocol):
         """Builds the device; returns where it is, when it can be used."""
         ...
 
-    async def settle(self) -> None:
+    async def check_health(self) -> None:
         """Returns when the calls made so far are done; raises when the worker is gone."""
         ...
 
@@ -316,7 +316,7 @@ class DeviceManager:
     def _take_in(self, slot: _Slot) -> None:
         """Looks after a device that came back; a spare may take its place at once."""
         slot.state = DeviceState.CHECKING
-        self._spawn(self._look_after(slot))
+        self._spawn(self._reconcile(slot))
         self._serve()
 
     # ---- taking care of devices --------------------------------------------------------------------------------------
@@ -340,16 +340,16 @@ class DeviceManager:
     def _drop_surplus_and_outdated(self) -> None:
         for slot in list(self._slots.values()):
             if self._table.set_aside(slot.device_id):
-                self._spawn(self._look_after(slot))
+                self._spawn(self._reconcile(slot))
 
     def _add_missing(self) -> None:
         for index in range(self._devices_wanted()):
             slot = _Slot(index=index, settings=self._current())
             if slot.device_id not in self._slots:
                 self._slots[slot.device_id] = slot
-                self._spawn(self._look_after(slot))
+                self._spawn(self._reconcile(slot))
 
-    async def _look_after(self, slot: _Slot) -> None:
+    async def _reconcile(self, slot: _Slot) -> None:
         """Makes a device ready that came back, or is yet to come up; drops it when it is surplus."""
         while slot.index < self._devices_wanted():
             action = self._what_it_needs(slot)
@@ -394,7 +394,7 @@ class DeviceManager:
         slot.state = DeviceState.CHECKING
         try:
             async with asyncio.timeout(self._current().reset_timeout_s):
-                await slot.worker.settle()
+                await slot.worker.check_health()
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a worker, the remedy is a new one
             slot.last_error = str(error) or type(error).__name__
             return False

@@ -52,8 +52,8 @@ class _WorkerThread:
         await self._call(self._worker.boot)
         return f"process {os.getpid()}"
 
-    async def settle(self) -> None:
-        await self._call(self._worker.settle)
+    async def check_health(self) -> None:
+        await self._call(self._worker.check_health)
 
     async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
         observation: Observation = await self._call(lambda: self._worker.reset(lease_id, task_name, params_idx))

@@ -42,7 +42,7 @@ class DeviceWorker:
         """Builds the device; returns when it can be used."""
         self._device = self._guarded(lambda: _made(self._settings, self._index))
 
-    def settle(self) -> None:
+    def check_health(self) -> None:
         """Returns when the calls before it are done, and the device says that it is well."""
         device = self._booted()
         self._guarded(device.health)

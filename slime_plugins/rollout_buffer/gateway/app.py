@@ -28,6 +28,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, read_chat_body
 from slime_plugins.rollout_buffer.gateway.messages import read_conversation
+from slime_plugins.rollout_buffer.gateway.remote_rollout_adapter import RemoteRolloutAdapter
 from slime_plugins.rollout_buffer.gateway.replies import (
     DONE,
     chunks,
@@ -37,7 +38,6 @@ from slime_plugins.rollout_buffer.gateway.replies import (
     server_sent_event,
     status_of,
 )
-from slime_plugins.rollout_buffer.gateway.rollout_mount import TrainerMount
 from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
@@ -58,7 +58,7 @@ GATEWAY: Final = web.AppKey("gateway", Gateway)
 KEYS: Final = web.AppKey("keys", SessionKeys)
 TOKEN: Final = web.AppKey("token", str)
 SCORER: Final = web.AppKey("scorer", Scorer)
-TRAINER: Final = web.AppKey("trainer", TrainerMount)
+TRAINER: Final = web.AppKey("trainer", RemoteRolloutAdapter)
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):
         app.router.add_post(f"{base}/chat/completions", _chat)
         app.router.add_get(f"{base}/models", _models)
-    app[TRAINER] = TrainerMount(gateway, app[TOKEN])
+    app[TRAINER] = RemoteRolloutAdapter(gateway, app[TOKEN])
     app[TRAINER].mount(app)
     app.cleanup_ctx.append(_life)
     return app

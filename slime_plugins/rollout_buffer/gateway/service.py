@@ -387,7 +387,7 @@ class Gateway:
         await self.backends.keep_only(jobs.keys() | {session.claim.job.key for session in self._sessions.values()})
         if now - self._settled_at > SETTLE_INTERVAL_S:
             self._settled_at = now
-            await self.stored(self.claims.settle_all)
+            await self.stored(self.claims.close_all_full_groups)
 
     async def _end_refused(self, sessions: Sequence[Session]) -> None:
         """Ends sessions whose results would not count any more: their group or their job was closed by others."""

@@ -124,7 +124,7 @@ class SlotClaims:
             StaleAttemptError: the attempt was given up before.
         """
         result = self._buffer.add_trajectory(claim.job.fence, claim.group, claim.slot, claim.attempt, trajectory)
-        self._settle(claim.job, claim.group)
+        self._close_if_full(claim.job, claim.group)
         return result.status
 
     def fail(
@@ -147,7 +147,7 @@ class SlotClaims:
             given_up=given_up,
             transcript=transcript,
         )
-        self._settle(claim.job, claim.group)
+        self._close_if_full(claim.job, claim.group)
 
     def state_of(self, uid: str) -> ClaimState | None:
         """Returns how the claim of that name stands; None when there never was one."""
@@ -168,14 +168,14 @@ class SlotClaims:
         with self._buffer.store.read() as connection:
             return [_refusal(connection, claim) for claim in claims]
 
-    def settle_all(self) -> None:
+    def close_all_full_groups(self) -> None:
         """Closes groups that got all they will get: also those whose process died between the last member and that."""
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner:
                 for group, _ in self._buffer.begun_open_groups(job.key):
-                    self._settle(job, group)
+                    self._close_if_full(job, group)
 
-    def _settle(self, job: JobRecord, group: GroupRecord) -> None:
+    def _close_if_full(self, job: JobRecord, group: GroupRecord) -> None:
         """Closes a group when each of its slots is filled or was given up too often."""
         with self._buffer.store.read() as connection:
             if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:

@@ -34,7 +34,7 @@ _ATTEMPTS = (
 _Slot = tuple[int, int]
 
 
-def groups_over(connection: Connection, job_key: int) -> list[FinishedGroup]:
+def closed_groups(connection: Connection, job_key: int) -> list[FinishedGroup]:
     """Returns the newest groups that were handed out, filtered, or failed; those that wait or run may still be trained.
 
     A member took as long as the attempt that brought it, or else as its longest; a written one, since its group began.

@@ -269,12 +269,12 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
         yield _missing_members(at.missing_members)
     if at.stuck_weights is not None:
         yield _stuck_weights(at, at.stuck_weights)
-    if at.lone_versions:
+    if at.outlier_versions:
         yield Explanation(
-            code="lone_versions",
+            code="outlier_versions",
             severity=Severity.ATTENTION,
-            message=f"{_many(at.lone_versions, 'weight version')} far beyond the others, the last was "
-            f"{at.lone_version}: that counts for nothing, and no group is stale because of it.",
+            message=f"{_many(at.outlier_versions, 'weight version')} far beyond the others, the last was "
+            f"{at.outlier_version}: that counts for nothing, and no group is stale because of it.",
             advice="A weight version counts the trainer's updates. Is it a timestamp?",
         )
     if at.refused_items:
@@ -434,7 +434,7 @@ def _given_up(at: JobSnapshot) -> str:
 
 
 def _commonest(at: JobSnapshot, state: GroupState) -> str:
-    most = at.commonest_causes.get(state)
+    most = at.most_frequent_causes.get(state)
     return "" if most is None else f" The commonest cause, of {most.count}: {_text(most.cause)}."
 
 

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
     TrajectoryFilters,
     TrajectoryPageQuery,
 )
-from slime_plugins.rollout_buffer.reporting.bias import groups_over
+from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.reporting.message_texts import Preview, preview_of
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
@@ -207,7 +207,7 @@ class Inspection:
         Raises:
             DamagedError: its bytes are gone, or are not what was written.
         """
-        with self.store.look() as connection:
+        with self.store.read_one() as connection:
             row = connection.execute("SELECT body, body_place FROM trajectories WHERE key = ?", (key,)).fetchone()
         if row is None:
             raise DamagedError("the trajectory is not kept any more")
@@ -407,7 +407,7 @@ def _count(connection: Connection, job: JobRecord, now: float) -> JobCounts:
         outcomes=trajectory_rows.count_outcomes(connection, job.key),
         late=trajectory_rows.count_late(connection, job.key),
         damaged=payload_rows.count_damaged(connection, job.key),
-        measures=job_measures(connection, job.key, groups_over(connection, job.key)),
+        measures=job_measures(connection, job.key, closed_groups(connection, job.key)),
         deliveries=_count_deliveries(connection, job),
         poll_age_s=None if job.last_poll_at is None else max(0.0, now - job.last_poll_at),
         oldest_ready_age_s=0.0 if oldest is None else max(0.0, now - oldest),

@@ -7,7 +7,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_SETTINGS_BYTES
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
-from slime_plugins.rollout_buffer.reporting.bias import groups_over
+from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.rules.selection_bias import bias_table
 from slime_plugins.rollout_buffer.state.runner_reports import prompt_findings_of
@@ -35,7 +35,7 @@ def describe_job(store: Store, job: JobRecord) -> dict[str, Any]:
         causes = group_rows.count_causes(connection, job.key)
         late = trajectory_rows.count_late(connection, job.key)
         damaged = payload_rows.count_damaged(connection, job.key)
-        over = groups_over(connection, job.key)
+        over = closed_groups(connection, job.key)
         measures = job_measures(connection, job.key, over)
         findings = prompt_findings_of(connection, job.key)
     slots = {state.value: count * job.group_size for state, count in counted.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.redaction import redacted
-from slime_plugins.rollout_buffer.reporting.bias import groups_over
+from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES, FailedAttempts
@@ -68,7 +68,7 @@ class JobSnapshot:
     prompt_findings: Sequence[str] = ()
     """What its engine was found to do to prompts, as what follows "the engine"."""
     prompts: PromptCounts = _NO_PROMPTS
-    commonest_causes: Mapping[GroupState, CountedCause] = field(default_factory=dict)
+    most_frequent_causes: Mapping[GroupState, CountedCause] = field(default_factory=dict)
     """Why most groups were filtered, and why most failed."""
     stale_groups: int = 0
     """Groups that were dropped because their weights were too old."""
@@ -81,9 +81,9 @@ class JobSnapshot:
     """Whose weight version stands still while groups are trained."""
     trainer_run: int = 1
     weight_version: int | None = None
-    lone_versions: int = 0
-    """How often a weight version was named that is absurdly far ahead; ``lone_version`` is the last of them."""
-    lone_version: int | None = None
+    outlier_versions: int = 0
+    """How often a weight version was named that is absurdly far ahead; ``outlier_version`` is the last of them."""
+    outlier_version: int | None = None
     refused_items: int = 0
     """Written items that were refused; ``last_refusal`` is the status and the reason of the last."""
     last_refusal: str = ""
@@ -101,7 +101,7 @@ def take_snapshot(
     Of a job that is over, neither attempts nor devices nor the engine are looked up.
     """
     beat = service_rows.heartbeat(connection, SUPERVISOR.name)
-    over = groups_over(connection, job.key)
+    over = closed_groups(connection, job.key)
     bare = JobSnapshot(
         state=job.state,
         cause=Cause(job.cause_code, job.cause),
@@ -118,7 +118,7 @@ def take_snapshot(
         pause_when_idle_s=job.settings.pause_when_idle_s,
         prompt_findings=prompt_findings_of(connection, job.key),
         prompts=prompt_rows.sums_of(connection, job.key) or _NO_PROMPTS,
-        commonest_causes=group_rows.commonest_causes(connection, job.key),
+        most_frequent_causes=group_rows.most_frequent_causes(connection, job.key),
         stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
         max_weight_version_lag=job.settings.max_weight_version_lag,
         gives_up_slow_members=job.gives_up_slow_members,
@@ -126,8 +126,8 @@ def take_snapshot(
         missing_members=missing_members(over),
         trainer_run=job.trainer_run,
         weight_version=job.weight_version,
-        lone_versions=job.lone_versions,
-        lone_version=job.lone_version,
+        outlier_versions=job.lone_versions,
+        outlier_version=job.lone_version,
         refused_items=job.refused_items,
         last_refusal=job.last_refusal,
     )

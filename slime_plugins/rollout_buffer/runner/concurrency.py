@@ -127,7 +127,7 @@ class ConcurrencyController:
         self._devices, self._is_paused, self._keep, self._clock = devices, is_paused, keep, clock
         self._steering = first_steering(bounds)
         self._episodes = 0
-        self._settled = False
+        self._is_steady = False
         self._window = self._new_window()
         self._kept_at = -CONCURRENCY.beats_every_s
         limiter.set_limit(self._steering.limit)
@@ -140,26 +140,26 @@ class ConcurrencyController:
         """Adjusts for ever; what breaks in it costs the job nothing."""
         while True:
             try:
-                await self.look()
+                await self.adjust()
             except Exception:
                 # The job plays on with the number that it has.
                 logger.exception("the number of episodes at once cannot be adjusted")
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
-    async def look(self) -> None:
+    async def adjust(self) -> None:
         """Takes one sample, and a step when a window is over."""
         load = await self._engine.load()
         if self._is_paused() or self._engine.report(unasked=True).code is not EngineTrouble.NONE:
-            self._settled, self._window = False, self._new_window()
+            self._is_steady, self._window = False, self._new_window()
         else:
             self._window.add(self._limiter.taken, self._limiter.wanted > 0, load)
-            if (seen := self._seen()) is not None:
+            if (seen := self._measured_load()) is not None:
                 self._step(seen)
         if self._clock() - self._kept_at >= CONCURRENCY.beats_every_s:
             self._kept_at = self._clock()
             await self._keep(self._steering, load)
 
-    def _seen(self) -> Load | None:
+    def _measured_load(self) -> Load | None:
         """What the window says; None while it is too early to say."""
         if self._clock() - self._window.began < MIN_WINDOW_S:
             return None
@@ -169,9 +169,9 @@ class ConcurrencyController:
         counted, before = self._counted(), self._window.counted
         turns = counted.turns - before.turns
         came_back = max(turns, counted.episodes - before.episodes)
-        if not self._settled:
+        if not self._is_steady:
             if came_back >= seen.playing:
-                self._settled, self._window = True, self._new_window()
+                self._is_steady, self._window = True, self._new_window()
             return None
         if came_back < max(seen.playing, MIN_TURNS if turns else MIN_EPISODES):
             return None
@@ -182,7 +182,7 @@ class ConcurrencyController:
         before = self._steering
         self._steering = steer(before, seen, self._bounds)
         if self._steering.limit != before.limit:
-            self._settled = False
+            self._is_steady = False
             self._limiter.set_limit(self._steering.limit)
             logger.info("%d episodes at once, after %d: %s", self._steering.limit, before.limit, self._steering.reason)
         self._window = self._new_window()

@@ -34,11 +34,11 @@ class DeviceWatch:
     async def watch(self) -> None:
         """Reports for ever; returns at once for a generator that keeps no devices."""
         while isinstance(self._generator, ReportsDevices):
-            await self.look()
+            await self.report()
             await asyncio.sleep(DEVICES.beats_every_s)
             self._since_summary_s += DEVICES.beats_every_s
 
-    async def look(self) -> None:
+    async def report(self) -> None:
         """Makes one report; a farm that does not answer now is asked again at the next."""
         if not isinstance(self._generator, ReportsDevices):
             return

@@ -28,7 +28,7 @@ class EngineWatch:
         self._reports = ReportThrottle()
         self._prompt_findings: tuple[str, ...] | None = None
 
-    async def look(self) -> None:
+    async def on_refresh(self) -> None:
         """Does what is due; to be called after each refresh of the job."""
         self._follow_address()
         await self._pause_or_go_on()

@@ -124,7 +124,7 @@ class EpisodeRunner:
 
     async def run(self) -> None:
         """Plays until every group is closed or the job is over."""
-        await self._job.until_over(self._play_all(), self._look)
+        await self._job.until_over(self._play_all(), self._on_refresh)
 
     async def _play_all(self) -> None:
         job = self._job
@@ -136,8 +136,8 @@ class EpisodeRunner:
                 await self._begin_group(group, episodes)
         await job.stored(job.buffer.finish_if_done, job.key)
 
-    async def _look(self) -> None:
-        await self._engine.look()
+    async def _on_refresh(self) -> None:
+        await self._engine.on_refresh()
         record = self._job.record
         if record.state is JobState.PAUSED and record.cause_code is CauseCode.STOPPED:
             for playing in self._playing:
@@ -150,8 +150,8 @@ class EpisodeRunner:
     async def _begin_group(self, record: GroupRecord, episodes: asyncio.TaskGroup) -> None:
         progress = await self._job.stored(self._job.buffer.slot_progress, record.key)
         instance = await self._job.stored(self._job.buffer.instance, record)
-        settled = {slot for slot, done in progress.items() if done[0] or done[1] >= self._job.settings.max_attempts}
-        open_slots = [slot for slot in range(self._job.record.group_size) if slot not in settled]
+        done_slots = {slot for slot, done in progress.items() if done[0] or done[1] >= self._job.settings.max_attempts}
+        open_slots = [slot for slot in range(self._job.record.group_size) if slot not in done_slots]
         given_up = sum(
             1 for filled, failures in progress.values() if not filled and failures >= self._job.settings.max_attempts
         )

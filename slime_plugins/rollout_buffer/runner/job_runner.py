@@ -114,7 +114,7 @@ class JobRunner:
             return
         try:
             await EpisodeRunner(job, generator, engine_watch, limiter, controller, self._tracer).run()
-            await device_watch.look()
+            await device_watch.report()
         finally:
             watching.cancel()
             await self._close_generator(generator)

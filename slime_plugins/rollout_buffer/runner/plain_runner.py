@@ -87,7 +87,7 @@ def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str,
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
-    def settle(error: BaseException | None) -> None:
+    def set_outcome(error: BaseException | None) -> None:
         if not future.done():
             future.set_exception(error) if error is not None else future.set_result(None)
 
@@ -98,7 +98,7 @@ def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str,
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the plugin's own code: handed to whoever waits
             error = raised if isinstance(raised, Exception) else GeneratorError(f"run_rollout exited: {raised}")
         with contextlib.suppress(RuntimeError):  # the loop is closed: the job was cancelled in the meantime
-            loop.call_soon_threadsafe(settle, error)
+            loop.call_soon_threadsafe(set_outcome, error)
 
     threading.Thread(target=work, name="run_rollout", daemon=True).start()
     return future

@@ -62,13 +62,13 @@ class PlayedJob:
         """Waits for what is being stored."""
         self._store_thread.shutdown(wait=True)
 
-    async def until_over(self, work: Awaitable[None], look: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Runs the work until it or the job is over; what of them is left is cancelled. ``look`` follows each refresh.
+    async def until_over(self, work: Awaitable[None], on_refresh: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Runs ``work`` until it or the job is over, then cancels it. ``on_refresh`` is called after each refresh.
 
         Raises:
             FencedError: another runner has taken over.
         """
-        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._watch(look))}
+        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._watch(on_refresh))}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -78,10 +78,10 @@ class PlayedJob:
         for task in done:
             task.result()
 
-    async def _watch(self, look: Callable[[], Awaitable[None]] | None) -> None:
+    async def _watch(self, on_refresh: Callable[[], Awaitable[None]] | None) -> None:
         while await self.refresh() not in FINAL_STATES:
-            if look is not None:
-                await look()
+            if on_refresh is not None:
+                await on_refresh()
             await asyncio.sleep(self.watch_interval_s)
 
     async def refresh(self) -> JobState:

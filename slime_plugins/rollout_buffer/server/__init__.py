@@ -1,13 +1,10 @@
-"""HTTP over the buffer. The data routes are a small ASGI application; everything else is Flask's.
+"""HTTP over the buffer: an ASGI application that answers writes, polls and health, and Flask for all other routes.
 
-On the way down of a write or a poll:
-
-* ``request_limits`` – the middleware: deadlines and sizes; ``body_limits`` – how large a body may be, by its route
-* ``asgi`` – waits, sends; ``write_batcher`` – writes share a commit
-* ``poll_watcher`` – one look at the database for all polls that wait; ``wsgi_bridge`` – threads for Flask
-* ``routes_data`` – items in, groups out; ``delivery_reply`` – the reply that carries them
-* ``app`` – Flask's application and the routes of jobs; ``routes_inspect``, ``routes_dashboard``,
-* ``routes_training_reports`` – the other routes; ``http`` – what all routes share, errors as replies
-* ``supervisor_state`` – what a server knows of the supervisor; ``tokenizer_paths`` – which tokenizers a job may name
-* ``gunicorn_config`` – gunicorn's log lines in the format of ours, and what its workers share
+* ``request_limits`` – deadlines and sizes of requests; ``body_limits`` – the size limit of each route
+* ``asgi`` – the ASGI application; ``write_batcher`` – group commit; ``wsgi_bridge`` – Flask in threads
+* ``poll_watcher`` – wakes waiting polls after commits; ``delivery_reply`` – encodes a delivery
+* ``app`` – the Flask application; ``http`` – shared by all routes: context, token, bodies, replies, errors
+* ``routes`` – all routes; ``write``, ``poll`` and ``health`` are the three without Flask
+* ``supervisor_state`` – health of the supervisor; ``tokenizer_paths`` – the tokenizers that a job may name
+* ``gunicorn_config`` – gunicorn's settings and its logger with this project's format
 """

@@ -1,268 +1,46 @@
-"""HTTP over the store: the Flask application factory, and the routes that start, deliver, write and look at jobs.
+"""The Flask application: every route that ``asgi`` does not answer itself.
 
-The server holds no state of its own, so several gunicorn workers are as good as one. Routes read what came, call the
-``Buffer``, and write what it said; nothing here decides anything. Imports no generator, no device and no engine.
+Routes parse the request, call the ``Buffer`` or ``reporting`` and encode the result. The application has no state of
+its own, so any number of gunicorn workers may run it. It imports no generator, device or engine.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
+from flask import Flask
 
-from flask import Blueprint, Flask, Response
-
-from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import (
-    InvalidPayloadError,
-    NotFoundError,
-    UnavailableError,
-    UnknownTaskTypeError,
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
+from slime_plugins.rollout_buffer.server.http import IdConverter, ServerContext, check_before_route, error_reply
+from slime_plugins.rollout_buffer.server.routes import (
+    dashboard,
+    deliveries,
+    groups,
+    images,
+    jobs,
+    service,
+    training_reports,
+    trajectories,
 )
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, DrainPayload, StartPayload
-from slime_plugins.rollout_buffer.reporting.job_description import describe_job, shown_settings
-from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
-from slime_plugins.rollout_buffer.serve_settings import ServeSettings, generator_files
-from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect, routes_training_reports
-from slime_plugins.rollout_buffer.server.http import (
-    IdConverter,
-    ServerContext,
-    check_before_route,
-    error_reply,
-    json_object_of_parts,
-    json_reply,
-    read_body,
-    read_bytes,
-    the_buffer,
-    the_context,
+
+ROUTES = (
+    jobs,
+    deliveries,
+    groups,
+    trajectories,
+    images,
+    training_reports,
+    service,
+    dashboard,
 )
-from slime_plugins.rollout_buffer.server.supervisor_state import SupervisorState, read_supervisor_state
-from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
-from slime_plugins.rollout_buffer.state import input_files
-from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
-from slime_plugins.rollout_buffer.types import AckResult, Image, Instance
-
-LISTING_TIMEOUT_S = 20.0
-"""How long a start waits until a generator file that changed is listed again."""
-LISTING_POLL_S = 0.1
-
-routes = Blueprint("rollout_buffer", __name__)
 
 
 def create_app(settings: ServeSettings) -> Flask:
-    """Builds the application; every gunicorn worker calls it once."""
+    """Builds the application; each gunicorn worker calls this once."""
     app = Flask("rollout_buffer", static_folder=None)
     app.url_map.merge_slashes = False  # an id may hold slashes, also two in a row
     app.url_map.converters["id"] = IdConverter
     app.extensions["rollout_buffer"] = ServerContext(settings)
     app.before_request(check_before_route)
-    app.register_blueprint(routes)
-    app.register_blueprint(routes_inspect.routes)
-    app.register_blueprint(routes_dashboard.routes)
-    app.register_blueprint(routes_training_reports.routes)
+    for module in ROUTES:
+        app.register_blueprint(module.routes)
     app.register_error_handler(Exception, error_reply)
     return app
-
-
-KEYS_IN_WORDS = {
-    "tokenizer_path": "the folder of the trainer's tokenizer, on the buffer host",
-    "remote_rollout_url": "the address of the rollout server, like http://host:port",
-}
-
-
-# --- starting --------------------------------------------------------------------------------------------------------
-
-
-@routes.post("/start_rollout")
-def start_rollout() -> Response:
-    """Starts a job, or attaches to it when it is there already."""
-    body = json_object_of_parts(read_bytes(), "instances")
-    task = _check_task_type(body.get("task_type"))
-    payload = request_models.parse(StartPayload, body)
-    _check_required_keys(payload, task.get("required_keys", ()))
-    _check_options(payload, task)
-    _check_tokenizer(payload)
-    instances = _instances(payload)
-    _check_size(payload, len(instances))
-    started = the_buffer().start_job(payload, instances)
-    job = started.job
-    return json_reply(
-        {
-            "message": started.message,
-            "job_id": job.job_id,
-            "state": job.state.value,
-            "attached": started.attached,
-            "groups": job.instance_count * job.num_epoch,
-            "group_size": job.group_size,
-            "notes": [GROUP_TIMEOUT_NOTE] if job.gives_up_slow_members else [],
-        }
-    )
-
-
-def _check_task_type(task_type: Any) -> Mapping[str, Any]:
-    """Accepts only work that somebody will do: a supervisor lives, and knows the task type. Returns what it knows."""
-    seen = _when_listed(task_type)
-    if not seen.serving:
-        raise UnavailableError(f"nobody would play this job: {seen.reason}. Is rollout-buffer serve up?")
-    known = seen.catalog.get("task_types", {})
-    if not isinstance(task_type, str) or task_type in known:
-        return known.get(task_type, {}) if isinstance(task_type, str) else {}  # no string: the payload's own error
-    if not known:  # nothing can be read, or nothing could be written since the start
-        raise UnavailableError(f"what can be played is not known yet: {seen.reason or 'the supervisor is starting'}")
-    broken = seen.catalog.get("broken_generators", {})
-    hint = "".join(f"\n{name} does not load: {reason}" for name, reason in broken.items())
-    names = ", ".join(sorted(known))
-    near = get_close_matches(task_type, known, n=1, cutoff=0.7)
-    hint = (f"; did you mean {near[0]}?" if near else "") + hint
-    raise UnknownTaskTypeError(
-        f"no generator has task_type {task_type[:100]!r}; known: {names}{hint}",
-        {"task_types": sorted(known), "broken_generators": broken},
-    )
-
-
-def _when_listed(task_type: Any) -> SupervisorState:
-    """Returns how the supervisor is, once it has listed the files that may hold the task type as they are now.
-
-    Raises:
-        UnavailableError: they changed, and are not listed within ``LISTING_TIMEOUT_S``.
-    """
-    context = the_context()
-    deadline = time.monotonic() + LISTING_TIMEOUT_S
-    while True:
-        seen = read_supervisor_state(context)
-        source = seen.catalog.get("task_types", {}).get(str(task_type), {}).get("source")
-        listed = seen.catalog.get("files", {})
-        files = generator_files(context.settings.generator_dirs)
-        if not seen.serving or files == listed or (source is not None and files.get(source) == listed.get(source)):
-            return seen
-        if time.monotonic() > deadline:
-            changed = sorted(Path(file).name for file in files | listed if files.get(file) != listed.get(file))
-            raise UnavailableError(
-                f"the generators are still being listed again: {', '.join(changed[:5])} changed. The log of serve says "
-                "which file takes its time"
-            )
-        time.sleep(LISTING_POLL_S)
-
-
-def _check_required_keys(payload: StartPayload, required: Sequence[str]) -> None:
-    """Refuses at its start what its generator would refuse a moment later."""
-    given = {**payload.model_dump(exclude_none=True), **payload.options}
-    missing = [key for key in required if not given.get(key)]
-    if payload.engine_api == "openai":  # it is asked in messages
-        missing = [key for key in missing if key != "tokenizer_path"]
-    if missing:
-        raise InvalidPayloadError(
-            "; ".join(
-                f"{key} is missing: task_type {payload.task_type} needs {KEYS_IN_WORDS.get(key, 'it')}"
-                for key in missing
-            )
-        )
-
-
-def _check_options(payload: StartPayload, task: Mapping[str, Any]) -> None:
-    """Refuses what a generator does not take that says which options it takes."""
-    if task.get("option_keys") is None:
-        return
-    known = [*task["option_keys"], *task.get("required_keys", ())]
-    unknown = [key for key in payload.options if key not in known]
-    if unknown:
-        near = get_close_matches(unknown[0], known, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'no options'}"
-        raise InvalidPayloadError(f"{unknown[0][:100]} is not known to task_type {payload.task_type}: {meant}")
-
-
-def _check_tokenizer(payload: StartPayload) -> None:
-    settings = the_context().settings
-    if payload.tokenizer_path is not None:
-        check_tokenizer(payload.tokenizer_path, settings.resolved_data_roots(), settings.allowed_tokenizers)
-
-
-def _check_size(payload: StartPayload, instances: int) -> None:
-    groups = instances * payload.num_epoch
-    if groups > request_models.MAX_GROUPS:
-        raise InvalidPayloadError(
-            f"{instances} instances times num_epoch {payload.num_epoch} are {groups} groups; a job has up to "
-            f"{request_models.MAX_GROUPS}: ask for fewer epochs, or start several jobs on slices (path@[a:b])"
-        )
-
-
-def _instances(payload: StartPayload) -> list[Instance]:
-    if payload.instances is not None:
-        return input_files.instances_from_lines(payload.instances)
-    if payload.input_file is not None:
-        return input_files.read_instances(payload.input_file, the_context().settings.resolved_data_roots())
-    return []
-
-
-# --- delivery --------------------------------------------------------------------------------------------------------
-
-
-@routes.post("/ack")
-def ack() -> Response:
-    """Counts deliveries as received."""
-    payload = request_models.parse(AckPayload, read_body())
-    result = the_buffer().acknowledge(payload.all_ids)
-    if result[AckResult.UNKNOWN] and not result[AckResult.ACKED] and not result[AckResult.EXPIRED]:
-        raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
-    return json_reply(result)
-
-
-# --- looking ---------------------------------------------------------------------------------------------------------
-
-
-@routes.get("/images/<sha256>")
-def get_image(sha256: str) -> Response:
-    """Returns a screenshot, exactly the bytes that the engine received, or the token records of a generation."""
-    data = the_buffer().contents.image(sha256)
-    response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
-    response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    return response
-
-
-@routes.put("/images/<sha256>")
-def put_image(sha256: str) -> Response:
-    """Keeps a screenshot or token records under their hash, for writers that name them; again changes nothing."""
-    data = read_bytes()
-    media_type = wire.image_media_type(data)
-    if media_type is None:
-        raise InvalidPayloadError("the body must be the bytes of a PNG, JPEG or WebP image, or token records")
-    image = Image(data=data, media_type=media_type)
-    if image.sha256 != sha256:
-        raise InvalidPayloadError(f"the body hashes to {image.sha256}, not to the {sha256[:80]!r} of its path")
-    created = the_buffer().contents.store_image(image)
-    return json_reply({"sha256": sha256, "created": created}, 201 if created else 200)
-
-
-@routes.get("/jobs")
-def jobs() -> Response:
-    """Lists the jobs, newest first."""
-    buffer = the_buffer()
-    return json_reply({"jobs": [describe_job(buffer.store, job) for job in buffer.jobs()]})
-
-
-@routes.get("/jobs/<id:job_id>")
-def job(job_id: str) -> Response:
-    """Returns one job with its progress and accounting, and what its runner said of its devices."""
-    buffer = the_buffer()
-    found = buffer.job(job_id)
-    beside = {"settings": shown_settings(buffer.store, found), "devices": devices_of_job(buffer.store, found.key)}
-    return json_reply({**describe_job(buffer.store, found), **beside})
-
-
-@routes.post("/jobs/<id:job_id>/<any(cancel, pause, resume):verb>")
-def change_job(job_id: str, verb: str) -> Response:
-    """Cancels, pauses or resumes a job."""
-    buffer = the_buffer()
-    return json_reply(describe_job(buffer.store, buffer.change_job(job_id, verb)))
-
-
-@routes.post("/jobs/<id:job_id>/drain")
-def drain_job(job_id: str) -> Response:
-    """Pauses a job so that nothing begins any more; the reply's ``attempts`` count what still runs."""
-    payload = request_models.parse(DrainPayload, read_body())
-    buffer = the_buffer()
-    return json_reply(describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
-LOOK_INTERVAL_S = 0.01
+POLL_INTERVAL_S = 0.01
 MAX_WAITING = 1024
 """Polls of one worker that may wait; one more is answered at once."""
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Waiting:
-    look: Callable[[], bool | None]
+    check: Callable[[], bool | None]
     news: asyncio.Future[bool]
 
 
@@ -42,12 +42,12 @@ class PollWatcher:
         """Returns True if one more poll may wait."""
         return len(self._waiting) < MAX_WAITING
 
-    async def wait(self, look: Callable[[], bool | None], limit_s: float) -> bool:
-        """Returns True as soon as ``look`` does, and False when it does or after ``limit_s``.
+    async def wait(self, check: Callable[[], bool | None], limit_s: float) -> bool:
+        """Returns True as soon as ``check`` does, and False when it does or after ``limit_s``.
 
-        ``look`` is called in a thread, once now and then whenever the database has changed; None says: wait on.
+        ``check`` is called in a thread, once now and then whenever the database has changed; None says: wait on.
         """
-        waiting = _Waiting(look, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(check, asyncio.get_running_loop().create_future())
         self._waiting.add(waiting)
         self._seen = None  # what was committed before it began to wait is news to it
         if self._task is None or self._task.done():
@@ -66,23 +66,23 @@ class PollWatcher:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            for waiting, news in await loop.run_in_executor(self._thread, self._look):
-                _settle(waiting, news)
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            for waiting, news in await loop.run_in_executor(self._thread, self._changed):
+                _resolve(waiting, news)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
-    def _look(self) -> list[tuple[_Waiting, bool]]:
+    def _changed(self) -> list[tuple[_Waiting, bool]]:
         try:
             version = self._data_version()
             if version == self._seen:
                 return []
             self._seen = version
-            looks = [(waiting, waiting.look()) for waiting in list(self._waiting)]
+            results = [(waiting, waiting.check()) for waiting in list(self._waiting)]
         except RolloutBufferError as error:
             logger.warning("waiting polls look for themselves: %s", error.message)
             return [(waiting, True) for waiting in list(self._waiting)]
-        return [(waiting, news) for waiting, news in looks if news is not None]
+        return [(waiting, news) for waiting, news in results if news is not None]
 
 
-def _settle(waiting: _Waiting, news: bool) -> None:
+def _resolve(waiting: _Waiting, news: bool) -> None:
     if not waiting.news.done():
         waiting.news.set_result(news)

@@ -49,7 +49,7 @@ def note_versions(
     if standing is Standing.OF_AN_EARLIER_RUN:
         return {**columns, "trainer_run": known.trainer_run - 1}
     if standing is Standing.OUTLIER:
-        job_rows.note_lone_version(connection, job_key, newest)
+        job_rows.note_outlier_version(connection, job_key, newest)
         return columns
     return {**columns, "versions_behind": job_rows.note_weight_versions(connection, job_key, oldest, newest) - oldest}
 
@@ -63,7 +63,7 @@ def note_trainers_version(connection: Connection, job: JobRecord, version: int) 
     elif job.lone_version == version:
         return job
     else:
-        job_rows.note_lone_version(connection, job.key, version)
+        job_rows.note_outlier_version(connection, job.key, version)
     return job_rows.get_job(connection, job.key)
 
 

@@ -170,7 +170,7 @@ class Store:
                     connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def look(self) -> Iterator[sqlite3.Connection]:
+    def read_one(self) -> Iterator[sqlite3.Connection]:
         """Runs a block that makes one single SELECT, which needs no transaction around it."""
         with self._errors:
             yield self._connection()

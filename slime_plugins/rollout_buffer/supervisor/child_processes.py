@@ -50,7 +50,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessMark:
+class ProcessIdentity:
     """A process that leads a session, told from a later one with the same id by when it started."""
 
     name: str
@@ -60,8 +60,8 @@ class ProcessMark:
     boot: str
 
     @classmethod
-    def of(cls, name: str, pid: int) -> ProcessMark:
-        """Marks a child that was just started."""
+    def of(cls, name: str, pid: int) -> ProcessIdentity:
+        """Identifies a child that was just started."""
         found = process_status(pid)
         return cls(name=name, pid=pid, started=-1 if found is None else found.started, boot=_boot())
 
@@ -92,23 +92,23 @@ class ChildRecords:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def orphans(self) -> list[ProcessMark]:
+    def orphans(self) -> list[ProcessIdentity]:
         """Returns the recorded children; none after an orderly end. What cannot be read counts as none."""
         try:
-            return [ProcessMark(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))]
+            return [ProcessIdentity(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))]
         except FileNotFoundError:
             return []
         except (ValueError, TypeError, OSError) as error:
             logger.warning("%s cannot be read, nothing is ended by it: %s", self._path, error)
             return []
 
-    def keep(self, marks: Iterable[ProcessMark]) -> None:
+    def keep(self, identities: Iterable[ProcessIdentity]) -> None:
         """Records these children and no others; where that is not possible, a later call may do it.
 
         In place, into blocks that were reserved: a full disk has no room for a second file. A power cut may tear it,
         but then none of these processes runs any more.
         """
-        page = json.dumps([asdict(mark) for mark in marks]).encode().ljust(RESERVED_BYTES)
+        page = json.dumps([asdict(identity) for identity in identities]).encode().ljust(RESERVED_BYTES)
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         except OSError as error:
@@ -162,7 +162,7 @@ class ChildProcess:
                 start_new_session=True,
                 preexec_fn=functools.partial(_die_with_parent, os.getpid()),
             )
-        self.mark = ProcessMark.of(name, self._process.pid)
+        self.identity = ProcessIdentity.of(name, self._process.pid)
         logger.info("%s started, process %d, log %s", name, self._process.pid, log_file)
 
     @property
@@ -179,14 +179,14 @@ class ChildProcess:
         found = process_status(self.pid)
         return found is not None and found.is_stopped
 
-    def ask_to_stop(self) -> None:
+    def send_stop_signal(self) -> None:
         """Sends its stop signal, if it still runs."""
         if self.exit_code() is None:
             self._process.send_signal(self._stop_signal)
 
     def stop(self, timeout_s: float) -> None:
         """Asks it to stop, waits, and after ``timeout_s`` kills its session."""
-        self.ask_to_stop()
+        self.send_stop_signal()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -195,7 +195,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kills it with everything it started in its session, also what outlived it, and collects it."""
-        self.mark.kill()
+        self.identity.kill()
         try:
             self._process.wait(KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:

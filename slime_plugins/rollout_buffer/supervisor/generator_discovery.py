@@ -115,7 +115,7 @@ class GeneratorDiscovery:
                            file or "of the registry", self._file_timeout_s)  # fmt: skip
         if loading_s > self._file_timeout_s and self._process is not None:
             self._kill(self._process)
-            self._leave_out(file, f"it did not load within {self._file_timeout_s:.0f} s")
+            self._skip_file(file, f"it did not load within {self._file_timeout_s:.0f} s")
 
     def _collect(self, code: int) -> None:
         try:
@@ -123,7 +123,7 @@ class GeneratorDiscovery:
                 raise ValueError(f"exit code {code}")
             catalog: dict[str, Any] = json.loads(self._read(self._answer).splitlines()[-1])
         except (ValueError, IndexError) as error:
-            self._leave_out(self._loading()[0], f"loading it ended the process ({error}):\n{self._read(self._words)}")
+            self._skip_file(self._loading()[0], f"loading it ended the process ({error}):\n{self._read(self._words)}")
             return
         self._close()
         catalog["broken_generators"] |= {Path(file).name: reason for file, reason in self.skipped.items()}
@@ -131,7 +131,7 @@ class GeneratorDiscovery:
             logger.error("generator file %s does not load:\n%s", name, reason)
         self.catalog = catalog
 
-    def _leave_out(self, file: str, reason: str) -> None:
+    def _skip_file(self, file: str, reason: str) -> None:
         self._close()
         if not file or file in self.skipped or len(self.skipped) >= MAX_BROKEN:
             if self.catalog is None:

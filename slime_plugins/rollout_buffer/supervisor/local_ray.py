@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _die_with(os.getppid())
     temp_dir = Path(tempfile.mkdtemp(prefix="rb-ray-", dir=options.temp_root))
     try:
-        signal.signal(signal.SIGTERM, _ask_to_stop)
-        signal.signal(signal.SIGINT, _ask_to_stop)
+        signal.signal(signal.SIGTERM, _handle_stop_signal)
+        signal.signal(signal.SIGINT, _handle_stop_signal)
         return _run(options.num_cpus, temp_dir, lambda address: _report_address(options, address))
     except _StopAskedError:
         return 0
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if options.address_file is not None:
             options.address_file.unlink(missing_ok=True)
-        _end_descendants()
+        _kill_descendants()
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
@@ -98,7 +98,7 @@ def _run(num_cpus: int, temp_dir: Path, on_address: Callable[[str], None]) -> in
         if _wait_until_ready(head, folder / "head.log"):
             break
         logger.error("Ray did not start:\n%s", (folder / "head.log").read_text(errors="replace")[-4000:])
-        _end_descendants()
+        _kill_descendants()
     else:
         return 1
     on_address(address)
@@ -160,7 +160,7 @@ def _write_whole(path: Path, text: str) -> None:
 # ---- dying together --------------------------------------------------------------------------------------------------
 
 
-def _ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
+def _handle_stop_signal(_signal: int, _frame: FrameType | None) -> None:
     raise _StopAskedError
 
 
@@ -189,7 +189,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _end_descendants() -> None:
+def _kill_descendants() -> None:
     """Asks every descendant to end, and kills those that do not within the grace period."""
     _signal_all(signal.SIGTERM)
     deadline = time.monotonic() + _GRACE_S

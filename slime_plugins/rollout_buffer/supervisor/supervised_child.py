@@ -75,7 +75,7 @@ class SupervisedChild:
         self._started_at = 0.0
         self._deadline = 0.0
         self._crashed = False
-        self._for_good = False
+        self._no_restart = False
         self._was_ready = False
         self._heartbeat: Heartbeat | None = None
         self._monitor: HeartbeatMonitor | None = None
@@ -86,7 +86,7 @@ class SupervisedChild:
         return self.state is ChildState.RUNNING and self._was_ready
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """It does not run, and is not started again."""
         return self.state in (ChildState.ENDED, ChildState.GIVEN_UP)
 
@@ -95,32 +95,32 @@ class SupervisedChild:
         if self.state is ChildState.WAITING:
             self._start_if_due()
         elif self.state is ChildState.RUNNING:
-            self._look()
+            self._check_running()
         elif self.state is ChildState.STOPPING:
             self._kill_if_late()
         elif self.state is ChildState.KILLED:
-            self._collect()
+            self._reap()
 
-    def stop(self, why: str, *, within_s: float, for_good: bool = False, ask: bool = True) -> None:
+    def stop(self, why: str, *, within_s: float, no_restart: bool = False, send_signal: bool = True) -> None:
         """Lets it end by itself within a time, asked by SIGTERM or not, and kills it then; that is no crash.
 
-        It is started again afterwards, unless it is ``for_good``.
+        It is started again afterwards, unless it is ``no_restart``.
         """
-        self._for_good = self._for_good or for_good
-        if self.state is ChildState.WAITING and for_good:
+        self._no_restart = self._no_restart or no_restart
+        if self.state is ChildState.WAITING and no_restart:
             self.state = ChildState.ENDED
         if self.state is not ChildState.RUNNING or self.process is None:
             return
         logger.info("%s is to end: %s", self.spec.name, why)
         self.cause, self._deadline = why, self._clock() + within_s
         self.state = ChildState.STOPPING
-        if ask:
-            self.process.ask_to_stop()
+        if send_signal:
+            self.process.send_stop_signal()
 
     def kill(self, why: str) -> None:
         """Kills it as one that is frozen: it counts as crashed, and is started again."""
         if self.state in (ChildState.RUNNING, ChildState.STOPPING):
-            self._end(why, crashed=self.state is ChildState.RUNNING)
+            self._begin_kill(why, crashed=self.state is ChildState.RUNNING)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -135,34 +135,36 @@ class SupervisedChild:
         except OSError as error:
             logger.error("%s cannot be started: %s", self.spec.name, error)
             self.cause = f"it cannot be started: {error}"
-            self._pause()  # the machine's fault, not its own: it is tried again for as long as it takes
+            self._back_off()  # the machine's fault, not its own: it is tried again for as long as it takes
             return
         self._monitor = HeartbeatMonitor(self._heartbeat, self.process.is_stopped, clock=self._clock)
         self.state = ChildState.RUNNING
 
-    def _look(self) -> None:
+    def _check_running(self) -> None:
         assert self.process is not None
         assert self._monitor is not None
         heartbeat_timeout_s = self.spec.policy.heartbeat_timeout_s
         if (code := self.process.exit_code()) is not None:
-            self._end(f"it ended with exit code {code}", crashed=True)
+            self._begin_kill(f"it ended with exit code {code}", crashed=True)
         elif self._monitor.is_frozen(heartbeat_timeout_s):
-            self._end(f"it has shown no life for {heartbeat_timeout_s:.0f} s (frozen, or its event loop is blocked)",
-                      crashed=True)  # fmt: skip
+            cause = (
+                f"it has sent no heartbeat for {heartbeat_timeout_s:.0f} s: it is stopped, or its event loop is blocked"
+            )
+            self._begin_kill(cause, crashed=True)
         elif not self._was_ready and self.spec.is_ready():
             self._was_ready = True
         elif not self._was_ready and self._clock() - self._started_at > self.spec.policy.start_timeout_s:
-            self._end(f"it was not ready within {self.spec.policy.start_timeout_s:.0f} s", crashed=True)
+            self._begin_kill(f"it was not ready within {self.spec.policy.start_timeout_s:.0f} s", crashed=True)
 
     def _kill_if_late(self) -> None:
         assert self.process is not None
         if self.process.exit_code() is not None:
-            self._end(self.cause, crashed=False)
+            self._begin_kill(self.cause, crashed=False)
         elif self._clock() > self._deadline:
             logger.error("%s does not end by itself: killing it", self.spec.name)
-            self._end(self.cause, crashed=False)
+            self._begin_kill(self.cause, crashed=False)
 
-    def _end(self, why: str, *, crashed: bool) -> None:
+    def _begin_kill(self, why: str, *, crashed: bool) -> None:
         """Begins to end all of its session: what it started would hold its port or its devices."""
         assert self.process is not None
         words = self.process.log_tail()
@@ -171,16 +173,16 @@ class SupervisedChild:
             logger.error("%s: %s (%d crashes in a row before):\n%s", self.spec.name, why, self.crashes, words)
         self._crashed = crashed
         self.state = ChildState.KILLED
-        self._collect()
+        self._reap()
 
-    def _collect(self) -> None:
+    def _reap(self) -> None:
         """Kills what is left of it; once nothing is, decides what comes next."""
         assert self.process is not None
-        if self.process.mark.send_kill() or self.process.exit_code() is None:
+        if self.process.identity.send_kill() or self.process.exit_code() is None:
             return
         self.process = None
         self._not_before = self._clock()
-        if self._for_good:
+        if self._no_restart:
             self.state = ChildState.ENDED
         elif self._crashed:
             self._count_crash()
@@ -194,9 +196,9 @@ class SupervisedChild:
         self.crashes = 1 if steady else self.crashes + 1
         given_up = policy.max_crashes is not None and self.crashes >= policy.max_crashes
         self.state = ChildState.GIVEN_UP if given_up else ChildState.WAITING
-        self._pause()
+        self._back_off()
 
-    def _pause(self) -> None:
+    def _back_off(self) -> None:
         policy = self.spec.policy
         pause_s = backoff_s(max(1, self.crashes), first_s=policy.first_s, longest_s=policy.longest_s)
         self._not_before = self._clock() + pause_s

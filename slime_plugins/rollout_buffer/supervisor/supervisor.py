@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
 from slime_plugins.rollout_buffer.supervisor import child_commands
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
 from slime_plugins.rollout_buffer.supervisor.periodic_tasks import POSTPONED, PeriodicTasks, PeriodicThread
 from slime_plugins.rollout_buffer.supervisor.restart_policies import (
@@ -99,8 +99,8 @@ class Supervisor:
     _writing: PeriodicThread = field(init=False)
     _write_lock_watch: WriteLockWatch = field(init=False)
     _records: ChildRecords = field(init=False)
-    _recorded: list[ProcessMark] | None = field(init=False, default=None)
-    _orphans: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
+    _recorded: list[ProcessIdentity] | None = field(init=False, default=None)
+    _orphans: list[tuple[ProcessIdentity, float]] = field(init=False, default_factory=list)
     _stored_catalog: dict[str, Any] | None = field(init=False, default=None)
     """Servers accept only jobs of task types that are stored."""
     _announced: bool = field(init=False, default=False)
@@ -118,13 +118,13 @@ class Supervisor:
         self._tasks = PeriodicTasks(
             {
                 self._beat: SUPERVISOR.beats_every_s / 2,
-                self._tend_services: 0.0,
+                self._reconcile_services: 0.0,
                 self._read_jobs: 0.0,
                 self._reconcile_runners: 0.0,
-                self._watch_turn: CLOCK_INTERVAL_S,
-                self._end_orphans: CLOCK_INTERVAL_S,
+                self._kill_stuck_lock_owner: CLOCK_INTERVAL_S,
+                self._kill_orphans: CLOCK_INTERVAL_S,
                 self._record_children: 0.0,
-                self._announce: 0.0,
+                self._report_ready: 0.0,
             }
         )
         writing = PeriodicTasks(
@@ -134,7 +134,7 @@ class Supervisor:
                 self._store_catalog: 0.0,
                 self._fail_jobs: 0.0,
                 self._keep_reserve: CLOCK_INTERVAL_S,
-                self._turn_clock: CLOCK_INTERVAL_S,
+                self._advance_clock: CLOCK_INTERVAL_S,
                 self._purge: RETENTION_INTERVAL_S,
             }
         )
@@ -154,7 +154,7 @@ class Supervisor:
             self._lock.close()
             raise
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask_to_stop)
+            signal.signal(number, self._handle_stop_signal)
         try:
             self._tasks.run(self._buffer.restart_group_clocks)
             self._writing.start()
@@ -171,24 +171,24 @@ class Supervisor:
         self._tasks.run(self._keep_reserve)
         self._tasks.run(self._recover_store)
 
-    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _handle_stop_signal(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
 
     def _take_over(self) -> None:
         """After a crash of the last supervisor: ends the server it left behind, and has the port free.
 
-        Its runners and its Ray were told by the kernel and may end in order; ``_end_orphans`` sees that they do.
+        Its runners and its Ray were told by the kernel and may end in order; ``_kill_orphans`` sees that they do.
 
         Raises:
             ConfigError: the port is taken by somebody else.
         """
-        orphans = [mark for mark in self._records.orphans() if mark.members()]
-        for mark in orphans:
-            logger.warning("the last supervisor left its %s behind, process %d", mark.name, mark.pid)
-            if mark.name in (SERVER_NAME, GATEWAY_NAME):
-                mark.kill()
+        orphans = [identity for identity in self._records.orphans() if identity.members()]
+        for identity in orphans:
+            logger.warning("the last supervisor left its %s behind, process %d", identity.name, identity.pid)
+            if identity.name in (SERVER_NAME, GATEWAY_NAME):
+                identity.kill()
         deadline = time.monotonic() + ORPHAN_TIMEOUT_S
-        self._orphans = [(mark, deadline) for mark in orphans if mark.name not in (SERVER_NAME, GATEWAY_NAME)]
+        self._orphans = [(one, deadline) for one in orphans if one.name not in (SERVER_NAME, GATEWAY_NAME)]
         timeout_s = PORT_TIMEOUT_S if orphans else 0.0
         _wait_for_port(self.settings.host, self.settings.port, timeout_s)
         if self.settings.gateway_port is not None:
@@ -210,7 +210,7 @@ class Supervisor:
         reason = self._writing.tasks.problem() or self._tasks.problem()
         self._heartbeat.beat(starting=self._discovery.activity(), reason=reason)
 
-    def _tend_services(self) -> None:
+    def _reconcile_services(self) -> None:
         self._discovery.reconcile()
         self._server.reconcile()
         if self._gateway is not None:
@@ -223,14 +223,14 @@ class Supervisor:
     def _reconcile_runners(self) -> None:
         if self._discovery.catalog is None:
             return
-        self._tend_ray(self._jobs)
+        self._reconcile_ray(self._jobs)
         for job in self._jobs:
-            self._tend_runner(job)
+            self._reconcile_runner(job)
         wanted = {job.key for job in self._jobs}
         for key in [key for key in self._runners if key not in wanted]:
             self._release_runner(key)
 
-    def _tend_runner(self, job: JobRecord) -> None:
+    def _reconcile_runner(self, job: JobRecord) -> None:
         runner = self._runners.get(job.key)
         if job.task_type not in self._task_types() and (runner is None or runner.child.process is None):
             self._to_fail[job.key] = self._why_unknown(job.task_type)
@@ -252,41 +252,41 @@ class Supervisor:
     def _release_runner(self, key: int) -> None:
         """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
         child = self._runners[key].child
-        child.stop("its job is over", within_s=JOB_OVER_TIMEOUT_S, for_good=True, ask=False)
+        child.stop("its job is over", within_s=JOB_OVER_TIMEOUT_S, no_restart=True, send_signal=False)
         child.reconcile()
-        if child.over:
+        if child.is_finished:
             del self._runners[key]
 
-    def _watch_turn(self) -> None:
+    def _kill_stuck_lock_owner(self) -> None:
         """Kills a process of ours that holds the writers' turn and does not move: it would stop all writes for ever."""
         owner = self._buffer.store.turn_owner()
         if owner is None or not self._write_lock_watch.is_stuck(owner):
             return
         for child in self._children():
-            if child.process is not None and owner.pid in child.process.mark.members():
+            if child.process is not None and owner.pid in child.process.identity.members():
                 logger.error("%s, of the %s, and does not move: killing it", owner, child.spec.name)
                 os.kill(owner.pid, signal.SIGKILL)  # a worker of gunicorn's alone; of the others it is all there is
 
-    def _end_orphans(self) -> None:
+    def _kill_orphans(self) -> None:
         """Kills what the last supervisor started and what had time enough to end by itself."""
         self._orphans = [
-            (mark, deadline)
-            for mark, deadline in self._orphans
-            if mark.members() and (time.monotonic() < deadline or mark.send_kill())
+            (identity, deadline)
+            for identity, deadline in self._orphans
+            if identity.members() and (time.monotonic() < deadline or identity.send_kill())
         ]
 
     def _record_children(self) -> None:
-        marks = [*(child.process.mark for child in self._children() if child.process is not None),
-                 *(mark for mark, _ in self._orphans)]  # fmt: skip
-        if marks != self._recorded:
-            self._recorded = marks
-            self._records.keep(marks)
+        identities = [*(child.process.identity for child in self._children() if child.process is not None),
+                 *(identity for identity, _ in self._orphans)]  # fmt: skip
+        if identities != self._recorded:
+            self._recorded = identities
+            self._records.keep(identities)
 
     def _children(self) -> Iterator[SupervisedChild]:
         services = (self._server, self._gateway, *(runner.child for runner in self._runners.values()), self._ray)
         return (child for child in services if child is not None)
 
-    def _announce(self) -> None:
+    def _report_ready(self) -> None:
         """Says once that requests are answered and jobs accepted; on a full disk, that requests are."""
         if self._announced or self.on_ready is None or self._discovery.catalog is None:
             return
@@ -318,7 +318,7 @@ class Supervisor:
     def _keep_reserve(self) -> None:
         self._buffer.store.keep_reserve()
 
-    def _turn_clock(self) -> None:
+    def _advance_clock(self) -> None:
         self._buffer.follow_clock()
         self._buffer.expire_leases()
         self._buffer.close_timed_out_groups()
@@ -335,7 +335,7 @@ class Supervisor:
 
     # --- the local Ray -----------------------------------------------------------------------------------------------
 
-    def _tend_ray(self, jobs: list[JobRecord]) -> None:
+    def _reconcile_ray(self, jobs: list[JobRecord]) -> None:
         """Keeps a Ray of this machine running once a job needs one; if it does not start, who waits for it fails."""
         in_need = [job for job in jobs if self._uses_local_ray(job)]
         if self._ray is None and in_need:
@@ -474,11 +474,11 @@ class Supervisor:
         processes = [child.process for child in self._children() if child.process is not None]
         for process in processes:
             if self._ray is None or process is not self._ray.process:
-                process.ask_to_stop()
+                process.send_stop_signal()
         for process in processes:
             process.stop(STOP_TIMEOUT_S)
-        for mark, _ in self._orphans:
-            mark.kill()
+        for identity, _ in self._orphans:
+            identity.kill()
         self._records.clear()
         if idle:  # otherwise a write of its still hangs in it, and ends with this process
             self._buffer.store.close()
@@ -491,13 +491,13 @@ class Supervisor:
 
 def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    while (taken := _why_taken(host, port)) is not None:
+    while (taken := _bind_error(host, port)) is not None:
         if time.monotonic() >= deadline:
             raise ConfigError(f"cannot serve on {host}:{port}: {taken}; give another --port (or --gateway-port)")
         time.sleep(TICK_S)
 
 
-def _why_taken(host: str, port: int) -> str | None:
+def _bind_error(host: str, port: int) -> str | None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

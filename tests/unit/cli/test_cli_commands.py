@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from werkzeug.serving import make_server
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.cli import commands_export, commands_inspect
 from slime_plugins.rollout_buffer.cli.app import app as command_line
+from slime_plugins.rollout_buffer.cli.commands import export, trajectories
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
@@ -200,7 +200,7 @@ def test_a_trajectory_is_shown_turn_by_turn(served: Served) -> None:
 
 
 def test_a_screenshot_is_drawn_and_one_that_is_gone_is_named(served: Served) -> None:
-    draw = commands_inspect._Screenshots(served.client, 8)
+    draw = trajectories._Screenshots(served.client, 8)
     console = Console(file=io.StringIO(), force_terminal=True, width=40)
     console.print(draw(f"sha256:{PNG_HASH}"))
     drawn = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO from above
@@ -246,8 +246,8 @@ def test_lines_with_embedded_screenshots_are_read_without_the_buffer(served: Ser
 @pytest.mark.parametrize("images", ["files", "embed", "none"])
 def test_parquet_is_read_back(served: Served, tmp_path: Path, images: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(commands_export, "PAGE", 2)
-    monkeypatch.setattr(commands_export, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(export, "PAGE", 2)
+    monkeypatch.setattr(export, "ROWS_AT_ONCE", 2)
     counts = exported(served, tmp_path / "out.parquet", "--format", "parquet", "--all", "--images", images)
     assert counts["written"] == 5
     file = parquet.ParquetFile(tmp_path / "out.parquet")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from slime_plugins.rollout_buffer.cli import app as cli
 from slime_plugins.rollout_buffer.cli.app import app
+from slime_plugins.rollout_buffer.cli.commands import jobs
 from slime_plugins.rollout_buffer.install_hints import install_lab
 
 NOBODY = "http://127.0.0.1:9"
@@ -154,9 +154,9 @@ def test_watching_in_json_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch, 
         if len(ticks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("slime_plugins.rollout_buffer.cli.app.time.sleep", sleep)
+    monkeypatch.setattr("slime_plugins.rollout_buffer.cli.commands.jobs.time.sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
-        cli._print_json(lambda: [{"job_id": "j"}], watch=True)
+        jobs._print_json(lambda: [{"job_id": "j"}], watch=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{"jobs": [{"job_id": "j"}]}] * 3
     assert ticks == [1.0] * 3
 

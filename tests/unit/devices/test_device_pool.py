@@ -146,7 +146,7 @@ class FakeWorker:
         await asyncio.sleep(0)
         return "here"
 
-    async def settle(self) -> None:
+    async def check_health(self) -> None:
         if self.settle_error:
             raise self.settle_error
 

@@ -88,7 +88,7 @@ def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: B
     claim = claims.claim(job.job_id)
     buffer.add_trajectory(claim.job.fence, claim.group, claim.slot, claim.attempt, brought(claim))
     assert slots(buffer, job)["open"] == 1
-    claims.settle_all()
+    claims.close_all_full_groups()
     assert slots(buffer, job)["ready"] == 1
 
 

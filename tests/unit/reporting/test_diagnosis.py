@@ -112,7 +112,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"all_failed": ALL_FAILED, "max_groups_ahead": 2}, "failing_device", ALL_FAILED_TEXT),
     ({"all_failed": ALL_FAILED, "supervisor_age_s": None}, "failing_device", ALL_FAILED_TEXT),
     (
-        {"groups": {"open": 10, "filtered": 3, "failed": 1, "skipped": 2}, "commonest_causes": COMMONEST},
+        {"groups": {"open": 10, "filtered": 3, "failed": 1, "skipped": 2}, "most_frequent_causes": COMMONEST},
         "nothing_kept",
         "Nothing reaches the trainer: of 6 closed groups 3 filtered and 1 failed. The commonest cause, of 4: the",
     ),
@@ -135,7 +135,7 @@ DROPPED = {"delivered": 1, "failed": 3, "filtered": 4}
 
 
 def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
-    over = replace(AT_WORK, state=JobState.FINISHED, groups=DROPPED, commonest_causes=COMMONEST)
+    over = replace(AT_WORK, state=JobState.FINISHED, groups=DROPPED, most_frequent_causes=COMMONEST)
     found = {one.code: one for one in explain_job(over)}
     assert list(found) == ["finished", "failed_groups", "filtered_groups"]
     assert "1 delivered, 4 filtered and 3 failed." in found["finished"].message
@@ -211,7 +211,7 @@ def test_there_is_always_a_sentence(
 )
 def test_a_group_says_its_cause_in_the_words_that_jobs_have_too(state: str, cause: Cause, message: str) -> None:
     assert explain_group(GroupState(state), cause) == message
-    job = replace(AT_WORK, groups={"filtered": 9}, commonest_causes={GroupState.FILTERED: CountedCause(cause, 9)})
+    job = replace(AT_WORK, groups={"filtered": 9}, most_frequent_causes={GroupState.FILTERED: CountedCause(cause, 9)})
     assert f"The commonest cause, of 9: {cause.message}." in explain_job(job)[0].message
 
 

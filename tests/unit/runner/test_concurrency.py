@@ -92,7 +92,7 @@ class Steered:
             self.clock.advance(6)
             self.places.taken = self.places.limit
             self.engine.play(self.places.limit, 6)
-            await self.steering.look()
+            await self.steering.adjust()
 
 
 @pytest.mark.parametrize("says_load", [False, True])

@@ -157,7 +157,7 @@ async def test_the_log_says_which_device_rests_and_which_has_a_new_worker(caplog
     with caplog.at_level(logging.INFO, logger=device_watch.__name__):
         for state, replacements in (("ready", 0), ("quarantined", 0), ("quarantined", 0), ("ready", 1)):
             generator.answer = farm(device(state=state, replacements=replacements, last_error="adb is offline"))
-            await watch.look()
+            await watch.report()
     assert [record.getMessage() for record in caplog.records] == [
         "job job-1: devices of ray: 1 ready; 1 episodes, 1 hung",
         "job job-1: device-0 is quarantined: adb is offline",

@@ -53,7 +53,7 @@ def test_when_memory_runs_out_in_the_middle_of_a_write_it_may_be_sent_again(
 ) -> None:
     post(client, "/start_rollout", START)
     with monkeypatch.context() as patched:
-        patched.setattr("slime_plugins.rollout_buffer.server.routes_data.extract_images", out_of_memory)
+        patched.setattr("slime_plugins.rollout_buffer.server.routes.write.extract_images", out_of_memory)
         assert post(client, "/buffer/write", {**written("u"), "job_id": "j"}).status_code == 503
     assert post(client, "/buffer/write", {**written("u"), "job_id": "j"}).get_json()["results"][0]["status"] == "stored"
 

@@ -15,8 +15,8 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import generator_files
-from slime_plugins.rollout_buffer.server import app as server_app
 from slime_plugins.rollout_buffer.server.http import ServerContext
+from slime_plugins.rollout_buffer.server.routes import jobs as job_routes
 from tests.support import PNG, written
 
 
@@ -83,7 +83,7 @@ def test_while_it_is_not_known_what_can_be_played_a_start_may_be_tried_again(cli
 def test_a_start_waits_until_the_generator_file_it_needs_is_listed_as_it_is_now(
     make_client: Callable[..., FlaskClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_app, "LISTING_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(job_routes, "LISTING_TIMEOUT_S", 0.0)
     mine = tmp_path / "generators" / "mine.py"
     mine.parent.mkdir()
     mine.write_text("")

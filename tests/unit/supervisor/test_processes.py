@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 PARENT_OF_SLEEPER = [
@@ -32,39 +32,39 @@ def child(tmp_path: Path) -> Iterator[ChildProcess]:
 
 
 def test_a_mark_finds_its_process_and_nothing_after_its_death(child: ChildProcess) -> None:
-    assert child.mark.members() == [child.pid]
+    assert child.identity.members() == [child.pid]
     child.kill()
-    assert child.mark.members() == []
-    child.mark.kill()  # a second time changes nothing
+    assert child.identity.members() == []
+    child.identity.kill()  # a second time changes nothing
 
 
 def test_a_later_process_with_the_same_id_is_left_alone(child: ChildProcess) -> None:
-    earlier = replace(child.mark, started=child.mark.started - 1)
+    earlier = replace(child.identity, started=child.identity.started - 1)
     assert earlier.members() == []
     earlier.kill()
     assert child.exit_code() is None
-    assert replace(child.mark, boot="another boot").members() == []
+    assert replace(child.identity, boot="another boot").members() == []
 
 
 def test_what_outlives_its_leader_is_found_and_ended(tmp_path: Path) -> None:
     parent = ChildProcess("parent", PARENT_OF_SLEEPER, log_file=tmp_path / "log")
     deadline = time.monotonic() + 40
-    while len(parent.mark.members()) < 2 and time.monotonic() < deadline:
+    while len(parent.identity.members()) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(parent.pid, signal.SIGKILL)
     while parent.exit_code() is None:
         time.sleep(0.01)
-    (orphan,) = parent.mark.members()
+    (orphan,) = parent.identity.members()
     assert orphan != parent.pid
     parent.kill()
-    assert parent.mark.members() == []
+    assert parent.identity.members() == []
 
 
 def test_records_come_back_as_they_were_and_are_gone_after_an_orderly_end(tmp_path: Path, child: ChildProcess) -> None:
     records = ChildRecords(tmp_path / "children.json")
     assert records.orphans() == []
-    records.keep([child.mark])
-    assert ChildRecords(tmp_path / "children.json").orphans() == [child.mark]
+    records.keep([child.identity])
+    assert ChildRecords(tmp_path / "children.json").orphans() == [child.identity]
     records.clear()
     assert records.orphans() == []
     records.clear()
@@ -79,13 +79,13 @@ def test_a_child_hears_of_its_parents_death(tmp_path: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "log")], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        mark = ProcessMark.of("c", int(parent.stdout.readline()))
-        assert mark.members()
+        identity = ProcessIdentity.of("c", int(parent.stdout.readline()))
+        assert identity.members()
         parent.kill()
     deadline = time.monotonic() + 40
-    while mark.members() and time.monotonic() < deadline:
+    while identity.members() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert mark.members() == []
+    assert identity.members() == []
 
 
 def test_a_full_disk_has_room_for_the_records_of_other_children(tmp_path: Path, child: ChildProcess) -> None:
@@ -94,18 +94,18 @@ def test_a_full_disk_has_room_for_the_records_of_other_children(tmp_path: Path, 
     records = ChildRecords(path)
     records.keep([])
     size, number = path.stat().st_size, path.stat().st_ino
-    records.keep([child.mark] * 100)
+    records.keep([child.identity] * 100)
     assert (path.stat().st_size, path.stat().st_ino) == (size, number)
     assert len(records.orphans()) == 100
-    records.keep([child.mark])
-    assert records.orphans() == [child.mark]
+    records.keep([child.identity])
+    assert records.orphans() == [child.identity]
 
 
 def test_children_start_and_end_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     records = ChildRecords(tmp_path / "file" / "children.json")
     child = ChildProcess("sleeper", SLEEPER, log_file=tmp_path / "file" / "log")
-    records.keep([child.mark])
+    records.keep([child.identity])
     assert child.exit_code() is None
     assert child.log_tail() == ""
     child.kill()

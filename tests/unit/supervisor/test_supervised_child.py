@@ -42,7 +42,7 @@ class Process:
     signals: list[str] = field(default_factory=list)
 
     @property
-    def mark(self) -> Process:
+    def identity(self) -> Process:
         return self
 
     def exit_code(self) -> int | None:
@@ -54,7 +54,7 @@ class Process:
     def log_tail(self) -> str:
         return "some words"
 
-    def ask_to_stop(self) -> None:
+    def send_stop_signal(self) -> None:
         self.signals.append("TERM")
 
     def send_kill(self) -> bool:
@@ -161,7 +161,7 @@ def test_a_frozen_child_is_killed_and_started_again() -> None:
     child.reconcile()
     assert nursery.started[0].signals == ["KILL"]
     assert state_of(child) is ChildState.WAITING
-    assert "no life for 10 s" in child.cause
+    assert "no heartbeat for 10 s" in child.cause
     clock.now += 1
     child.reconcile()
     assert state_of(child) is ChildState.RUNNING
@@ -215,12 +215,12 @@ def test_a_stop_is_no_crash_and_kills_only_what_does_not_end_in_time() -> None:
     assert (child.state, child.crashes) == (ChildState.WAITING, 0)
     child.reconcile()
     assert state_of(child) is ChildState.RUNNING
-    child.stop("its job is over", within_s=5, for_good=True, ask=False)
+    child.stop("its job is over", within_s=5, no_restart=True, send_signal=False)
     assert nursery.started[1].signals == []
     nursery.started[1].code = 0
     child.reconcile()
     assert state_of(child) is ChildState.ENDED
-    assert child.over
+    assert child.is_finished
 
 
 FROZEN_IN_A_TRANSACTION = """
@@ -257,9 +257,9 @@ def test_a_real_process_frozen_in_the_middle_of_a_transaction_is_killed(tmp_path
 
     def over() -> bool:
         child.reconcile()
-        return child.over
+        return child.is_finished
 
     until(over)
     assert process.exit_code() == -signal.SIGKILL
-    assert "no life" in child.cause
+    assert "no heartbeat" in child.cause
     assert not os.path.exists(f"/proc/{process.pid}")

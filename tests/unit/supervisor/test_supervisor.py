@@ -147,14 +147,14 @@ def test_while_ray_hangs_everybody_else_is_looked_after(
     """For 300 s nothing is heard of it, and a gunicorn that died meanwhile is up again at the next look."""
     start_played(buffer, task_type="phones")
     start_played(buffer, task_type="math", job_id="other")
-    supervisor._tend_services()
+    supervisor._reconcile_services()
     for _ in range(5):
         reconcile(supervisor)
     assert (len(started.of("local_ray")), len(started.of("runner.main"))) == (1, 1)
     started.of("gunicorn")[0].code = -9
-    supervisor._tend_services()
+    supervisor._reconcile_services()
     supervisor._server._not_before = 0.0
-    supervisor._tend_services()
+    supervisor._reconcile_services()
     assert len(started.of("gunicorn")) == 2
 
 
@@ -195,7 +195,7 @@ def test_a_store_that_hangs_holds_up_no_child(
     supervisor._writing.start()
     assert hanging.wait(60)
     for _ in range(3):
-        supervisor._tasks.run(supervisor._tend_services)
+        supervisor._tasks.run(supervisor._reconcile_services)
         for process in started.processes:
             process.code = -9
         supervisor._server._not_before = 0.0

@@ -81,7 +81,7 @@ def test_a_child_frozen_in_the_middle_of_a_write_is_killed_and_everybody_writes_
     supervisor._server.reconcile()
     deadline = time.monotonic() + 60
     while frozen.exit_code() is None and time.monotonic() < deadline:
-        supervisor._watch_turn()
+        supervisor._kill_stuck_lock_owner()
         time.sleep(0.05)
     assert frozen.exit_code() == -signal.SIGKILL
     buffer.beat("somebody", os.getpid(), {})
@@ -96,7 +96,7 @@ def test_a_stranger_frozen_in_the_middle_of_a_write_is_left_alone(buffer: Buffer
     while not frozen.is_stopped():
         time.sleep(0.02)
     for _ in range(8):
-        supervisor._watch_turn()
+        supervisor._kill_stuck_lock_owner()
         time.sleep(0.05)
     assert frozen.exit_code() is None
     frozen.kill()

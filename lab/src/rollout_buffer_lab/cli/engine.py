@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slime_plugins.rollout_buffer.cli.commands_serve import Host, LogFormatOption, Port
+from slime_plugins.rollout_buffer.cli.commands.serve import Host, LogFormatOption, Port
 from slime_plugins.rollout_buffer.cli.common import errors, report_errors
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError

@@ -18,11 +18,11 @@ from typing import Any
 
 import requests
 
-from slime_plugins.rollout_buffer import InputExhaustedError, RolloutBatch, RolloutFeed
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
+from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutBatch, RolloutFeed
 from slime_plugins.rollout_buffer.types import JobState
 
 START_TIMEOUT_S = 180.0
@@ -31,7 +31,7 @@ LOOK_INTERVAL_S = 0.2
 QUIET_S = 5.0
 """A step begins with fewer groups when nothing was played for so long: the bound on the lag lets no more begin."""
 UPDATE_TIMEOUT_S = 300.0
-SETTLED = ("ready", "leased", "delivered", "filtered")
+CLOSED_STATES = ("ready", "leased", "delivered", "filtered")
 """States of a group that was played to its end."""
 PLAYED_PER_STEP = 4
 """How many times the groups of a step are played at most, where most have equal rewards and are filtered."""
@@ -130,7 +130,7 @@ class LearningJob:
         self._feed, self._client = feed, client
         self._groups_per_step = groups_per_step
         self._known: set[int] = set()
-        self._settled_before = 0
+        self._closed_before = 0
 
     def next_batch(self, version: int) -> RolloutBatch | None:
         """Waits for a step's groups and leases them; None when what is played gives no group any more.
@@ -145,11 +145,11 @@ class LearningJob:
         while True:
             job = self._client.job(self._feed.job_id)
             groups = job["groups"]
-            settled = sum(groups[state] for state in SETTLED)
+            closed = sum(groups[state] for state in CLOSED_STATES)
             if job["attempts"].get("running"):
                 played_at = time.monotonic()
             is_quiet = time.monotonic() - played_at > QUIET_S
-            enough = settled - self._settled_before >= PLAYED_PER_STEP * self._groups_per_step
+            enough = closed - self._closed_before >= PLAYED_PER_STEP * self._groups_per_step
             has_ended = not groups["open"] or job["state"] in (JobState.FAILED, JobState.CANCELLED)
             wanted = 1 if enough or is_quiet else self._groups_per_step
             if groups["ready"] >= wanted or has_ended:
@@ -157,14 +157,14 @@ class LearningJob:
             if enough:
                 return None
             time.sleep(LOOK_INTERVAL_S)
-        self._settled_before = settled
+        self._closed_before = closed
         try:
             return self._feed.next_batch(min(self._groups_per_step, max(1, groups["ready"])), weight_version=version)
         except InputExhaustedError:
             return None
 
     def played(self) -> list[PlayedGroup]:
-        """The groups that were settled since the last call, the filtered ones included."""
+        """The groups that were closed since the last call, the filtered ones included."""
         found: list[PlayedGroup] = []
         for state in ("leased", "filtered"):
             found += self._played_in(state)

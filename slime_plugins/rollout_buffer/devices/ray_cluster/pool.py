@@ -296,8 +296,8 @@ class _RemoteWorker:
             nodes = f"every node that offers {in_words(self._wanted)}"
             raise DeviceError(f"no worker within {self._place_within_s:g} s: {nodes} is full, or slow") from timeout
 
-    async def settle(self) -> None:
-        await _ask(self._actor.settle)
+    async def check_health(self) -> None:
+        await _ask(self._actor.check_health)
 
     def kill(self) -> None:
         _import_ray().kill(self._actor, no_restart=True)

@@ -106,13 +106,13 @@ class BrowserPage:
             "([seed, mode, limit]) => rollout.start(seed, mode, limit)", [seed, settings.data_mode.value, limit_ms]
         )
         await self._opened.page.wait_for_function("() => WOB_TASK_READY")
-        seen = await self._look()
+        seen = await self._observe()
         if not seen.goal:
             raise EnvironmentSetupError(f"the MiniWoB task {self._task_name} with seed {seed} says no goal")
         return seen
 
     async def _step(self, action: Action) -> Observation:
-        return await self._look(await self._act(action))
+        return await self._observe(await self._act(action))
 
     async def _act(self, action: Action) -> str:
         """Does the action; returns what the agent is to know of it."""
@@ -171,8 +171,8 @@ class BrowserPage:
         await self._opened.page.keyboard.type(text)
         return ""
 
-    async def _look(self, note: str = "") -> Observation:
-        state = self._held_to_its_task(await self._evaluate("() => rollout.look()"))
+    async def _observe(self, note: str = "") -> Observation:
+        state = self._held_to_its_task(await self._evaluate("() => rollout.observe()"))
         scale = self._settings.pixels_per_point
         clip = {"x": 0, "y": 0, "width": POINTS[0], "height": POINTS[1], "scale": scale}
         taken = await self._opened.protocol.send(

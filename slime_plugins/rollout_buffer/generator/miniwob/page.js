@@ -52,7 +52,7 @@
     (animation) => animation.playState === 'running' && animation.effect.getComputedTiming().endTime !== Infinity);
 
   // Two frames, and then until nothing has moved for a few. A page that never stops is waited for once.
-  async function settle() {
+  async function untilQuiet() {
     const deadline = performance.now() + QUIET_MS;
     const frame = () => new Promise((done) => requestAnimationFrame(done));
     await frame();
@@ -78,8 +78,8 @@
     return words(typeof said === 'string' ? said : said.utterance);
   }
 
-  const look = async () => {
-    await settle();
+  const observe = async () => {
+    await untilQuiet();
     return {...state(), goal: goal(), elements: elements()};
   };
 
@@ -161,5 +161,5 @@
     return found;
   }
 
-  window.rollout = {start, look, state, scrolls, focused, settle};
+  window.rollout = {start, observe, state, scrolls, focused, untilQuiet};
 })();

@@ -246,7 +246,7 @@ def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, in
     return causes
 
 
-def commonest_causes(connection: Connection, job_key: int) -> dict[GroupState, CountedCause]:
+def most_frequent_causes(connection: Connection, job_key: int) -> dict[GroupState, CountedCause]:
     """Returns why most groups were filtered, and why most failed; nothing of a state that no group is in."""
     query = (
         "SELECT state, cause_code, cause, count(*) FROM groups INDEXED BY groups_by_cause "

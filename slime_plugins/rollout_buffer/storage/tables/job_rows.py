@@ -185,7 +185,7 @@ def note_weight_versions(connection: Connection, job_key: int, oldest: int, newe
     return int(row[0])
 
 
-def note_lone_version(connection: Connection, job_key: int, version: int) -> None:
+def note_outlier_version(connection: Connection, job_key: int, version: int) -> None:
     """Counts a weight version that is too far ahead to be believed."""
     query = "UPDATE jobs SET lone_versions = lone_versions + 1, lone_version = ? WHERE key = ?"
     connection.execute(query, (version, job_key))

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.device import
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
-from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import SettleTimes
+from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from tests.watchdog_device import make_sdk, recorded
 
@@ -118,7 +118,7 @@ def device_on(package: Any) -> AndroidWorldDevice:
     device = object.__new__(AndroidWorldDevice)
     device._closed, device._package, device._gestures, device._host = False, package, package, package
     device._settings = AndroidWorldSettings(suite_seed=7)
-    device._times = SettleTimes(change_s=0.0, still_s=1.0, between_s=0.001)
+    device._times = StabilityTimeouts(change_s=0.0, still_s=1.0, between_s=0.001)
     device._task, device._solved_at_start = None, False
     return device
 

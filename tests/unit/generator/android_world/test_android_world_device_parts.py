@@ -30,9 +30,9 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.package impor
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import hold_ports
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
     ScreenSample,
-    Settled,
-    SettleTimes,
-    settle,
+    Stability,
+    StabilityTimeouts,
+    wait_until_stable,
 )
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
@@ -83,7 +83,7 @@ def device_on(package: Any) -> AndroidWorldDevice:
     device = object.__new__(AndroidWorldDevice)
     device._closed, device._package, device._gestures = False, package, package
     device._settings = AndroidWorldSettings()
-    device._times = SettleTimes(change_s=5.0, still_s=5.0, between_s=0.001)
+    device._times = StabilityTimeouts(change_s=5.0, still_s=5.0, between_s=0.001)
     device._task = SimpleNamespace(goal="", complexity=1, app_names=[], is_successful=package.is_successful)
     return device
 
@@ -126,10 +126,10 @@ class Film:
     def sleep(self, seconds: float) -> None:
         self.time += seconds
 
-    def settle(self, reference: ScreenSample | None) -> tuple[int, Settled]:
-        times = SettleTimes(change_s=2.0, still_s=6.0, between_s=0.3)
-        seen, settled = settle(reference, self.look, times, now=lambda: self.time, sleep=self.sleep)
-        return int(seen.elements[0]), settled
+    def settle(self, reference: ScreenSample | None) -> tuple[int, Stability]:
+        times = StabilityTimeouts(change_s=2.0, still_s=6.0, between_s=0.3)
+        seen, stability = wait_until_stable(reference, self.look, times, now=lambda: self.time, sleep=self.sleep)
+        return int(seen.elements[0]), stability
 
 
 def look_at(number: int) -> ScreenSample:
@@ -138,12 +138,12 @@ def look_at(number: int) -> ScreenSample:
 
 def test_a_screen_that_reacts_late_is_not_taken_for_a_settled_one() -> None:
     for late_s in (0.0, 0.2, 0.6, 1.0, 1.9):
-        assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Settled.SETTLED)
+        assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Stability.STABLE)
 
 
 def test_a_screen_that_goes_on_moving_is_cut_off() -> None:
     film = Film(*((0.1 * frame, frame % 200) for frame in range(200)))
-    assert film.settle(look_at(255))[1] is Settled.TIMED_OUT
+    assert film.settle(look_at(255))[1] is Stability.TIMED_OUT
 
 
 # ---- text and pictures -----------------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.package impor
 )
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
     ScreenSample,
-    Settled,
-    SettleTimes,
-    settle,
+    Stability,
+    StabilityTimeouts,
+    wait_until_stable,
 )
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
@@ -49,11 +49,11 @@ class AndroidWorldDevice:
 
     _solved_at_start = False
 
-    def __init__(self, settings: AndroidWorldSettings, index: int, times: SettleTimes | None = None) -> None:
+    def __init__(self, settings: AndroidWorldSettings, index: int, times: StabilityTimeouts | None = None) -> None:
         check_package()
         check_sdk(settings)
         self._settings = settings
-        self._times = times or SettleTimes()
+        self._times = times or StabilityTimeouts()
         self._folder = WorkerFolder(f"rollout_buffer_android_world_{index}")
         self._host = EmulatorProcess(settings, index)
         self._package = AndroidWorldPackage(self._folder.path / "tmp")
@@ -98,7 +98,7 @@ class AndroidWorldDevice:
         self._running()
         try:
             # Not the last observation: while the agent thought, a message may have gone and a tree may have come late.
-            reference = None if action.kind in _LEAVES_THE_SCREEN else self._fresh_look()
+            reference = None if action.kind in _LEAVES_THE_SCREEN else self._fresh_sample()
             self._package.drop_accessibility_trees()
             note = self._gestures.do(action)
             return self._observe(reference, note)
@@ -184,7 +184,7 @@ class AndroidWorldDevice:
 
     def _home(self) -> ScreenSample | None:
         """Goes home and returns what was there before: setting up and checking may have opened an app."""
-        before = self._fresh_look() if self._task.start_on_home_screen else None
+        before = self._fresh_sample() if self._task.start_on_home_screen else None
         self._package.drop_accessibility_trees()
         if before is not None:
             self._package.adb("shell", "input", "keyevent", "KEYCODE_HOME")
@@ -198,8 +198,8 @@ class AndroidWorldDevice:
     # Looking
 
     def _observe(self, reference: ScreenSample | None, note: str) -> Observation:
-        seen, settled = settle(reference, self._look, self._times)
-        if settled is Settled.TIMED_OUT:
+        seen, stability = wait_until_stable(reference, self._sample, self._times)
+        if stability is Stability.TIMED_OUT:
             logger.info("the screen still moved when the time for it was over")
         height, width = seen.pixels.shape[:2]
         task = self._running()
@@ -214,17 +214,17 @@ class AndroidWorldDevice:
             note=note,
             details={
                 "app": ",".join(task.app_names),
-                "settled": settled.value,
+                "settled": stability.value,
                 "solved_at_start": str(self._solved_at_start).lower(),
             },
         )
 
-    def _fresh_look(self) -> ScreenSample:
+    def _fresh_sample(self) -> ScreenSample:
         """What is there now, its elements with it."""
         self._package.await_fresh_tree()
-        return self._look()
+        return self._sample()
 
-    def _look(self) -> ScreenSample:
+    def _sample(self) -> ScreenSample:
         state = self._package.env.get_state(wait_to_stabilize=False)
         return ScreenSample(pixels=state.pixels, elements=state.ui_elements)
 

@@ -19,10 +19,10 @@ _MOVED_SHARE = 0.002
 _PIXEL_TOLERANCE = 8
 
 
-class Settled(StrEnum):
+class Stability(StrEnum):
     """How the wait for a settled screen ended."""
 
-    SETTLED = "settled"  # something changed, and then nothing more
+    STABLE = "settled"  # something changed, and then nothing more
     NO_CHANGE = "no_change"  # nothing changed in the time it was given
     TIMED_OUT = "timed_out"  # it still moved when the time was over
 
@@ -44,7 +44,7 @@ class ScreenSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SettleTimes:
+class StabilityTimeouts:
     """Timeouts in seconds: for the first change, for standing still after it, and between two looks."""
 
     change_s: float = 2.0
@@ -52,28 +52,28 @@ class SettleTimes:
     between_s: float = 0.3
 
 
-def settle(
+def wait_until_stable(
     reference: ScreenSample | None,
-    look: Callable[[], ScreenSample],
-    times: SettleTimes,
+    sample: Callable[[], ScreenSample],
+    times: StabilityTimeouts,
     *,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[ScreenSample, Settled]:
+) -> tuple[ScreenSample, Stability]:
     """Returns the first look that follows an equal one, after the screen left ``reference`` (None: at once)."""
     begun = now()
-    seen = look()
+    seen = sample()
     deadline = begun + times.change_s
     while reference is not None and seen.same_as(reference):
         if begun >= deadline:  # a look takes its time: the last one has to begin when the patience is at its end
-            return seen, Settled.NO_CHANGE
+            return seen, Stability.NO_CHANGE
         sleep(times.between_s)
         begun = now()
-        seen = look()
+        seen = sample()
     deadline = now() + times.still_s
     while now() < deadline:
         sleep(times.between_s)
-        before, seen = seen, look()
+        before, seen = seen, sample()
         if seen.same_as(before):
-            return seen, Settled.SETTLED
-    return seen, Settled.TIMED_OUT
+            return seen, Stability.STABLE
+    return seen, Stability.TIMED_OUT

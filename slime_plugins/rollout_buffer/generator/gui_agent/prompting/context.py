@@ -29,7 +29,7 @@ class View:
         """Returns the message every episode begins with."""
         return system_message(self.tool)
 
-    def look(self, seen: Observation) -> PromptObservation:
+    def observation(self, seen: Observation) -> PromptObservation:
         """Returns what a prompt shows of ``seen``."""
         return PromptObservation(
             screenshot=seen.screenshot.sha256 if self.observation_mode is not ObservationMode.ELEMENTS else None,
@@ -37,7 +37,7 @@ class View:
         )
 
     def images(self, seen: Observation) -> tuple[Image, ...]:
-        """Returns the images that stand in a prompt with that look."""
+        """Returns the images that stand in a prompt with that observation."""
         return () if self.observation_mode is ObservationMode.ELEMENTS else (seen.screenshot,)
 
 

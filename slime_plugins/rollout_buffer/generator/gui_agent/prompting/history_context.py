@@ -41,24 +41,24 @@ class HistoryContext:
     def begin(self, seen: Observation) -> tuple[Sequence[Message], Prompt]:
         """As ``Context.begin``: the task, the instructions, ``Step 1`` and the first screenshot."""
         self._goal = seen.goal
-        messages, _, prompt = self._look(seen)
+        messages, _, prompt = self._next_prompt(seen)
         return messages, prompt
 
     def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
         """As ``Context.go_on``; the record gets only what is new, the prompt is whole."""
         self._lines.append(step_line(last.reply))
-        _, message, prompt = self._look(seen)
+        _, message, prompt = self._next_prompt(seen)
         return message, prompt
 
     def facts(self) -> Mapping[str, Any]:
         """As ``Context.facts``: the lines of the progress so far, and how many screenshots a prompt shows."""
         return {"history": list(self._lines), "history_images": self._history_images}
 
-    def _look(self, seen: Observation) -> tuple[list[Message], Message, Prompt]:
+    def _next_prompt(self, seen: Observation) -> tuple[list[Message], Message, Prompt]:
         """Returns the messages of the whole prompt, the one that is new in it, and the prompt itself."""
         self._turns += 1
         self._screenshots += self._view.images(seen)
-        message = history_turn_message(self._turns, self._view.look(seen), seen.note)
+        message = history_turn_message(self._turns, self._view.observation(seen), seen.note)
         hashes = [image.sha256 for image in self._screenshots]
         prompt = _user_message(self._goal, self._lines, hashes, message, self._history_images)
         messages = [self._view.system(), prompt]

@@ -31,13 +31,13 @@ class IncrementalContext:
 
     def begin(self, seen: Observation) -> tuple[Sequence[Message], Prompt]:
         """As ``Context.begin``: the task, the instructions, the first screenshot."""
-        messages = [self._view.system(), first_turn_message(seen.goal, self._view.look(seen))]
+        messages = [self._view.system(), first_turn_message(seen.goal, self._view.observation(seen))]
         self._ids += self._chat.prompt(messages)
         return messages, self._prompt(seen)
 
     def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
         """As ``Context.go_on``: what went wrong, a step counter, the screenshot."""
-        message = later_turn_message(last.number + 1, last.max_turns, self._view.look(seen), seen.note)
+        message = later_turn_message(last.number + 1, last.max_turns, self._view.observation(seen), seen.note)
         self._ids += last.output_ids
         self._ids += self._chat.bridge(message, turn_is_closed=self._chat.is_closed(last.output_ids))
         return message, self._prompt(seen)

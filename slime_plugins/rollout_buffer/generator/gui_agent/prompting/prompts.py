@@ -85,20 +85,20 @@ def system_message(tool: Mapping[str, Any] = MOBILE_USE_TOOL) -> Message:
     return {"role": "system", "content": system_prompt(tool)}
 
 
-def first_turn_message(goal: str, look: PromptObservation | str) -> Message:
-    """Returns the user message with the task and the first look; a look that is a text is a screenshot's sha256."""
-    return _observation_message(FIRST_TURN_TEMPLATE, look, task_description=harmless(goal))
+def first_turn_message(goal: str, shown: PromptObservation | str) -> Message:
+    """Returns the user message with the task and the first observation; a string is a screenshot's sha256."""
+    return _observation_message(FIRST_TURN_TEMPLATE, shown, task_description=harmless(goal))
 
 
-def later_turn_message(step: int, max_steps: int, look: PromptObservation | str, note: str = "") -> Message:
+def later_turn_message(step: int, max_steps: int, shown: PromptObservation | str, note: str = "") -> Message:
     """Returns the user message of turn ``step`` (from 1): a counter, the screen, before them what went wrong."""
     fields = {"current_step": str(step), "max_steps": str(max_steps)}
-    return _observation_message(LATER_TURN_TEMPLATE, look, note, **fields)
+    return _observation_message(LATER_TURN_TEMPLATE, shown, note, **fields)
 
 
-def history_turn_message(step: int, look: PromptObservation | str, note: str = "") -> Message:
+def history_turn_message(step: int, shown: PromptObservation | str, note: str = "") -> Message:
     """Returns what is new in turn ``step`` (from 1) of a history rollout: what went wrong, the step, the screen."""
-    return _observation_message(_HISTORY_STEP, look, note, current_step=str(step))
+    return _observation_message(_HISTORY_STEP, shown, note, current_step=str(step))
 
 
 def shown_again(step: int, screenshot: str) -> Message:
@@ -146,9 +146,9 @@ def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-def _observation_message(template: str, look: PromptObservation | str, note: str = "", **fields: str) -> Message:
+def _observation_message(template: str, shown: PromptObservation | str, note: str = "", **fields: str) -> Message:
     """Fills the template's text around its image marker, after the note; a marker inside a field stays plain text."""
-    shown = PromptObservation(screenshot=look) if isinstance(look, str) else look
+    shown = PromptObservation(screenshot=shown) if isinstance(shown, str) else shown
     before, after = template.split(IMAGE_MARKER)
     shown_note = f"{harmless(note)}\n" if note else ""
     parts: list[dict[str, Any]] = [{"type": "text", "text": shown_note + before.format(**fields)}]

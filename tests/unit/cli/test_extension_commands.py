@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from slime_plugins.rollout_buffer.cli import commands_of_packages
+from slime_plugins.rollout_buffer.cli.commands import extensions
 from slime_plugins.rollout_buffer.extensions import Extension, Group
 
 HERE = __name__
@@ -32,9 +32,9 @@ def test_a_command_that_cannot_be_run_stops_no_other(target: str, monkeypatch: p
         name: Extension(group=Group.COMMANDS, name=name, target=to, package="theirs 1.0")
         for name, to in targets.items()
     }
-    monkeypatch.setattr(commands_of_packages, "installed", lambda group: of_packages)
+    monkeypatch.setattr(extensions, "installed", lambda group: of_packages)
     app = typer.Typer()
-    commands_of_packages.register(app)
+    extensions.register(app)
     assert CliRunner().invoke(app, ["works", "--count", "3"]).output == "worked 3\n"
     broken = CliRunner().invoke(app, ["broken", "--any", "thing"])
     assert broken.exit_code == 1

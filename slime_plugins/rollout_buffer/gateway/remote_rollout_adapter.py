@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import Se
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
 
 
-class TrainerMount:
+class RemoteRolloutAdapter:
     """Both ends that the trainer's side needs: where its sessions sample, and where their trajectories go."""
 
     def __init__(self, gateway: Gateway, token: str) -> None:

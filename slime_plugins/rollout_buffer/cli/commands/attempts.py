@@ -1,0 +1,115 @@
+"""``rollout-buffer attempts``: failed attempts with their errors and transcripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    JobId,
+    Url,
+    connect,
+    console,
+    local_time,
+    print_json,
+    print_page,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.cli.transcript_view import LONG_TEXT, message_lines
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(attempts)
+
+
+def attempts(
+    job_id: JobId,
+    error_code: Annotated[str | None, typer.Option(help="Only those with this error code, like `engine`.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only those with this text in their instance id or error.")] = None,
+    transcripts: Annotated[
+        bool, typer.Option("--transcripts/--no-transcripts", help="What was said in each, where it was kept.")
+    ] = True,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 10,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Read this data directory of `serve`, on this host, instead of asking --url.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List the attempts of a job that failed, the last first: their errors, tracebacks, and what was said before."""
+    with report_errors():
+        filters: dict[str, Any] = {"error_code": error_code, "search": search, "limit": limit, "cursor": cursor}
+        if data_dir is None:
+            page = connect(url).attempts(job_id, transcripts=transcripts, **filters)
+        else:
+            page = _attempts_in(data_dir, job_id, {**filters, "transcripts": transcripts})
+    if as_json:
+        print_json(page)
+        return
+    shown: set[str] = set()
+    for failed in page["attempts"]:
+        console.print(_failed_head(failed))
+        if traceback := failed["traceback"]:
+            again = "(the same traceback as above)"
+            console.print(Padding(Text(again if traceback in shown else traceback, style="red"), (1, 0, 0, 2)))
+            shown.add(traceback)
+        for message in failed["messages"] or ():
+            for line in message_lines(message, _named_only, LONG_TEXT):
+                console.print(line)
+        console.print()
+    none = "no such attempt failed" if error_code or search else f"no attempt of {job_id} failed"
+    print_page("" if page["attempts"] else none, page)
+    if page["attempts"] and page["log"]:
+        console.print(f"The runner's log: {page['log']}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:
+    """As the route, from a data directory that need not be served."""
+    from slime_plugins.rollout_buffer.protocol import request_models
+    from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
+    from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
+    from slime_plugins.rollout_buffer.storage.store import Store
+
+    if not (data_dir / "buffer.sqlite3").is_file():
+        raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
+    store = Store(data_dir)
+    try:
+        given = {key: value for key, value in query.items() if value is not None}
+        return failed_attempts(store, job_id, request_models.parse(AttemptPageQuery, given))
+    finally:
+        store.close()
+
+
+def _failed_head(failed: Mapping[str, Any]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    place = (
+        f"slot {failed['slot']}, attempt {failed['attempt']}, group {failed['group_index']}, epoch {failed['epoch']}"
+    )
+    seconds = failed["ended_at"] - failed["started_at"]
+    for name, value, style in (
+        ("attempt", failed["uid"], ""),
+        ("instance", f"{failed['instance_id']} ({place})", ""),
+        ("failed", f"{local_time(failed['ended_at'])}, after {seconds:.1f} s", ""),
+        ("error", f"{failed['error_code']}: {failed['error_message']}", "red"),
+        ("said", "" if failed["has_transcript"] else "nothing that was kept", "dim"),
+    ):
+        grid.add_row(Text(name, style="bold"), Text(value, style=style))
+    return grid
+
+
+def _named_only(url: str) -> RenderableType:
+    """A picture of an attempt that failed: it was seen, and not kept."""
+    return Text(f"[screenshot {url.removeprefix(IMAGE_URL_PREFIX)[:80]}]", style="dim")

@@ -1,0 +1,109 @@
+"""``rollout-buffer health`` asks the buffer; ``rollout-buffer doctor`` examines this machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from slime_plugins.rollout_buffer.cli.commands.serve import set_android_settings
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    AndroidConfig,
+    AndroidSetting,
+    AsJson,
+    ExitCode,
+    Url,
+    answer_in_json,
+    connect,
+    console,
+    ended,
+    print_json,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.errors import UnavailableError
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(health)
+    app.command()(doctor)
+
+
+def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
+    """Ask the buffer how it is; the answer is JSON in any case. Exit code 1 when it is not well."""
+    answer_in_json(as_json)
+    with report_errors():
+        try:
+            print_json(connect(url).health())
+        except UnavailableError as error:
+            raise ended(error, ExitCode.NO) from error
+
+
+def doctor(
+    data_dir: Annotated[Path, typer.Option(help="Folder that `serve` is to keep its data in.")] = Path(
+        "rollout_buffer_data"
+    ),
+    engine_url: Annotated[
+        str | None, typer.Option(help="Inference engine that must answer. [default: not asked]")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the engine's model: says what the engine does to prompts. [default: not asked]"),
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster that this environment must be able to join. [default: not asked]")
+    ] = None,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Say instead what a training of this kind lacks: math, android_world, android_world_history or "
+            "android_world_opt, with the variables that its script reads.",
+        ),
+    ] = None,
+    android_config: AndroidConfig = None,
+    android: AndroidSetting = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine lacks for the devices that the Android World settings ask for. Exit code 1 when it does."""
+    from slime_plugins.rollout_buffer.cli.doctor import Examination, State, check_launch, examine, verdict
+    from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
+
+    if launch is not None:
+        code, lines = check_launch(launch, quietly=as_json)
+        if as_json:
+            print_json({"launch": launch, "well": code == 0, "lines": lines})
+        raise typer.Exit(code)
+    with report_errors():
+        set_android_settings(android_config, android)
+        settings = load_settings({})
+    findings = examine(
+        Examination(
+            settings=settings,
+            data_dir=data_dir,
+            engine_url=engine_url,
+            tokenizer_path=tokenizer,
+            ray_address=ray_address,
+        )
+    )
+    if as_json:
+        print_json(
+            {
+                "device": settings.device,
+                "verdict": verdict(findings, settings.device),
+                "findings": [asdict(finding) for finding in findings],
+            }
+        )
+    else:
+        table = Table("what", "state", "found", "remedy", title=f"device: {settings.device}")
+        for finding in findings:
+            table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail, finding.remedy)))
+        console.print(table)
+        console.print(verdict(findings, settings.device))
+    if any(finding.state is State.MISSING for finding in findings):
+        raise typer.Exit(1)

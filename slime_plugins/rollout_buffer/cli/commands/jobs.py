@@ -1,0 +1,139 @@
+"""Commands that list, show and change jobs. ``start`` starts them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    JobId,
+    Url,
+    connect,
+    console,
+    local_time,
+    print_json,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.cli.status_table import job_table
+from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.types import GroupState
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(jobs)
+    app.command()(status)
+    app.command("cancel", help="End a job; what is finished stays and can still be fetched.")(_change("cancel"))
+    app.command("pause", help="Let running episodes end and start no new ones.")(_change("pause"))
+    app.command("resume", help="Go on after pause or drain.")(_change("resume"))
+    app.command()(drain)
+
+
+def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List the jobs, newest first."""
+    with report_errors():
+        found = connect(url).jobs()
+    if as_json:
+        print_json({"jobs": found})
+        return
+    states = [state.value for state in GroupState]
+    table = Table("job", "task type", "state", "groups", *states, "cause", box=None)
+    for job in found:
+        groups = job["groups"]
+        total = sum(groups.values())
+        numbers = [str(groups[state]) for state in states]
+        table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, job["cause"])
+    console.print(table if found else "no jobs yet")
+
+
+def status(
+    job_id: Annotated[
+        str | None, typer.Argument(help="One job; all open ones and the last that ended when left out.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep showing it until Ctrl-C; with --json one line a second.")
+    ] = False,
+) -> None:
+    """Show how far jobs are, every slot in exactly one state, and why nothing moves."""
+    client = connect(url)
+
+    def read() -> list[dict[str, Any]]:
+        shown = [client.job(job_id)] if job_id is not None else _open_and_last(client.jobs())
+        return [{**job, "now": client.explanation(job["job_id"])} for job in shown]
+
+    with report_errors():
+        if as_json:
+            _print_json(read, watch=watch)
+        elif watch:
+            _watch(read)
+        else:
+            console.print(job_table(read()))
+
+
+def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of jobs, newest first: the open ones, and the one that ended last, for how it ended."""
+    is_open = [job["state"] in ("running", "paused") for job in jobs]
+    ended = [job for job, still in zip(jobs, is_open, strict=True) if not still]
+    return [job for job, still in zip(jobs, is_open, strict=True) if still] + ended[:1]
+
+
+def _print_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
+    """Prints it once, or again every second as one line each."""
+    while watch:
+        typer.echo(orjson.dumps({"jobs": read()}))
+        time.sleep(1.0)
+    print_json({"jobs": read()})
+
+
+def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
+    """Shows it again every second; a buffer that goes away is waited for, once it has answered."""
+    from requests import RequestException
+
+    with Live(job_table(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(1.0)
+            try:
+                live.update(job_table(read()))
+            except (RequestException, UnavailableError):
+                live.update(Text(f"no answer from the buffer since {local_time(time.time())}; asking again"))
+                time.sleep(4.0)
+
+
+def _change(verb: str) -> Callable[[str, str, bool], None]:
+    def command(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+        with report_errors():
+            job = getattr(connect(url), verb)(job_id)
+        if as_json:
+            print_json(job)
+        else:
+            console.print(f"{job['job_id']} is {job['state']}")
+
+    return command
+
+
+def drain(
+    job_id: JobId,
+    stop: Annotated[bool, typer.Option("--stop", help="End what runs; it is played again after resume.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Pause a job and wait until nothing of it runs."""
+    with report_errors():
+        while (job := connect(url).drain(job_id, stop=stop))["attempts"].get("running"):
+            time.sleep(0.5)
+    if as_json:
+        print_json(job)
+    else:
+        console.print(f"{job['job_id']} is {job['state']}, and nothing of it runs")

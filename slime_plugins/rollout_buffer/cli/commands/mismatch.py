@@ -1,0 +1,58 @@
+"""``rollout-buffer mismatch``: log-probs of trainer and engine compared."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    JobId,
+    Url,
+    connect,
+    console,
+    print_json,
+    report_errors,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(mismatch)
+
+
+def mismatch(
+    job_id: JobId,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many of the worst turns.")] = 20,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far the log-probs of a job's trainer and engine are apart: by turn, by weight lag, the worst turns."""
+    with report_errors():
+        found = connect(url).mismatch(job_id, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    if found["mean"] is None:
+        console.print("no trainer reported log-probs of this job: docs/trainer.md says how one does")
+        return
+    console.print(
+        f"|train - rollout log-prob| over {found['tokens']} tokens of {found['rows']} rows: mean {found['mean']:.2g}, "
+        f"max {found['max']:.2g}"
+    )
+    for name in ("turn", "weight_lag"):
+        table = Table(name.replace("_", " "), "tokens", "mean", "max", box=None)
+        for entry in found[f"by_{name}"]:
+            key = "unknown" if entry[name] is None else str(entry[name])
+            table.add_row(key, str(entry["tokens"]), f"{entry['mean']:.2g}", f"{entry['max']:.2g}")
+        console.print(table)
+    table = Table("trajectory", "row", "turn", "token", "gap", "lag", "advantage", box=None)
+    for entry in found["worst"]:
+        lag, advantage = ("–" if entry[key] is None else f"{entry[key]:.3g}" for key in ("weight_lag", "advantage"))
+        place = (str(entry["row"]), str(entry["turn"]), str(entry["at"]))
+        table.add_row(escape(entry["uid"]), *place, f"{entry['gap']:.2g}", lag, advantage)
+    console.print(table)

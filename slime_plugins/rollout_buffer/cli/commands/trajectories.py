@@ -1,0 +1,182 @@
+"""``rollout-buffer trajectories`` and ``inspect``."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    Url,
+    connect,
+    console,
+    local_time,
+    print_json,
+    print_page,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.cli.transcript_view import LONG_TEXT, message_lines
+from slime_plugins.rollout_buffer.errors import ConfigError, RequestError
+from slime_plugins.rollout_buffer.install_hints import install_extra
+from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.client import RolloutBufferClient
+
+IMAGE_WIDTH = 32
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(trajectories)
+    app.command("inspect")(inspect_trajectory)
+
+
+def trajectories(
+    job_id: Annotated[str | None, typer.Option(help="Only those of this job.")] = None,
+    instance_id: Annotated[str | None, typer.Option(help="Only those of this instance.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only those that ended so, like `truncated`.")] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="Only those that stopped for this reason.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only those with at least this reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only those with at most this reward.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    cursor: Annotated[int | None, typer.Option(help="Where the page before ended.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Search trajectories, newest first."""
+    with report_errors():
+        page = connect(url).trajectories(
+            job_id=job_id,
+            instance_id=instance_id,
+            outcome=outcome,
+            stop_reason=stop_reason,
+            min_reward=min_reward,
+            max_reward=max_reward,
+            limit=limit,
+            cursor=cursor,
+        )
+    if as_json:
+        print_json(page)
+        return
+    table = Table("uid", "instance", "job", "outcome", "stop reason", "reward", "group", "written")
+    for entry in page["trajectories"]:
+        ended = (entry["outcome"], entry["stop_reason"], f"{entry['reward']:g}")
+        group = "late" if entry["late"] else entry["group_state"] or ""
+        names = (entry["uid"], entry["instance_id"], entry["job_id"])
+        table.add_row(*names, *ended, group, local_time(entry["created_at"]))
+    print_page(table if page["trajectories"] else "no such trajectory", page)
+
+
+def inspect_trajectory(
+    uid: Annotated[str, typer.Argument(help="The trajectory's uid, as `rollout-buffer trajectories` lists it.")],
+    job_id: Annotated[str | None, typer.Option(help="Its job; needed only when several have that uid.")] = None,
+    images: Annotated[
+        bool, typer.Option(help="Draw screenshots: as pictures where the terminal can, else in half blocks.")
+    ] = True,
+    width: Annotated[int, typer.Option(min=8, max=200, help="Columns of a screenshot.")] = IMAGE_WIDTH,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show one trajectory: what the agent saw, thought and did, its reward and its timings."""
+    with report_errors():
+        client = connect(url)
+        found = client.trajectory(uid, job_id=job_id)
+        if as_json:
+            print_json(found)
+            return
+        draw = _Screenshots(client, width if images and console.is_terminal else None)
+        console.print(_head(found))
+        for message in found.get("messages") or []:
+            for line in message_lines(message, draw, None if full else LONG_TEXT):
+                console.print(line)
+        console.print(_numbers(found))
+
+
+def _head(found: Mapping[str, Any]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    late = ", late" if found["late"] else ""
+    group = f"group {found['group_index']} ({found['group_state']}), slot {found['slot']}, epoch {found['epoch']}"
+    for name, value in (
+        ("trajectory", f"{found['uid']} of {found['job_id']}"),
+        ("instance", found["instance_id"]),
+        ("ended", f"{found['outcome']}, {found['stop_reason']}{late}, {local_time(found['created_at'])}"),
+        ("reward", _reward(found)),
+        ("place", group if found["group_index"] is not None else "in no group"),
+    ):
+        grid.add_row(Text(name, style="bold"), Text(str(value)))
+    return grid
+
+
+def _reward(found: Mapping[str, Any]) -> str:
+    raw = "" if found["raw_reward"] is None else f" (raw {found['raw_reward']:+.4f})"
+    return f"{found['reward']:+.4f}{raw}"
+
+
+def _numbers(found: Mapping[str, Any]) -> RenderableType:
+    """Reward breakdown, timings and sampled tokens, side by side with their names."""
+    info = found.get("extra_info") or {}
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("")
+    for title, values in (("reward breakdown", info.get("reward_breakdown")), ("timings", found.get("timings_s"))):
+        if values:
+            unit = " s" if title == "timings" else ""
+            summary = "  ".join(f"{name} {_number(value)}{unit}" for name, value in values.items())
+            grid.add_row(Text(title, style="bold"), Text(summary))
+    generations: Sequence[Mapping[str, Any]] = found.get("generations") or []
+    if generations:
+        sampled = sum(len(one["output_ids"]) for one in generations)
+        versions = ", ".join(sorted({str(one.get("weight_version")) for one in generations}))
+        summary = f"{len(generations)} generations, {sampled} sampled tokens, weight version {versions}"
+        grid.add_row(Text("engine", style="bold"), Text(summary))
+    return grid
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class _Screenshots:
+    """Draws screenshots in the terminal, or names them where it cannot."""
+
+    def __init__(self, client: RolloutBufferClient, width: int | None) -> None:
+        """``width`` in columns; None names every screenshot and draws none."""
+        self._client = client
+        self._width = width
+        self._kind = None if width is None else _renderable()
+
+    def __call__(self, url: str) -> RenderableType:
+        """Returns what to print for one image."""
+        if not url.startswith(IMAGE_URL_PREFIX):
+            return Text(f"[image {url[:80]}]", style="dim")
+        sha256 = url.removeprefix(IMAGE_URL_PREFIX)
+        if self._kind is None:
+            return Text(f"[screenshot {sha256}]", style="dim")
+        try:
+            content = self._client.get_image(sha256)
+        except RequestError as error:
+            return Text(f"[screenshot {sha256}: {error.message}]", style="red")
+        drawn: RenderableType = self._kind(io.BytesIO(content), width=self._width, height="auto")
+        return drawn
+
+
+def _renderable() -> Any:
+    """The best way this terminal can show a picture: sixel, kitty's protocol, or half blocks."""
+    # It asks the terminal what it can, and logs a traceback when there is no answer: half blocks it is, then.
+    logging.getLogger("textual_image").setLevel(logging.CRITICAL)
+    try:
+        from textual_image.renderable import Image
+    except ImportError as error:
+        raise ConfigError(
+            f"drawing screenshots needs the extra 'terminal': {install_extra('terminal')}, or give --no-images"
+        ) from error
+    return Image

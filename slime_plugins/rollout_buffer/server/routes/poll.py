@@ -1,0 +1,96 @@
+"""``POST /get_rollout_data``: acknowledges deliveries and leases ready groups.
+
+These functions block; ``asgi`` calls them in threads and waits between them, without Flask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slime_plugins.rollout_buffer.buffer import Delivery
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
+from slime_plugins.rollout_buffer.server.http import (
+    Answer,
+    ServerContext,
+    as_json,
+    json_object,
+)
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+
+POLL_NOTE_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Poll:
+    """A poll and what was found for it so far."""
+
+    payload: PollPayload
+    job: JobRecord | None
+    acknowledged: Any = None
+    delivery: Delivery | None = None
+    attended: bool = False
+    """A supervisor lived when it began: once there is none, the server is about to stop."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Returns True if something may still come that it asks for."""
+        return self.delivery is None and self.job is not None and self.payload.wait_s > 0
+
+
+def begin_poll(context: ServerContext, content: bytes) -> Poll:
+    """Acknowledges what a poll names, and takes what is ready."""
+    payload = request_models.parse(PollPayload, json_object(content))
+    buffer = context.buffer
+    acknowledged = buffer.acknowledge(payload.ack) if payload.ack else None
+    job = buffer.resolve_job(payload.job_id)
+    if job is None:
+        return Poll(payload=payload, job=None, acknowledged=acknowledged)
+    if buffer.store.clock() - (job.last_poll_at or 0.0) > POLL_NOTE_INTERVAL_S:
+        buffer.polled(job)
+    delivery = buffer.take(job, payload)
+    if delivery is None:
+        buffer.empty_poll(job)
+    attended = buffer.heartbeat(SUPERVISOR.name) is not None
+    return Poll(payload=payload, job=job, acknowledged=acknowledged, delivery=delivery, attended=attended)
+
+
+def has_news(context: ServerContext, poll: Poll) -> bool | None:
+    """Returns True if a waiting poll should take now; False when waiting has become pointless, None when neither."""
+    assert poll.job is not None
+    buffer = context.buffer
+    if buffer.has_news(poll.job, poll.payload):
+        return True
+    if buffer.is_over(poll.job) or (poll.attended and buffer.heartbeat(SUPERVISOR.name) is None):
+        return False
+    return None
+
+
+def take_again(context: ServerContext, poll: Poll) -> Poll:
+    """Takes what has become ready; somebody else may have been quicker."""
+    assert poll.job is not None
+    return replace(poll, delivery=context.buffer.take(poll.job, poll.payload))
+
+
+def answer_poll(context: ServerContext, poll: Poll) -> Answer:
+    """Answers a poll with what was found for it."""
+    if poll.delivery is not None:
+        return Answer(delivery_chunks(context.buffer, poll.delivery, poll.payload, poll.acknowledged))
+    meta_info = context.buffer.empty_meta_info(poll.job)
+    message = _nothing_open(context) if poll.job is None else "nothing is ready yet"
+    if cause := meta_info.get("job_cause"):
+        message = f"nothing is ready, and job {meta_info['job_id']} is {meta_info['job_state']}: {cause}"
+    if poll.acknowledged is not None:
+        meta_info["acknowledged"] = poll.acknowledged
+    return Answer(as_json({"success": False, "message": message, "data": {"data": [], "meta_info": meta_info}}))
+
+
+def _nothing_open(context: ServerContext) -> str:
+    last = context.buffer.last_job()
+    ending = (
+        f"; the last, {last.job_id}, is {last.state.value}: {last.cause}" if last is not None and last.cause else ""
+    )
+    return f"no job is open{ending}"

@@ -1,0 +1,105 @@
+"""``POST /buffer/write``: stores items.
+
+These functions block; ``asgi`` calls them in threads, without Flask, which would double the time of a small request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError, RequestError
+from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
+from slime_plugins.rollout_buffer.server.http import (
+    Answer,
+    ServerContext,
+    as_json,
+    error_answer,
+    json_object,
+    of_one_go,
+)
+from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, WriteResult, Written
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadWrite:
+    """A body that no items can be read from, and the job that it is for, as far as that was read."""
+
+    job_id: str | None
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBody:
+    """The body of a request that brings items, and the job that the request's path names."""
+
+    content: bytes
+    job_id: str | None = None
+    read: Write | UnreadWrite | None = None
+    """What it wants written, where that was read before it came to the thread that writes."""
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+def write_bodies(context: ServerContext, bodies: Sequence[WriteBody]) -> list[Answer]:
+    """Keeps what several requests bring, with one fsync for all of them; one that cannot be kept fails alone."""
+    writes = [body.read or read_write(body) for body in bodies]
+    kept = iter(context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
+    answers, refusals = [], []
+    for write in writes:
+        result = next(kept) if isinstance(write, Write) else write.error
+        answers.append(_answer(context, result))
+        if isinstance(result, RequestError):
+            items = len(write.items) if isinstance(write, Write) else 1
+            refusals.append(Refusal(write.job_id, items, result.http_status, result.code, result.message))
+    if refusals:
+        context.buffer.note_refusals(refusals)
+    return answers
+
+
+def _answer(context: ServerContext, result: Written | Exception) -> Answer:
+    if isinstance(result, Exception):
+        return error_answer(context, "POST /buffer/write", result)
+    return _written(*result)
+
+
+def read_write(body: WriteBody) -> Write | UnreadWrite:
+    """Reads what a body wants written: one item, or a list under ``items``."""
+    job_id = body.job_id
+    try:
+        text, images = extract_images(body.content)
+        wanted = json_object(of_one_go(text, "the body without its screenshots"))
+        job_id = wanted.pop("job_id", None) or job_id
+        if job_id is not None:
+            job_id = wire.identifier(job_id, "job_id")
+        entries = _entries(wanted)
+        items = [
+            wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
+            for at, entry in enumerate(entries)
+        ]
+    except Exception as error:  # noqa: BLE001 - it is the answer to this one write
+        return UnreadWrite(job_id if isinstance(job_id, str) else None, error)
+    return Write(job_id, items)
+
+
+def _written(job: JobRecord, results: Sequence[WriteResult]) -> Answer:
+    reply = {
+        "success": True,
+        "message": "written",
+        "job_id": job.job_id,
+        "results": [{"uid": result.uid, "status": result.status} for result in results],
+    }
+    return Answer(as_json(reply))
+
+
+def _entries(body: dict[str, Any]) -> list[Any]:
+    entries = body.get("items", [body])
+    if not isinstance(entries, list) or not entries:
+        raise InvalidPayloadError("items must be a list of at least one item")
+    if len(entries) > wire.MAX_ITEMS:
+        raise PayloadTooLargeError(f"one write takes up to {wire.MAX_ITEMS} items: send {len(entries)} in several")
+    return entries
