@@ -48,8 +48,9 @@ def methods_of(kind: type[Any]) -> Iterator[tuple[str, str]]:
 
 
 def promise(thing: Any) -> str:
-    """The first paragraph of a docstring, on one line, as Markdown."""
+    """The first sentence of a docstring, on one line, as Markdown."""
     text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    text = re.split(r"(?<=\.) (?=[A-Z`])", text)[0]
     return ROLES.sub(r"`\1`", text).replace("|", "\\|")
 
 
