@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
+from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage import store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance

@@ -32,14 +32,13 @@ from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMI
 from slime.rollout.agent_rollout_batch import make_odd_dummies, rule_of
 from slime.rollout.agent_rollout_data_source import GroupStore
 from slime.rollout.agent_rollout_eval import evaluate
-from slime.rollout.agent_rollout_facts import batch_metrics
 from slime.rollout.agent_rollout_postprocess import (
     drop_unknown_log_probs,
     speaks_for_its_rows,
     take_weight_off_dummies,
 )
 from slime.rollout.agent_rollout_reports import RowName, report_rows
-from slime.rollout.agent_rollout_samples import Group, finish_batch, samples_of_group, trajectories_of
+from slime.rollout.agent_rollout_samples import Group, batch_metrics, finish_batch, samples_of_group, trajectories_of
 from slime.rollout.agent_rollout_settings import (
     ADVANTAGE_PATH,
     OnExhausted,

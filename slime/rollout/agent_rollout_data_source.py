@@ -10,15 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.rollout.agent_rollout_samples import Group, is_agent_group
-from slime_plugins.rollout_buffer.trainer.consumed import (
-    JobProgress,
-    consumed_before,
-    consumed_metadata,
-    pass_before,
-    skip_list,
-)
-
-__all__ = ["GroupStore", "JobProgress", "consumed_before", "consumed_metadata", "pass_before", "skip_list"]
 
 logger = logging.getLogger(__name__)
 

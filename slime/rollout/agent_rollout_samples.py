@@ -1,4 +1,4 @@
-"""slime's Samples: made of the trainer package's rows, put together as a batch. Pure.
+"""slime's Samples: made of the trainer package's rows, put together as a batch, and its metrics. Pure.
 
 A trajectory becomes one Sample per training row. One that cannot be trained becomes a dummy: two tokens, nothing
 trained, ``remove_sample`` set. A dummy carries the mean reward of its group's other members, so that it moves neither
@@ -18,10 +18,11 @@ from typing import Any
 from slime.rollout.agent_rollout_argument_checks import rows_divisor, wants_even_rows
 from slime.rollout.agent_rollout_execution import check_rows, set_execution
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
+from slime.rollout.agent_rollout_settings import read_row_settings
 from slime.rollout.agent_rollout_token_records import fill_records, record_fields, without_records
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.reward_normalization import mean
+from slime_plugins.rollout_buffer.trainer import metrics
 from slime_plugins.rollout_buffer.trainer.batch_types import (
     RolloutGroup,
     RolloutRow,
@@ -30,23 +31,10 @@ from slime_plugins.rollout_buffer.trainer.batch_types import (
     TokenSource,
 )
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder, images_of
+from slime_plugins.rollout_buffer.trainer.metrics import TrajectoryFacts
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.vision import VisionFamily
 from slime_plugins.rollout_buffer.wire import RolloutItem
-
-__all__ = [
-    "Group",
-    "SampleConverter",
-    "as_dummy",
-    "consumed_ids",
-    "finish_batch",
-    "images_of",
-    "is_agent_group",
-    "log_probs_wanted_by",
-    "rows_of",
-    "samples_of_group",
-    "trajectories_of",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -401,3 +389,33 @@ def _returns(trajectory: RolloutTrajectory, row: RolloutRow) -> dict[str, Any]:
 def _non_generation_time(trajectory: RolloutTrajectory) -> float:
     phases = trajectory.timings_s.items()
     return float(sum(s for phase, s in phases if phase != "generate" and isinstance(s, int | float)))
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def batch_metrics(groups: Iterable[Group]) -> dict[str, float]:
+    """Returns what the trajectories of a batch have in common, and how often one of k attempts at a task succeeds."""
+    by_group = [[_facts(rows) for rows in trajectories_of([group])] for group in groups]
+    of_groups = metrics.pass_at(by_group) | metrics.equal_rewards(by_group)
+    return metrics.batch_metrics(fact for group in by_group for fact in group) | of_groups
+
+
+def _facts(rows: list[Sample]) -> TrajectoryFacts:
+    """A trajectory's own rows alone: those that fill up a step are no part of it."""
+    trained = [row for row in rows if not row.remove_sample]
+    metadata = rows[0].metadata
+    return TrajectoryFacts(
+        is_dummy=rows[0].remove_sample,
+        outcome=metadata.get("outcome"),
+        stop_reason=metadata.get("stop_reason"),
+        raw_reward=float(metadata["raw_reward"]),
+        response_tokens=sum(row.response_length for row in trained),
+        trained_tokens=sum(sum(row.loss_mask or ()) for row in trained),
+        truncated=rows[0].status == Sample.Status.TRUNCATED,
+        prompt_tokens=sum(row.prefix_cache_info.total_prompt_tokens for row in trained),
+        cached_tokens=sum(row.prefix_cache_info.cached_tokens for row in trained),
+        replies=rows[0].response,
+        weight_versions=[version for row in trained for version in row.weight_versions or ()],
+        extra_info=metadata,
+    )

@@ -60,31 +60,6 @@ from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings, TrackingSettings
 from slime_plugins.rollout_buffer.trainer.training_reports import ROWS_OF_A_REPORT
 
-__all__ = [
-    "ADVANTAGE_PATH",
-    "EvalSet",
-    "ImageSettings",
-    "OnExhausted",
-    "RolloutSettings",
-    "ShortGroups",
-    "asked_records",
-    "buffer_token",
-    "engine_url",
-    "eval_payload",
-    "eval_sets",
-    "log_probs_wanted_by",
-    "read_image_settings",
-    "read_mask_settings",
-    "read_report_rows",
-    "read_row_settings",
-    "read_settings",
-    "read_short_groups",
-    "read_tracking_settings",
-    "read_turn_discount",
-    "start_payload",
-    "wanted_records",
-]
-
 logger = logging.getLogger(__name__)
 
 ADVANTAGE_PATH = "slime.rollout.agent_rollout.turn_advantages"

@@ -13,19 +13,14 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from slime.utils.mask_drift import DriftKind, DriftReport, Rebuilt, RebuiltTurn, compare_with_rebuilt
+from slime.utils.mask_drift import DriftReport, Rebuilt, RebuiltTurn, compare_with_rebuilt
 from slime.utils.mask_rebuild import ConversationReader
 from slime.utils.mask_rows import (
     Generation,
-    PromptCheck,
-    PromptReceipt,
     TrainingRow,
-    WeightVersionSpan,
     align_with_expanded,
-    expand_image_tokens,
     get_response_lengths,
     pack_training_rows,
-    pack_training_rows_within,
     response_length_of,
 )
 from slime.utils.mask_template import (
@@ -40,31 +35,6 @@ from slime.utils.mask_template import (
     discover_vision_tokens,
 )
 from slime.utils.mask_tokens import Chunk, ChunkTokenizer, added_token_texts
-
-__all__ = [
-    "DriftKind",
-    "DriftReport",
-    "Generation",
-    "MaskedConversation",
-    "MaskedTurn",
-    "MultiTurnLossMaskGenerator",
-    "PromptCheck",
-    "PromptReceipt",
-    "RebuiltConversation",
-    "RebuiltRows",
-    "TrainingRow",
-    "Undecided",
-    "UndecidedReason",
-    "WeightVersionSpan",
-    "call_with_tools",
-    "checked_ids_and_mask",
-    "expand_image_tokens",
-    "get_response_lengths",
-    "known_loss_mask_types",
-    "pack_training_rows",
-    "pack_training_rows_within",
-    "register_loss_mask_type",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -9,30 +9,30 @@ Two ways, in this order:
 ``report_drift`` says what the second would have done to a trajectory of the first.
 """
 
+from slime.utils.mask_drift import DriftKind, DriftReport
 from slime.utils.mask_generator import (
-    DriftKind,
-    DriftReport,
-    Generation,
     MaskedConversation,
     MaskedTurn,
     MultiTurnLossMaskGenerator,
-    PromptCheck,
-    PromptReceipt,
     RebuiltConversation,
     RebuiltRows,
-    TrainingRow,
-    Undecided,
-    UndecidedReason,
-    WeightVersionSpan,
     call_with_tools,
     checked_ids_and_mask,
-    expand_image_tokens,
-    get_response_lengths,
     known_loss_mask_types,
-    pack_training_rows,
-    pack_training_rows_within,
     register_loss_mask_type,
 )
+from slime.utils.mask_rows import (
+    Generation,
+    PromptCheck,
+    PromptReceipt,
+    TrainingRow,
+    WeightVersionSpan,
+    expand_image_tokens,
+    get_response_lengths,
+    pack_training_rows,
+    pack_training_rows_within,
+)
+from slime.utils.mask_template import Undecided, UndecidedReason
 
 __all__ = [
     "DriftKind",

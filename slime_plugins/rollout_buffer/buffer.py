@@ -103,8 +103,6 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 
-__all__ = ["Buffer", "Delivery", "StartedJob"]
-
 logger = logging.getLogger(__name__)
 
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0

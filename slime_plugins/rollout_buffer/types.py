@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime.utils.mask_generator import Generation, PromptCheck, PromptReceipt, TrainingRow, WeightVersionSpan
+from slime.utils.mask_rows import Generation, PromptCheck, PromptReceipt, TrainingRow, WeightVersionSpan
 
 __all__ = [
     "AckResult",

@@ -34,10 +34,11 @@ from slime_plugins.rollout_buffer.engine.base import (
     GenerateRequest,
 )
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, read_calls
+from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, read_calls
+from slime_plugins.rollout_buffer.generator.context_editing.generator import ContextEditingGenerator
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import snapshots_of
-from slime_plugins.rollout_buffer.generator.context_editing_generator import ContextEditingGenerator
 from slime_plugins.rollout_buffer.types import Trajectory
 from tests.context_editing_player import LINE, call, request_for
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import requests
 
+from slime_plugins.rollout_buffer import RolloutFeed
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.trainer import RolloutFeed
 from tests.integration.conftest import BufferProcess
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock

@@ -37,7 +37,7 @@ TRY_RAY = (
 TRY_BUFFER = (
     "from slime_plugins.rollout_buffer.server import app; "
     "from slime_plugins.rollout_buffer.supervisor import supervisor; "
-    "from slime_plugins.rollout_buffer.generator import load; load({kind!r})"
+    "from slime_plugins.rollout_buffer.generator.registry import load; load({kind!r})"
 )
 TRY_TOKENIZER = (
     "import sys; from transformers import AutoTokenizer; "

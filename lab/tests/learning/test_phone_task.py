@@ -24,8 +24,8 @@ from rollout_buffer_lab.learning.policy import (  # noqa: E402 - below the skip
     save_processors,
 )
 from rollout_buffer_lab.learning.task_file import WarmUp, find_task  # noqa: E402 - below the skip
+from slime_plugins.rollout_buffer import RolloutRow, RolloutTrajectory, RowSettings  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402 - below the skip
-from slime_plugins.rollout_buffer.trainer import RolloutRow, RolloutTrajectory, RowSettings  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder  # noqa: E402 - below the skip

@@ -5,8 +5,6 @@ from __future__ import annotations
 from slime_plugins.rollout_buffer.generator.context_editing.generator import ContextEditingGenerator
 from slime_plugins.rollout_buffer.generator.context_editing.settings import LOWEST_PENALTY
 
-__all__ = ["REQUIRED_KEYS", "REWARD_RANGE", "TASK_TYPE", "ContextEditingGenerator", "create_generator"]
-
 TASK_TYPE = "statelm"
 REQUIRED_KEYS = ("tokenizer_path",)
 

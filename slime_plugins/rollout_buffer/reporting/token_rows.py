@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from slime.utils.mask_generator import Generation, TrainingRow, pack_training_rows
+from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer.wire import common_prefix_length
 
 KEPT_TOKENIZERS = 2

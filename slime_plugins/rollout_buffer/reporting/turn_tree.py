@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime.utils.mask_generator import Generation, pack_training_rows
+from slime.utils.mask_rows import Generation, pack_training_rows
 from slime_plugins.rollout_buffer.reporting.token_rows import Tokenizer, text_of
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from slime.utils.mask_generator import pack_training_rows
+from slime.utils.mask_rows import pack_training_rows
 from slime_plugins.rollout_buffer.types import Generation, PromptCheck, TrainingRow
 
 MAX_EXTRA_SHARE = 0.2

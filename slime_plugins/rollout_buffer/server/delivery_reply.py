@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
-from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.server.http import Part
+from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
 from slime_plugins.rollout_buffer.state.reward_versions import Scores, rescored
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from slime.utils.mask_generator import Generation, TrainingRow, pack_training_rows
+from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport

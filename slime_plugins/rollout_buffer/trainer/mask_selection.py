@@ -31,12 +31,11 @@ from slime.utils.mask_generator import (
     BUILT_IN_TYPES,
     MultiTurnLossMaskGenerator,
     RebuiltRows,
-    TrainingRow,
     call_with_tools,
-    get_response_lengths,
     known_loss_mask_types,
     register_loss_mask_type,
 )
+from slime.utils.mask_rows import TrainingRow, get_response_lengths
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 

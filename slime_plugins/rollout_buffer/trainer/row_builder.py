@@ -18,13 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from slime.utils.mask_generator import (
-    Generation,
-    MultiTurnLossMaskGenerator,
-    TrainingRow,
-    UndecidedReason,
-    pack_training_rows,
-)
+from slime.utils.mask_generator import MultiTurnLossMaskGenerator
+from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
+from slime.utils.mask_template import UndecidedReason
 from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime_plugins.rollout_buffer.rules.reward_normalization import mean, token_returns
 from slime_plugins.rollout_buffer.rules.token_validity import MAX_VOCABULARY, vocabulary_size

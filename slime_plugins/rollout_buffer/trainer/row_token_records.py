@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from slime.utils.mask_generator import Generation, TrainingRow
+from slime.utils.mask_rows import Generation, TrainingRow
 from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords, joined_records
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out, trained_values

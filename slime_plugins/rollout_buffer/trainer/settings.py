@@ -8,8 +8,6 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 
-__all__ = ["FeedSettings", "ImageSettings", "RowSettings", "TrackingSettings"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedSettings:

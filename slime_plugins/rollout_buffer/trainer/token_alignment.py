@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
-from slime.utils.mask_generator import Generation, TrainingRow, WeightVersionSpan, get_response_lengths
+from slime.utils.mask_rows import Generation, TrainingRow, WeightVersionSpan, get_response_lengths
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 
 Value = TypeVar("Value")

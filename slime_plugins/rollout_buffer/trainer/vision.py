@@ -22,7 +22,7 @@ from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
-from slime.utils.mask_generator import Generation, TrainingRow, expand_image_tokens
+from slime.utils.mask_rows import Generation, TrainingRow, expand_image_tokens
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages

@@ -24,7 +24,6 @@ from werkzeug.serving import make_server
 
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
-from slime.rollout.agent_rollout_facts import job_metrics
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
@@ -39,6 +38,7 @@ from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.runner import episode_runner, played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.trainer.metrics import job_metrics
 from slime_plugins.rollout_buffer.trainer.tracking import STEP
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,

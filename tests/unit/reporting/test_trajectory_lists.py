@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.utils.mask_generator import Generation
+from slime.utils.mask_rows import Generation
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import SearchQuery, TrajectoryPageQuery

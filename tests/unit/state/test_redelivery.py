@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.support import poll, slots, start_external, uids, write, written

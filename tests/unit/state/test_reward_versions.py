@@ -15,11 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.errors import ConflictError, JudgeError
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
+from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.reward_versions import (
     Judge,
     RescoreReport,

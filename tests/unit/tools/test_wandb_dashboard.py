@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout_facts import METRICS
+from slime_plugins.rollout_buffer.trainer.metrics import METRICS
 from slime_plugins.rollout_buffer.trainer.tracking import EXAMPLES, STEP
 from tools import wandb_dashboard
 

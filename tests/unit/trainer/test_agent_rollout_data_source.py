@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
-from slime.rollout.agent_rollout_data_source import (
-    GroupStore,
+from slime.rollout.agent_rollout_data_source import GroupStore
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.trainer.consumed import (
     JobProgress,
     consumed_before,
     consumed_metadata,
     pass_before,
     skip_list,
 )
-from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 

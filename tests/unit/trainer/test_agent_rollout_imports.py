@@ -27,7 +27,7 @@ ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.wire",
 )
 OF_SLIME = ("slime.rollout.agent_rollout", "slime.rollout.base_types", "slime.utils.types")
-MASKS = ("slime.utils.mask_generator", "slime.utils.mask_token_records")
+MASKS = ("slime.utils.mask_",)
 PACKAGES = {"aiohttp", "requests", "transformers"}
 MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
 MORE_PACKAGES |= {"agent_rollout_token_records": {"numpy"}}

@@ -9,8 +9,9 @@ import pytest
 
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
 from slime.utils.mask_utils import WeightVersionSpan
+from slime_plugins.rollout_buffer import InputExhaustedError, RolloutFeed, RolloutRow
 from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutFeed, RolloutRow, job_feed
+from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 
 SAMPLES = 2

@@ -21,21 +21,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Group, installed, missing
 from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
-from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ImageFormat, RolloutMode
-
-__all__ = [
-    "CONFIG_VARIABLE",
-    "JOB_KEYS",
-    "SETTING_PREFIX",
-    "AndroidWorldSettings",
-    "ImageFormat",
-    "RolloutMode",
-    "environment_for",
-    "is_farm_file",
-    "load_settings",
-    "read_settings",
-    "setting_names",
-]
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ImageFormat
 
 CONFIG_VARIABLE = "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"
 SETTING_PREFIX = "ROLLOUT_BUFFER_ANDROID_WORLD__"

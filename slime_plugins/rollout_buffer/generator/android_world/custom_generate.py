@@ -29,7 +29,7 @@ from slime.rollout.agent_rollout_execution import execution_of, set_execution
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
 from slime.rollout.agent_rollout_settings import asked_records, read_image_settings
 from slime.rollout.agent_rollout_token_records import RECORD_FIELDS, fill_records
-from slime.utils.mask_generator import pack_training_rows
+from slime.utils.mask_rows import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
@@ -42,13 +42,13 @@ from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import (
     CONFIG_VARIABLE,
     AndroidWorldSettings,
-    RolloutMode,
     is_farm_file,
     load_settings,
 )
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import RolloutMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import task_of
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages

@@ -8,8 +8,6 @@ from dataclasses import replace
 from slime_plugins.rollout_buffer.engine.tool_call_parser import SegmentKind, ToolCall, read_segments
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
 
-__all__ = ["UNREADABLE", "CallReader", "ToolCall", "read_calls", "text_outside_calls"]
-
 UNREADABLE = "unreadable"
 """The tool's name in the answer to a call that cannot be read."""
 

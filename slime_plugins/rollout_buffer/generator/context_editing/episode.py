@@ -30,8 +30,9 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, text_outside_calls
+from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, text_outside_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
 from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, CheckedCall, DocumentTools
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult

@@ -60,8 +60,6 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 
-__all__ = ["Episode", "Task", "create_context", "read_task"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ending:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime.utils.mask_generator import Generation, TrainingRow, pack_training_rows
+from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply
 from slime_plugins.rollout_buffer.remote_rollout.conversation import (
     ConversationTokens,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slime_plugins.rollout_buffer.buffer import Delivery
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
@@ -19,6 +18,7 @@ from slime_plugins.rollout_buffer.server.http import (
     as_json,
     json_object,
 )
+from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
 POLL_NOTE_INTERVAL_S = 5.0

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.context_editing.calls import UNREADABLE, ToolCall, read_calls
+from slime_plugins.rollout_buffer.generator.context_editing.calls import UNREADABLE, read_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import (
     DocumentCache,
     require_search_library,

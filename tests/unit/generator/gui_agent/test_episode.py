@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.gui_agent.episode import Episode, Task, read_task
+from slime_plugins.rollout_buffer.generator.gui_agent.episode import Episode, read_task
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import View
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     first_turn_message,
@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     system_message,
 )
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import ObservationMode
+from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import Task
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.rollout.agent_rollout_facts import METRICS, batch_metrics, job_metrics, no_filter_metrics
+from slime.rollout.agent_rollout_samples import batch_metrics
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.trainer.metrics import METRICS, job_metrics, no_filter_metrics
 
 
 def sample(reward: float, **metadata: Any) -> Sample:
