@@ -5,7 +5,7 @@ Names of ``__all__`` are imported when they are asked for: ``import slime_plugin
 ==================  ===============================================================================================
 talk to a buffer    ``RolloutBufferClient``, ``AsyncRolloutBufferClient``; what they return is in ``wire/``
 train on it         ``RolloutFeed`` and the records of ``trainer/``; slime's binding: ``slime.rollout.agent_rollout``
-play on it          ``Generator``, ``SingleTurnGenerator``, ``GeneratorContext`` of ``generator/``, ``ChatTokens``, and
+play on it          ``Generator``, its templates ``SingleTurnGenerator`` and ``MultiTurnGenerator``, ``ChatTokens``, and
                     an ``Engine`` of ``engine/``; ``testing/`` has what their tests want
 words               the records and enums of ``types``, the error tree of ``errors``
 ==================  ===============================================================================================
@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
     from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
     from slime_plugins.rollout_buffer.errors import RolloutBufferError
-    from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext, SingleTurnGenerator
+    from slime_plugins.rollout_buffer.generator.base_generator import (
+        Chat,
+        Generator,
+        GeneratorContext,
+        MultiTurnGenerator,
+        Score,
+        SingleTurnGenerator,
+    )
     from slime_plugins.rollout_buffer.trainer.batch_types import (
         RolloutBatch,
         RolloutGroup,
@@ -57,6 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncRolloutBufferClient",
+    "Chat",
     "ChatTokens",
     "Engine",
     "EpisodeRequest",
@@ -71,6 +79,7 @@ __all__ = [
     "Instance",
     "JobEndedError",
     "JobStalledError",
+    "MultiTurnGenerator",
     "Outcome",
     "RetriesUsedUpError",
     "RolloutBatch",
@@ -84,6 +93,7 @@ __all__ = [
     "RolloutTrajectory",
     "RowSettings",
     "SamplingParams",
+    "Score",
     "SingleTurnGenerator",
     "StartReply",
     "StopReason",
@@ -97,7 +107,9 @@ _HOMES = {
     "client": ("AsyncRolloutBufferClient", "RolloutBufferClient"),
     "engine.base": ("Engine", "GenerateReply", "GenerateRequest"),
     "errors": ("RolloutBufferError",),
-    "generator.base_generator": ("Generator", "GeneratorContext", "SingleTurnGenerator"),
+    "generator.base_generator": (
+        *("Chat", "Generator", "GeneratorContext", "MultiTurnGenerator", "Score", "SingleTurnGenerator"),
+    ),
     "trainer.job_feed": ("InputExhaustedError", "JobEndedError", "JobStalledError", "RetriesUsedUpError"),
     "trainer.batch_types": ("RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory"),
     "trainer.rollout_feed": ("RolloutFeed",),

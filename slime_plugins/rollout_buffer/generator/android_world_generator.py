@@ -8,7 +8,6 @@ from slime_plugins.rollout_buffer.generator.android_world.config import load_set
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 
 TASK_TYPE = "android_world"
-REQUIRED_KEYS = ("tokenizer_path",)
 
 
 def NEEDS_RAY() -> bool:  # noqa: N802 - the name that the registry looks for

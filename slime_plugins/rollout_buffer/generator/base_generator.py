@@ -1,25 +1,27 @@
-"""What a generator is: something that plays one episode per call. And a template for the simplest kind.
+"""What a generator is: something that plays one episode per call. And two templates for conversations.
 
 To write a generator of your own with one prompt and one reply, copy ``math_generator.py``: subclass
-``SingleTurnGenerator``, override ``reward``, and give your file a ``TASK_TYPE`` and a ``create_generator``. For
-anything longer implement the three methods of ``Generator``; ``android_world_generator.py`` is the example.
+``SingleTurnGenerator``, override ``reward``, and give your file a ``TASK_TYPE`` and a ``create_generator``. For more
+turns subclass ``MultiTurnGenerator`` and override ``converse``. For anything else implement the three methods of
+``Generator``; ``android_world_generator.py`` is the example.
 
 ``BaseGenerator`` and ``query_single_turn`` are slime's, for generators that import them from here.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
+from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
+    Generation,
     Instance,
     Message,
     Outcome,
@@ -33,9 +35,13 @@ if TYPE_CHECKING:
 __all__ = [
     "SAMPLING_PARAMS",
     "BaseGenerator",
+    "Chat",
     "Generator",
     "GeneratorContext",
+    "MultiTurnGenerator",
+    "ReplyCutError",
     "ReportsDevices",
+    "Score",
     "SingleTurnGenerator",
     "query_single_turn",
 ]
@@ -110,6 +116,76 @@ class ReportsDevices(Protocol):
         ...
 
 
+class ReplyCutError(Exception):
+    """The engine cut a reply: at its token limit, or from outside. ``MultiTurnGenerator`` ends the episode then."""
+
+
+class Chat:
+    """The conversation of one episode. What is sampled in it is trained; what is said in between is context.
+
+    ``messages`` holds all of it so far. ``tools``, schemas in OpenAI's form, stand in the prompt when they are set
+    before the first reply.
+    """
+
+    def __init__(self, episode: EpisodeRequest, engine: Engine, tokens: ChatTokens) -> None:
+        self.messages: list[Message] = episode.transcript
+        self.tools: Sequence[Mapping[str, Any]] | None = None
+        self.generations: list[Generation] = []
+        self.timer = PhaseTimer()
+        self._episode = episode
+        self._engine = engine
+        self._tokens = tokens
+
+    async def sample(self, *said: Message | str) -> str:
+        """Says something to the policy and returns its reply, without the token that ends its turn.
+
+        A text is said as ``user``. Later prompts continue the first one, id by id: no reply is tokenized again.
+
+        Raises:
+            EngineError: the engine broke; the attempt is repeated.
+            ReplyCutError: the reply has not ended. Leave it: the episode ends as truncated, with reward 0.
+        """
+        new = [{"role": "user", "content": one} if isinstance(one, str) else dict(one) for one in said]
+        if not new:
+            raise GeneratorError("chat.sample() needs a message: nothing was said since the last reply")
+        prompt_ids = self._prompt(new)
+        self.messages.extend(new)
+        with self.timer.phase("generate"):
+            reply = await self._engine.generate(
+                GenerateRequest(
+                    input_ids=prompt_ids,
+                    sampling_params=self._episode.sampling_params,
+                    session_id=self._episode.uid,
+                )
+            )
+        text = self._tokens.text(reply.output_ids)
+        self.generations.append(reply.as_generation(prompt_ids))
+        self.messages.append({"role": "assistant", "content": text})
+        if reply.finish_reason != "stop":
+            raise ReplyCutError(reply.finish_reason)
+        return text
+
+    def _prompt(self, new: Sequence[Message]) -> list[int]:
+        if not self.generations:
+            return self._tokens.prompt(new, self.tools)
+        last = self.generations[-1]
+        bridge = self._tokens.bridge_over(new, turn_is_closed=self._tokens.is_closed(last.output_ids))
+        return [*last.prompt_ids, *last.output_ids, *bridge]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What an episode earned. ``success`` is what charts and filters call success, None where nobody can tell.
+
+    ``parts`` says how the reward came about, for people; ``turn_rewards`` are those of ``Trajectory``.
+    """
+
+    reward: float
+    success: bool | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    turn_rewards: Sequence[float] | None = None
+
+
 _ENDINGS = {
     "stop": (Outcome.COMPLETED, StopReason.STOP),
     "length": (Outcome.TRUNCATED, StopReason.MAX_TOKENS),
@@ -117,20 +193,101 @@ _ENDINGS = {
 }
 
 
-class SingleTurnGenerator:
-    """One prompt, one reply, one reward: the template to copy.
+class MultiTurnGenerator:
+    """A conversation of as many turns as it takes, and a reward: override ``converse``.
 
-    An input line looks like ``{"instance_id": "1", "prompt": [{"role": "user", "content": "..."}], ...}``; a ``prompt``
-    that is a plain string becomes one user message. Everything else on the line is for ``reward``.
-
-    A reply that was cut by its token limit earns 0 and is not asked about: an answer that has not ended is none.
+    A reply that was cut ends the episode with reward 0: an answer that has not ended is none.
     """
+
+    REQUIRED_KEYS: ClassVar[tuple[str, ...]] = ("tokenizer_path",)
+    """A module that has a generator of this class, and no ``REQUIRED_KEYS`` of its own, requires these."""
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._chat: ChatTokens | None = None
 
-    async def reward(self, instance: Instance, text: str) -> float:
+    async def converse(self, chat: Chat, instance: Instance) -> float | Score:
+        """Plays one episode in ``chat`` and returns what it earned. Override this.
+
+        It runs on the event loop that all episodes share: a computation of more than a few milliseconds belongs in
+        ``await asyncio.to_thread(...)``, one that may never end in a process of its own. ``chat.timer.phase(NAME)``
+        counts the seconds of a part of it.
+
+        Raises:
+            EpisodeError: the episode cannot be played for a reason that is not the policy's; the attempt is repeated.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override converse")
+
+    async def start(self, context: GeneratorContext) -> None:
+        """Remembers the engine and prepares the tokenizer's chat template.
+
+        Raises:
+            ConfigError: the job names no tokenizer, or one without a usable chat template.
+        """
+        self._engine = context.engine
+        self._chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        """Plays one episode and returns its record.
+
+        Raises:
+            EpisodeError: the engine broke, the input line cannot be used, or ``converse`` raised one.
+        """
+        chat = Chat(episode, *self._started())
+        try:
+            score = await self.converse(chat, episode.instance)
+        except ReplyCutError:
+            score = 0.0
+        if not isinstance(score, Score):
+            score = Score(reward=score)
+        if not chat.generations:
+            raise GeneratorError(f"{type(self).__name__} sampled no reply")
+        last = chat.generations[-1].finish_reason
+        outcome, stop_reason = _ENDINGS[last]
+        told = {} if score.success is None else {"success": score.success}
+        return Trajectory(
+            uid=episode.uid,
+            instance_id=episode.instance.instance_id,
+            messages=tuple(chat.messages),
+            reward=self._checked(score.reward),
+            turn_rewards=score.turn_rewards,
+            outcome=outcome,
+            stop_reason=stop_reason,
+            generations=tuple(chat.generations),
+            extra_info={
+                "finish_reason": last,
+                "output_tokens": sum(len(one.output_ids) for one in chat.generations),
+                **told,
+                **({"reward_breakdown": {**told, **score.parts}} if score.parts else {}),
+            },
+            timings_s=chat.timer.seconds(),
+        )
+
+    async def close(self) -> None:
+        """Does nothing; the engine belongs to the runner. Override this to end what your ``start`` began."""
+
+    def _started(self) -> tuple[Engine, ChatTokens]:
+        if self._engine is None or self._chat is None:
+            raise GeneratorError(f"{type(self).__name__} was not started")
+        return self._engine, self._chat
+
+    def _checked(self, reward: Any) -> float:
+        try:
+            return as_reward(reward)
+        except ValueError as error:
+            raise GeneratorError(f"{type(self).__name__} gave the reward {reward!r:.100}: it {error}") from error
+
+
+class SingleTurnGenerator(MultiTurnGenerator):
+    """One prompt, one reply, one reward: the template to copy.
+
+    An input line looks like ``{"instance_id": "1", "prompt": [{"role": "user", "content": "..."}], ...}``; a ``prompt``
+    that is a plain string becomes one user message. Everything else on the line is for ``reward``.
+
+    A reply that was cut is not asked about.
+    """
+
+    async def reward(self, instance: Instance, text: str) -> float | Score:
         """Returns what the reply ``text`` to ``instance`` earns. Override this.
 
         It runs on the event loop that all episodes share: a computation of more than a few milliseconds belongs in
@@ -156,60 +313,11 @@ class SingleTurnGenerator:
             f"instance {instance.instance_id} needs a prompt: a string, or a list of messages with role and content"
         )
 
-    async def start(self, context: GeneratorContext) -> None:
-        """Remembers the engine and prepares the tokenizer's chat template.
-
-        Raises:
-            ConfigError: the job names no tokenizer, or one without a usable chat template.
-        """
-        self._engine = context.engine
-        self._chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
-
-    async def play(self, episode: EpisodeRequest) -> Trajectory:
-        """Samples one reply and returns it with its reward.
-
-        Raises:
-            EpisodeError: the engine broke, the input line cannot be used, or ``reward`` raised one.
-        """
-        engine, chat = self._started()
-        messages = self.messages(episode.instance)
-        episode.transcript.extend(messages)
-        prompt_ids = chat.prompt(messages)
-        start = time.monotonic()
-        reply = await engine.generate(
-            GenerateRequest(input_ids=prompt_ids, sampling_params=episode.sampling_params, session_id=episode.uid)
-        )
-        sampled = time.monotonic()
-        text = chat.text(reply.output_ids)
-        episode.transcript.append({"role": "assistant", "content": text})
-        reward = await self._checked_reward(episode.instance, text) if reply.finish_reason == "stop" else 0.0
-        outcome, stop_reason = _ENDINGS[reply.finish_reason]
-        return Trajectory(
-            uid=episode.uid,
-            instance_id=episode.instance.instance_id,
-            messages=(*messages, {"role": "assistant", "content": text}),
-            reward=reward,
-            outcome=outcome,
-            stop_reason=stop_reason,
-            generations=(reply.as_generation(prompt_ids),),
-            extra_info={"finish_reason": reply.finish_reason, "output_tokens": len(reply.output_ids)},
-            timings_s={"generate": sampled - start, "reward": time.monotonic() - sampled},
-        )
-
-    async def close(self) -> None:
-        """Does nothing; the engine belongs to the runner. Override this to end what your ``start`` began."""
-
-    def _started(self) -> tuple[Engine, ChatTokens]:
-        if self._engine is None or self._chat is None:
-            raise GeneratorError(f"{type(self).__name__} was not started")
-        return self._engine, self._chat
-
-    async def _checked_reward(self, instance: Instance, text: str) -> float:
-        reward = await self.reward(instance, text)
-        try:
-            return as_reward(reward)
-        except ValueError as error:
-            raise GeneratorError(f"{type(self).__name__} gave the reward {reward!r:.100}: it {error}") from error
+    async def converse(self, chat: Chat, instance: Instance) -> float | Score:
+        """Samples one reply and asks ``reward`` what it earns."""
+        text = await chat.sample(*self.messages(instance))
+        with chat.timer.phase("reward"):
+            return await self.reward(instance, text)
 
 
 def _is_message(message: object) -> bool:

@@ -14,7 +14,6 @@ from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.types import Instance
 
 TASK_TYPE = "math"
-REQUIRED_KEYS = ("tokenizer_path",)
 REWARD_RANGE = (0.0, 1.0)
 
 

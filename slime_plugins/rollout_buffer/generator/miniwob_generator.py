@@ -8,7 +8,6 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
 from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
 
 TASK_TYPE = "miniwob"
-REQUIRED_KEYS = ("tokenizer_path",)
 
 
 def NEEDS_RAY() -> bool:  # noqa: N802 - the name that the registry looks for

@@ -7,7 +7,8 @@ package names in the group ``rollout_buffer.task_types`` (``extensions.py``). It
 * ``run_rollout(data)``: slime's plain form. It gets the whole payload and writes finished items to ``/buffer/write``.
 
 It may define ``REWARD_RANGE = (low, high)``, ``NEEDS_RAY = True`` (or a function that says it of this host's settings),
-``REQUIRED_KEYS = ("tokenizer_path",)`` (keys of the start payload: a job without them is refused at its start),
+``REQUIRED_KEYS = ("tokenizer_path",)`` (keys of the start payload: a job without them is refused at its start; a class
+in it may say so in the module's place),
 ``OPTION_KEYS = ("max_turns",)`` (the options it takes beside those: a job with any other is refused) and any of the
 five group functions with slime's signatures. A file that does not load is reported with its traceback and stops no
 other.
@@ -137,13 +138,20 @@ def _load_file(path: Path) -> Plugin | None:
         task_type=task_type,
         source=path,
         needs_ray=_needs_ray(module),
-        required_keys=tuple(getattr(module, "REQUIRED_KEYS", ())),
+        required_keys=_required_keys(module),
         option_keys=tuple(module.OPTION_KEYS) if hasattr(module, "OPTION_KEYS") else None,
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
         functions=group_functions_of(module),
         create_generator=create,
         run_rollout=run_rollout if create is None else None,
     )
+
+
+def _required_keys(module: ModuleType) -> tuple[str, ...]:
+    """Returns what the module says, or else what the classes in it say."""
+    classes = [thing for thing in vars(module).values() if isinstance(thing, type)]
+    declared = [key for one in classes for key in getattr(one, "REQUIRED_KEYS", ())]
+    return tuple(getattr(module, "REQUIRED_KEYS", dict.fromkeys(declared)))
 
 
 def _needs_ray(module: ModuleType) -> bool:

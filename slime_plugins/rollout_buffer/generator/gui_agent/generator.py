@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
@@ -39,6 +39,8 @@ class _Parts(Generic[SettingsT]):
 
 class GuiAgentGenerator(ABC, Generic[SettingsT]):
     """Plays tasks on pooled devices with screens. Give it a ``pool`` to play on devices of your own."""
+
+    REQUIRED_KEYS: ClassVar[tuple[str, ...]] = ("tokenizer_path",)
 
     def __init__(self, pool: DevicePool | None = None) -> None:
         self._pool = pool
