@@ -31,10 +31,10 @@ import orjson
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import Instance
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
 TURNS = 8
 REPLY_TOKENS = 16
@@ -287,7 +287,7 @@ def start_job(folder: Path, engine_port: int) -> str:
         "instances": lines,
     }
     instances = [Instance(instance_id=line["instance_id"], data=line) for line in lines]
-    job = Buffer(store).start_job(request_models.parse(StartPayload, body), instances).job
+    job = Buffer(store).start_job(parse(StartPayload, body), instances).job
     store.close()
     return job.job_id
 

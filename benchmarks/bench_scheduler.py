@@ -59,12 +59,13 @@ from slime_plugins.rollout_buffer.generator.android_world.generator import Andro
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.registry import Plugin
-from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
 EPISODES, DEVICES = 512, 256
 OPTIONS: dict[str, dict[str, Any]] = {"android_world": {"max_turns": 50, "max_context_len": 60_000}}
@@ -239,7 +240,7 @@ def run_runner(bench: Bench) -> None:
             "group_timeout_seconds": 3600,
             **OPTIONS,
         }
-        job = buffer.start_job(request_models.parse(request_models.StartPayload, body), instances).job
+        job = buffer.start_job(parse(StartPayload, body), instances).job
         plugin = Plugin(
             task_type="android_world",
             source=Path(__file__),

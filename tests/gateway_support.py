@@ -24,11 +24,11 @@ from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.http_serving import serving
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
@@ -46,7 +46,7 @@ def start_session_job(buffer: Buffer, n: int = 2, ids: Sequence[str] = ("a",), *
     instances = [Instance(instance_id=name, data={"instance_id": name, "question": f"of {name}"}) for name in ids]
     if ids:
         body["instances"] = [dict(instance.data) for instance in instances]
-    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    return buffer.start_job(parse(StartPayload, body), instances).job
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import pytest
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage import store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
+from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
@@ -38,7 +39,7 @@ def start_external(buffer: Buffer, n: int = 2, ids: tuple[str, ...] = (), **chan
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
     if ids:
         body["instances"] = [dict(instance.data) for instance in instances]
-    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    return buffer.start_job(parse(StartPayload, body), instances).job
 
 
 def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list[str]:
@@ -50,7 +51,7 @@ def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list
 
 def poll(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery | None:
     """Polls once."""
-    return buffer.take(job, request_models.parse(PollPayload, options))
+    return buffer.take(job, parse(PollPayload, options))
 
 
 def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.openapi.document import openapi_document
 from slime_plugins.rollout_buffer.openapi.operations import ERRORS, OPERATIONS, Operation
-from slime_plugins.rollout_buffer.protocol.query_params import TrajectoryFilters
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
+from slime_plugins.rollout_buffer.wire.query_params import TrajectoryFilters
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 API_OPENING = """# HTTP API

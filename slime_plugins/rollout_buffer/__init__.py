@@ -11,7 +11,7 @@ words               the records and enums of ``types``, the error tree of ``erro
 ==================  ===============================================================================================
 
 Everything else is the buffer itself and may change without notice: ``cli/`` (every command), ``supervisor/``,
-``runner/``, ``server/`` with ``protocol/`` and ``openapi/``, ``buffer`` with ``state/``, ``storage/`` and ``rules/``,
+``runner/``, ``server/`` with ``openapi/``, ``buffer`` with ``state/``, ``storage/`` and ``rules/``,
 ``reporting/``, ``gateway/``, ``remote_rollout/``, ``evaluation/``, ``devices/``. docs/architecture.md says what each
 holds.
 """

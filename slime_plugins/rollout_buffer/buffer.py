@@ -33,13 +33,6 @@ import orjson
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.protocol.request_models import (
-    MAX_WAIT_S,
-    JobSettings,
-    PollPayload,
-    StartPayload,
-)
-from slime_plugins.rollout_buffer.protocol.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.causes import (
@@ -66,9 +59,9 @@ from slime_plugins.rollout_buffer.state import (
     staleness,
 )
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
-from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
+from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, only_played
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
-from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, WriteResult, Written
+from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob, Way
 from slime_plugins.rollout_buffer.state.staleness import Outlook
@@ -102,6 +95,11 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
     WriteStatus,
 )
+from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, MetaInfo, ShortGroup, WriteResult
+from slime_plugins.rollout_buffer.wire.delivery_requests import MAX_WAIT_S, PollPayload
+from slime_plugins.rollout_buffer.wire.start_request import JobSettings, StartPayload
+from slime_plugins.rollout_buffer.wire.trainer_reports import TrainerReport
+from slime_plugins.rollout_buffer.wire.trajectory_replies import TrainerRowsKept
 
 logger = logging.getLogger(__name__)
 
@@ -466,7 +464,7 @@ class Buffer:
 
     # --- reports of trainers -----------------------------------------------------------------------------------------
 
-    def add_trainer_report(self, job_id: str, report: TrainerReport) -> dict[str, Any]:
+    def add_trainer_report(self, job_id: str, report: TrainerReport) -> TrainerRowsKept:
         """Keeps what a trainer computed of the rows it trained; returns what was kept and what was refused, and why.
 
         Raises:
@@ -519,7 +517,7 @@ class Buffer:
             final = job_rows.get_job(connection, job.key).state in job_states.FINAL_STATES
             return final and not delivery_rows.has_groups(connection, job.key, GroupState.READY, GroupState.LEASED)
 
-    def empty_meta_info(self, job: JobRecord | None) -> dict[str, Any]:
+    def empty_meta_info(self, job: JobRecord | None) -> MetaInfo:
         """Returns what a poll is told that gets nothing."""
         with self.store.read() as connection:
             now = None if job is None else job_rows.get_job(connection, job.key)
@@ -602,17 +600,19 @@ class Buffer:
         except (StorageFullError, UnavailableError) as failure:
             logger.error("group %d was left out of a reply, and that is not noted: %s", group_key, failure.message)
 
-    def acknowledge(self, delivery_ids: Sequence[str]) -> dict[str, list[str]]:
+    def acknowledge(self, delivery_ids: Sequence[str]) -> Acknowledged:
         """Counts deliveries as received; doing it twice changes nothing.
 
-        Returns the ids by what they were, each an ``AckResult``.
+        Returns the ids by what they were.
         """
-        result: dict[str, list[str]] = {was.value: [] for was in AckResult}
+        result: dict[AckResult, list[str]] = {was: [] for was in AckResult}
         with self.store.write() as connection:
             delivery_leases.expire_leases(connection, self._clock())
             for delivery_id in delivery_ids:
                 result[delivery_leases.acknowledge(connection, delivery_id)].append(delivery_id)
-        return result
+        return Acknowledged(
+            acked=result[AckResult.ACKED], expired=result[AckResult.EXPIRED], unknown=result[AckResult.UNKNOWN]
+        )
 
     def expire_leases(self) -> None:
         """Makes what was not acknowledged in time ready again.

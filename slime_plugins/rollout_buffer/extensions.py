@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.install_hints import LAB_DISTRIBUTION, install_lab
 
@@ -43,6 +45,19 @@ OF_THE_LAB: Mapping[Group, tuple[str, ...]] = {
 """What comes with ``rollout-buffer-lab``: where it is asked for and not there, the answer says what to install."""
 
 
+class InstalledExtension(TypedDict):
+    """One entry point of an installed package."""
+
+    group: str
+    """`task_types`, `devices`, `engines`, `scorers` or `commands`."""
+    name: str
+    """What it is asked for by."""
+    target: str
+    """`module` or `module:object`."""
+    package: str
+    """Its distribution and version."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extension:
     """One entry point of an installed package."""
@@ -67,14 +82,10 @@ class Extension:
                 f"{self.name!r} of {self.package} ({self.target}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
 
-    def described(self) -> dict[str, str]:
-        """Returns it as JSON, as ``/health`` and ``doctor`` list it."""
-        return {
-            "group": self.group.value.removeprefix("rollout_buffer."),
-            "name": self.name,
-            "target": self.target,
-            "package": self.package,
-        }
+    def described(self) -> InstalledExtension:
+        """Returns it as ``/health`` and ``doctor`` list it."""
+        group = self.group.value.removeprefix("rollout_buffer.")
+        return InstalledExtension(group=group, name=self.name, target=self.target, package=self.package)
 
 
 def installed(group: Group) -> Mapping[str, Extension]:

@@ -29,8 +29,6 @@ from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.registry import Plugin
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
@@ -45,6 +43,8 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.integration.conftest import descendants
 
 pytestmark = [
@@ -212,7 +212,7 @@ def start_job(buffer: Buffer) -> JobRecord:
         "evaluation": True,  # every group is kept, also those with equal rewards: every slot can be counted
     }
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    return buffer.start_job(parse(StartPayload, body), instances).job
 
 
 async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(

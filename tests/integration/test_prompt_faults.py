@@ -35,8 +35,6 @@ from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
@@ -64,6 +62,8 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.prompt_faults import Change, changing, retokenised, unchanged, without_ids
 from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 
@@ -382,7 +382,7 @@ async def run(buffer: Buffer, engine_url: str, generator: TwoTurns, **changes: A
         **changes,
     }
     instances = [Instance(instance_id="one", data={"instance_id": "one"})]
-    job = buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    job = buffer.start_job(parse(StartPayload, body), instances).job
     plugin = Plugin(
         task_type="two_turns",
         source=Path("two_turns.py"),
@@ -405,7 +405,7 @@ async def test_a_job_says_what_its_engine_does_and_counts_what_it_costs(buffer: 
     prompts = told["measures"]["prompts"]
     assert (prompts["checked"], prompts["equal"], prompts["differing"], prompts["forked"]) == (4, 2, 2, 2)
     assert prompts["unknown"] == prompts["untrained"] == 0
-    codes = [one["code"] for one in Views(buffer.store, "supervisor").explanation(job.job_id)["explanation"]]
+    codes = [one.code for one in Views(buffer.store, "supervisor").explanation(job.job_id)["explanation"]]
     assert {"prompts_changed", "prompts_forked"} <= set(codes)
     page = metrics_page(Inspection(buffer.store), "supervisor").decode()
     assert f'rollout_buffer_prompts{{job_id="{job.job_id}",statistic="differing",task_type="two_turns"}} 2.0' in page

@@ -12,8 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
@@ -29,6 +27,8 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.example_counts import examples
 from tests.support import poll, slots, uids
 
@@ -79,7 +79,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
             "skip_instance_ids": None if skip is None else sorted(skip),
         }
         instances = [Instance(instance_id=name, data={"instance_id": name}) for name in NAMES]
-        return self.buffer.start_job(request_models.parse(StartPayload, body), instances).job
+        return self.buffer.start_job(parse(StartPayload, body), instances).job
 
     def _all_groups(self) -> dict[str, GroupRecord]:
         self.buffer.open_groups(self.job.key, after=(-1, -1), limit=len(NAMES))
@@ -240,7 +240,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
             for slot in range(GROUP_SIZE)
             if self.states[name] == "open" and (name, slot) not in self.filled
         ]
-        self.max_attempts = min(max(spent, default=0) + MAX_ATTEMPTS, request_models.MAX_ATTEMPTS)
+        self.max_attempts = min(max(spent, default=0) + MAX_ATTEMPTS, MAX_ATTEMPTS)
         assert self.buffer.job("j").settings.max_attempts == self.max_attempts
 
     @rule()

@@ -19,9 +19,9 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.tool_call_parser import read_segments
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer
-from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.serve_settings import read_token
+from slime_plugins.rollout_buffer.wire.item_bodies import split_items
 from tests.support import written
 
 START = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"}

@@ -42,11 +42,10 @@ from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Session, SessionKeys
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.auth import bearer_of, check_bearer, has_bearer
-from slime_plugins.rollout_buffer.protocol.hosts import check_page
-from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
+from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer, check_page, has_bearer
 from slime_plugins.rollout_buffer.serve_settings import read_token
+from slime_plugins.rollout_buffer.wire.inline_images import extract_images
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 KEEP_ALIVE_INTERVAL_S = 10.0
 """A stream says something at least this often while its turn is being sampled."""
@@ -178,7 +177,7 @@ def _named_session(request: web.Request) -> str:
 
 async def _open(request: web.Request) -> web.Response:
     _check_token(request)
-    body = request_models.parse(OpenBody, await _object(request))
+    body = parse(OpenBody, await _object(request))
     gateway = request.app[GATEWAY]
     session = await gateway.open(body)
     key = request.app[KEYS].key_of(session.name)
@@ -195,13 +194,13 @@ async def _show(request: web.Request) -> web.Response:
 
 async def _close(request: web.Request) -> web.Response:
     session_id = _named_session(request)
-    body = request_models.parse(CloseBody, await _object(request))
+    body = parse(CloseBody, await _object(request))
     return _json(await request.app[GATEWAY].close(session_id, body, request.app[SCORER].score))
 
 
 async def _abandon(request: web.Request) -> web.Response:
     session_id = _named_session(request)
-    body = request_models.parse(AbandonBody, await _object(request))
+    body = parse(AbandonBody, await _object(request))
     return _json(await request.app[GATEWAY].abandon(session_id, body.reason))
 
 

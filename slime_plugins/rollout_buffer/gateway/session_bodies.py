@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, model_validator
 
-from slime_plugins.rollout_buffer.protocol.request_models import (
+from slime_plugins.rollout_buffer.types import Outcome, StopReason
+from slime_plugins.rollout_buffer.wire.request_fields import (
     MAX_NESTING,
     Body,
     HttpUrl,
@@ -14,7 +15,6 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     Number,
     is_deeper_than,
 )
-from slime_plugins.rollout_buffer.types import Outcome, StopReason
 
 
 class OpenBody(Body):

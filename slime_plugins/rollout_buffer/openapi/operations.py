@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from slime_plugins.rollout_buffer.openapi.schemas import Schema, ref, text
-from slime_plugins.rollout_buffer.protocol.query_params import (
+from slime_plugins.rollout_buffer.wire import MAX_ITEMS, RECORDS_TYPE
+from slime_plugins.rollout_buffer.wire.control_requests import DrainPayload, SignInPayload
+from slime_plugins.rollout_buffer.wire.delivery_requests import AckPayload, PollPayload
+from slime_plugins.rollout_buffer.wire.query_params import (
     AttemptPageQuery,
     DeliveryQuery,
     GroupPageQuery,
@@ -25,15 +28,8 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
     TrajectoryPageQuery,
     TrajectoryQuery,
 )
-from slime_plugins.rollout_buffer.protocol.request_models import (
-    AckPayload,
-    DrainPayload,
-    PollPayload,
-    SignInPayload,
-    StartPayload,
-)
-from slime_plugins.rollout_buffer.protocol.trainer_reports import MismatchQuery, TrainerReport
-from slime_plugins.rollout_buffer.wire import MAX_ITEMS, RECORDS_TYPE
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
+from slime_plugins.rollout_buffer.wire.trainer_reports import MismatchQuery, TrainerReport
 
 JSON = "application/json"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
@@ -125,7 +121,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "identical, unless they are acknowledged in time: under a `delivery_id` of their own, unless it is the same "
         "poll. With `wait_s` it waits for the next group.",
         body=PollPayload,
-        reply="RolloutData",
+        reply="PollReply",
         errors=(404, 409),
     ),
     Operation(
@@ -214,7 +210,7 @@ OPERATIONS: tuple[Operation, ...] = (
         description="Byte for byte what its poll was answered (but for `acknowledged`, which answered that poll's own "
         "`ack`). Changes nothing: no lease, no state.",
         query=DeliveryQuery,
-        reply="RolloutData",
+        reply="PollReply",
     ),
     Operation(
         route="GET /trajectories",

@@ -1,18 +1,20 @@
-"""Bodies and replies of the HTTP API as JSON schemas, made of the types of ``wire`` and ``protocol``."""
+"""Bodies and replies of the HTTP API as JSON schemas, made of the types of ``wire``."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
-from pydantic.json_schema import models_json_schema
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import get_original_bases, is_typeddict
 
-from slime_plugins.rollout_buffer.protocol import reply_models
-from slime_plugins.rollout_buffer.protocol.request_models import ItemOfJob, ItemsOfJob
-from slime_plugins.rollout_buffer.wire.checks import WireRecord
-from slime_plugins.rollout_buffer.wire.items import Item
-from slime_plugins.rollout_buffer.wire.replies import Error, StartReply
+from slime_plugins.rollout_buffer.wire import delivery_replies, group_replies, job_replies, trajectory_replies
+from slime_plugins.rollout_buffer.wire.items import Item, ItemOfJob, ItemsOfJob
+from slime_plugins.rollout_buffer.wire.trainer_replies import Error, StartReply
+
+REPLIES = (delivery_replies, group_replies, job_replies, trajectory_replies)
 
 Schema = dict[str, Any]
 
@@ -27,16 +29,37 @@ def ref(name: str) -> Schema:
 
 def _schemas() -> dict[str, Schema]:
     """Makes a schema of every reply and of the bodies of writes; enumerations stand where they are used."""
-    replies = [
-        kind
-        for _, kind in inspect.getmembers(reply_models, inspect.isclass)
-        if issubclass(kind, WireRecord) and kind is not WireRecord
-    ]
-    kinds = [(kind, "validation") for kind in (*replies, Error, StartReply, Item, ItemOfJob, ItemsOfJob)]
-    _, document = models_json_schema(kinds, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]  # the mode is one of its literals
+    replies = _reply_types()
+    kinds = [*replies.values(), Error, StartReply, Item, ItemOfJob, ItemsOfJob]
+    adapters = [(kind.__name__, "validation", TypeAdapter[Any](kind)) for kind in kinds]
+    _, document = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]  # the mode is one of its literals
     definitions = document["$defs"]
+    for name, kind in replies.items():
+        _describe_inherited(name, kind, definitions)
     enums = {name: schema for name, schema in definitions.items() if "enum" in schema}
     return {name: _readable(schema, enums) for name, schema in definitions.items() if name not in enums}
+
+
+def _reply_types() -> dict[str, Any]:
+    """Returns every reply by its name, and every record that is a part of one; their docstrings describe the fields."""
+    found: dict[str, Any] = {
+        name: kind
+        for module in REPLIES
+        for name, kind in inspect.getmembers(module, inspect.isclass)
+        if is_typeddict(kind) or is_dataclass(kind)
+    }
+    for kind in found.values():
+        kind.__pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    return found
+
+
+def _describe_inherited(name: str, kind: Any, definitions: dict[str, Schema]) -> None:
+    """Takes over what the bases say of their fields: pydantic reads the docstrings of a class alone."""
+    for base in get_original_bases(kind) if is_typeddict(kind) else ():
+        if base.__name__ in definitions:
+            _describe_inherited(base.__name__, base, definitions)
+            for field, described in definitions[base.__name__]["properties"].items():
+                definitions[name]["properties"][field].setdefault("description", described["description"])
 
 
 def _readable(schema: Any, enums: Mapping[str, Schema]) -> Any:

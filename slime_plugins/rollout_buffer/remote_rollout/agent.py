@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError, UnavailableError
-from slime_plugins.rollout_buffer.protocol.request_models import parse
 from slime_plugins.rollout_buffer.remote_rollout.agent_loop import play_rollout
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody, check_text_only
 from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
@@ -22,6 +21,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictEr
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.tools import CalculatorSession, ToolSession
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 OpenToolSession = Callable[[RolloutBody], ToolSession]
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.protocol.request_models import Count, Identifier, Number
 from slime_plugins.rollout_buffer.types import Message
+from slime_plugins.rollout_buffer.wire.request_fields import Count, Identifier, Number
 
 MAX_MESSAGES = 20_000
 ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})

@@ -24,9 +24,7 @@ from slime_plugins.rollout_buffer.errors import (
     PayloadTooLargeError,
     RolloutBufferError,
 )
-from slime_plugins.rollout_buffer.protocol.auth import check_bearer
-from slime_plugins.rollout_buffer.protocol.hosts import check_page
-from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
+from slime_plugins.rollout_buffer.http_auth import check_bearer, check_page
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views import (
@@ -36,6 +34,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views impo
     shown_page,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
+from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than
 
 MAX_BODY: Final = 64 * 1024 * 1024
 

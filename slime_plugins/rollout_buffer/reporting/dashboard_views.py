@@ -10,10 +10,9 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from slime_plugins.rollout_buffer.errors import NotFoundError
-from slime_plugins.rollout_buffer.protocol.query_params import GroupPageQuery, OverviewQuery, SeriesQuery
 from slime_plugins.rollout_buffer.reporting.diagnosis import explain_group, explain_job, explain_service
 from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot, take_snapshot
@@ -33,6 +32,16 @@ from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, se
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import EngineReport, GroupState
+from slime_plugins.rollout_buffer.wire.group_replies import (
+    DeliveredGroupMember,
+    Group,
+    GroupAttempt,
+    GroupEntry,
+    GroupPage,
+)
+from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation, Overview, OverviewJob, Series
+from slime_plugins.rollout_buffer.wire.query_params import GroupPageQuery, OverviewQuery, SeriesQuery
+from slime_plugins.rollout_buffer.wire.trajectory_replies import GroupMember
 
 NEWEST_TRAJECTORIES = 200
 MAX_ATTEMPTS_SHOWN = 1000
@@ -49,7 +58,7 @@ class Views:
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def overview(self, page: OverviewQuery) -> dict[str, Any]:
+    def overview(self, page: OverviewQuery, *, needs_token: bool = False) -> Overview:
         """Returns how the buffer is and one page of jobs with their accounting, newest first."""
         now = self._clock()
         with self.store.read() as connection:
@@ -58,37 +67,38 @@ class Views:
             entries = [self._job_entry(connection, job, now) for job in jobs[: page.limit]]
         age_s, detail = (None, {}) if beat is None else (abs(now - beat[0]), beat[1])
         about = explain_service(age_s, detail.get("broken_generators", {}))
-        return {
-            "now": now,
-            "supervisor_age_s": age_s,
-            "task_types": sorted(detail.get("task_types", {})),
-            "extensions": detail.get("extensions", []),
-            "disk_free_bytes": shutil.disk_usage(self.store.data_dir).free,
-            "explanation": [one.as_dict() for one in about],
-            "jobs": entries,
-            "next_cursor": jobs[page.limit - 1].key if len(jobs) > page.limit else None,
-        }
+        return Overview(
+            now=now,
+            supervisor_age_s=age_s,
+            task_types=sorted(detail.get("task_types", {})),
+            extensions=detail.get("extensions", []),
+            disk_free_bytes=shutil.disk_usage(self.store.data_dir).free,
+            explanation=about,
+            jobs=entries,
+            next_cursor=jobs[page.limit - 1].key if len(jobs) > page.limit else None,
+            needs_token=needs_token,
+        )
 
-    def _job_entry(self, connection: Connection, job: JobRecord, now: float) -> dict[str, Any]:
+    def _job_entry(self, connection: Connection, job: JobRecord, now: float) -> OverviewJob:
         groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
         slots = {state: count * job.group_size for state, count in groups.items()}
-        return {
-            "job_id": job.job_id,
-            "task_type": job.task_type,
-            "state": job.state.value,
-            "cause": job.cause,
-            "cause_code": job.cause_code.value,
-            "group_size": job.group_size,
-            "created_at": job.created_at,
-            "finished_at": job.finished_at,
-            "last_poll_at": job.last_poll_at,
-            "groups": groups,
-            "slots": {"submitted": sum(slots.values()), **slots},
-            "newest": _newest(connection, job.key),
-            "explanation": [one.as_dict() for one in explain_job(self._snapshot(connection, job, groups, now))],
-        }
+        return OverviewJob(
+            job_id=job.job_id,
+            task_type=job.task_type,
+            state=job.state,
+            cause=job.cause,
+            cause_code=job.cause_code,
+            group_size=job.group_size,
+            created_at=job.created_at,
+            finished_at=job.finished_at,
+            last_poll_at=job.last_poll_at,
+            groups=groups,
+            slots={"submitted": sum(slots.values()), **slots},
+            newest=_newest(connection, job.key),
+            explanation=explain_job(self._snapshot(connection, job, groups, now)),
+        )
 
-    def explanation(self, job_id: str) -> dict[str, Any]:
+    def explanation(self, job_id: str) -> JobExplanation:
         """Returns why a job stands still, or that it moves, with the numbers behind the words.
 
         Raises:
@@ -101,28 +111,28 @@ class Views:
             snapshot = self._snapshot(connection, job, groups, now)
             newest = _newest(connection, job.key)
             concurrency = concurrency_of(connection, job, now)
-        return {
-            "job_id": job.job_id,
-            "now": now,
-            "explanation": [one.as_dict() for one in explain_job(snapshot)],
-            "weight_version": job.weight_version,
-            "trainer_run": job.trainer_run,
-            "running_attempts": snapshot.running_attempts,
-            "trajectory_age_s": snapshot.trajectory_age_s,
-            "poll_age_s": snapshot.poll_age_s,
-            "trainer_waits_s": snapshot.trainer_waits_s,
-            "recent_failures": dict(snapshot.recent_failures),
-            "last_failure": snapshot.last_failure,
-            "devices": dict(snapshot.devices),
-            "engine": _engine_reply(snapshot.engine),
-            "concurrency": concurrency,
-            "newest": newest,
-        }
+        return JobExplanation(
+            job_id=job.job_id,
+            now=now,
+            explanation=explain_job(snapshot),
+            weight_version=job.weight_version,
+            trainer_run=job.trainer_run,
+            running_attempts=snapshot.running_attempts,
+            trajectory_age_s=snapshot.trajectory_age_s,
+            poll_age_s=snapshot.poll_age_s,
+            trainer_waits_s=snapshot.trainer_waits_s,
+            recent_failures=dict(snapshot.recent_failures),
+            last_failure=snapshot.last_failure,
+            devices=dict(snapshot.devices),
+            engine=_engine_reply(snapshot.engine),
+            concurrency=concurrency,
+            newest=newest,
+        )
 
     def _snapshot(self, connection: Connection, job: JobRecord, groups: Mapping[str, int], now: float) -> JobSnapshot:
         return take_snapshot(connection, job, groups, now, self.store.data_dir)
 
-    def series(self, job_id: str, query: SeriesQuery) -> dict[str, Any]:
+    def series(self, job_id: str, query: SeriesQuery) -> Series:
         """Returns what happened to a job over time, in columns of one entry per bucket.
 
         Raises:
@@ -141,11 +151,11 @@ class Views:
             if is_crowded(connection, job.key, span):
                 span = span_of(first, last, width_s=SUMMED_S, since=query.since)
             columns = job_series(connection, job.key, span)
-        return {"job_id": job.job_id, "until": last, "width_s": span.width_s, "columns": columns}
+        return Series(job_id=job.job_id, until=last, width_s=span.width_s, columns=columns)
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
-    def groups(self, job_id: str, page: GroupPageQuery) -> dict[str, Any]:
+    def groups(self, job_id: str, page: GroupPageQuery) -> GroupPage:
         """Returns one page of a job's groups, the last touched first or as sorted, with the rewards of their members.
 
         Raises:
@@ -162,14 +172,14 @@ class Views:
             shown = rows[: page.limit]
             members = _members(connection, [row["key"] for row in shown])
         last = shown[-1] if len(rows) > page.limit else None
-        return {
-            "job_id": job.job_id,
-            "group_size": job.group_size,
-            "groups": [_group_entry(job, row, members.get(row["key"], [])) for row in shown],
-            "next_cursor": None if last is None else f"{last['touched']}:{last['key']}",
-        }
+        return GroupPage(
+            job_id=job.job_id,
+            group_size=job.group_size,
+            groups=[_group_entry(job, row, members.get(row["key"], [])) for row in shown],
+            next_cursor=None if last is None else f"{last['touched']}:{last['key']}",
+        )
 
-    def group(self, group_index: int) -> dict[str, Any]:
+    def group(self, group_index: int) -> Group:
         """Returns one group: its members side by side, every attempt to fill a slot, and what was delivered.
 
         Raises:
@@ -184,14 +194,22 @@ class Views:
             attempts = connection.execute(_ATTEMPTS, (group_index, MAX_ATTEMPTS_SHOWN)).fetchall()
             delivered = connection.execute(_DELIVERED, (group_index,)).fetchall()
             instance = instance_of(connection, group_rows.get_group(connection, group_index))
-        return {
-            "job_id": job.job_id,
-            "task_type": job.task_type,
+        return Group(
             **_group_entry(job, row, members),
-            "attempts": [_as_dict(attempt) for attempt in attempts],
-            "delivered": [{**_as_dict(one), "remove_sample": bool(one["remove_sample"])} for one in delivered],
-            "instance": dict(instance.data),
-        }
+            job_id=job.job_id,
+            task_type=job.task_type,
+            attempts=[cast("GroupAttempt", _as_dict(attempt)) for attempt in attempts],
+            delivered=[
+                cast("DeliveredGroupMember", {**_as_dict(one), "remove_sample": bool(one["remove_sample"])})
+                for one in delivered
+            ],
+            instance=dict(instance.data),
+        )
+
+
+def _columns(reply: type) -> str:
+    """Returns the columns that a reply is made of: each has the name of its key."""
+    return ", ".join(reply.__annotations__)
 
 
 _TOUCHED = "coalesce(closed_at, last_write_at, opened_at, 0.0)"
@@ -200,14 +218,8 @@ _GROUP_ROWS = (
     f"cause_code, opened_at, last_write_at, closed_at, {_TOUCHED} AS touched, "
     "(SELECT delivery_id FROM deliveries WHERE deliveries.key = delivery_key) AS delivery_id FROM groups"
 )
-_ATTEMPTS = (
-    "SELECT slot, attempt, state, error_code, error_message, started_at, ended_at FROM attempts "
-    "WHERE group_key = ? ORDER BY slot, attempt LIMIT ?"
-)
-_DELIVERED = (
-    "SELECT ordinal, uid, source_uid, reward, raw_reward, remove_sample FROM members WHERE group_key = ? "
-    "ORDER BY ordinal"
-)
+_ATTEMPTS = f"SELECT {_columns(GroupAttempt)} FROM attempts WHERE group_key = ? ORDER BY slot, attempt LIMIT ?"
+_DELIVERED = f"SELECT {_columns(DeliveredGroupMember)} FROM members WHERE group_key = ? ORDER BY ordinal"
 
 
 def _group_conditions(job_key: int, page: GroupPageQuery) -> tuple[list[str], list[Any]]:
@@ -268,39 +280,38 @@ def _of_group(column: str, joined: str) -> str:
     return f"(SELECT {column} FROM groups{joined} WHERE groups.key = ?)"
 
 
-def _group_entry(job: JobRecord, row: sqlite3.Row, members: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _group_entry(job: JobRecord, row: sqlite3.Row, members: list[GroupMember]) -> GroupEntry:
     message = explain_group(GroupState(row["state"]), Cause(CauseCode(row["cause_code"]), row["cause"]))
-    return {
-        "group_index": row["key"],
-        "epoch": row["epoch"],
-        "position": row["position"],
-        "instance_id": row["instance_id"],
-        "state": row["state"],
-        "cause": row["cause"],
-        "cause_code": row["cause_code"],
-        "message": message,
-        "group_size": job.group_size,
-        "opened_at": row["opened_at"],
-        "last_write_at": row["last_write_at"],
-        "closed_at": row["closed_at"],
-        "delivery_id": row["delivery_id"],
-        "members": members,
-    }
+    return GroupEntry(
+        group_index=row["key"],
+        epoch=row["epoch"],
+        position=row["position"],
+        instance_id=row["instance_id"],
+        state=row["state"],
+        cause=row["cause"],
+        cause_code=row["cause_code"],
+        message=message,
+        group_size=job.group_size,
+        opened_at=row["opened_at"],
+        last_write_at=row["last_write_at"],
+        closed_at=row["closed_at"],
+        delivery_id=row["delivery_id"],
+        members=members,
+    )
 
 
 _MEMBERS = (
-    "SELECT group_key, uid, slot, attempt, outcome, stop_reason, reward, raw_reward, success, turns, sampled_tokens, "
-    "generate_s, played_s, oldest_version, versions_behind, late, created_at FROM trajectories "
+    f"SELECT group_key, {_columns(GroupMember)} FROM trajectories "
     "INDEXED BY trajectories_by_group WHERE group_key IN ({}) ORDER BY group_key, slot, key"
 )
 
 
-def _members(connection: Connection, group_keys: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+def _members(connection: Connection, group_keys: Sequence[int]) -> dict[int, list[GroupMember]]:
     marks = ", ".join("?" for _ in group_keys)
-    found: dict[int, list[dict[str, Any]]] = {}
+    found: dict[int, list[GroupMember]] = {}
     for row in connection.execute(_MEMBERS.format(marks), list(group_keys)):
         member = {name: value for name, value in _as_dict(row).items() if name != "group_key"}
-        found.setdefault(row["group_key"], []).append({**member, "late": bool(member["late"])})
+        found.setdefault(row["group_key"], []).append(cast("GroupMember", {**member, "late": bool(member["late"])}))
     return found
 
 

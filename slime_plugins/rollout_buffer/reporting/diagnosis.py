@@ -7,8 +7,6 @@ The dashboard and ``rollout-buffer status`` show the same ones. A sentence has a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
@@ -19,6 +17,7 @@ from slime_plugins.rollout_buffer.rules.prompt_receipts import MAX_EXTRA_SHARE
 from slime_plugins.rollout_buffer.rules.selection_bias import MissingMembers
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
+from slime_plugins.rollout_buffer.wire.job_replies import Explanation, Severity
 
 QUIET_AFTER_S = 60.0
 """A job whose last trajectory is younger moves, whatever else is to be said of it."""
@@ -26,30 +25,6 @@ START_TIMEOUT_S = 120.0
 LONG_EPISODE_S = 600.0
 FAILURES_WORTH_SAYING = 3
 LITTLE_DISK_BYTES = 2_000_000_000
-
-
-class Severity(StrEnum):
-    """How much it matters."""
-
-    OK = "ok"  # it moves, or it is done
-    WAIT = "wait"  # it stands still for a reason that ends by itself
-    ENDED = "ended"  # it was ended before all was played, because somebody wanted that
-    ATTENTION = "attention"  # it moves, but somebody should look
-    STOPPED = "stopped"  # it stands still, or all that it does is in vain, until somebody does something
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
-    """One sentence of what is, and one of what to do (empty when there is nothing to do)."""
-
-    code: str
-    severity: Severity
-    message: str
-    advice: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        """Returns it as JSON has it."""
-        return {"code": self.code, "severity": self.severity.value, "message": self.message, "advice": self.advice}
 
 
 def explain_job(snapshot: JobSnapshot) -> list[Explanation]:

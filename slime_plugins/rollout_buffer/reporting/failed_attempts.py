@@ -5,16 +5,17 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.state.transcripts import decode_kept
 from slime_plugins.rollout_buffer.storage.data_dir import RUNNER_LOG
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.wire.group_replies import FailedAttempt, FailedAttemptPage
+from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
 
 
-def failed_attempts(store: Store, job_id: str, page: AttemptPageQuery) -> dict[str, Any]:
+def failed_attempts(store: Store, job_id: str, page: AttemptPageQuery) -> FailedAttemptPage:
     """Returns one page of the attempts of a job that failed, the last ended first, each with its error.
 
     Raises:
@@ -27,12 +28,12 @@ def failed_attempts(store: Store, job_id: str, page: AttemptPageQuery) -> dict[s
         rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
     shown = rows[: page.limit]
     last = shown[-1] if len(rows) > page.limit else None
-    return {
-        "job_id": job.job_id,
-        "log": str(store.data_dir.absolute() / RUNNER_LOG.format(job.key)) if job.has_runner else None,
-        "attempts": [_failed_attempt(job, row, page) for row in shown],
-        "next_cursor": None if last is None else ":".join(str(last[name]) for name in _ATTEMPT_ORDER),
-    }
+    return FailedAttemptPage(
+        job_id=job.job_id,
+        log=str(store.data_dir.absolute() / RUNNER_LOG.format(job.key)) if job.has_runner else None,
+        attempts=[_failed_attempt(job, row, page) for row in shown],
+        next_cursor=None if last is None else ":".join(str(last[name]) for name in _ATTEMPT_ORDER),
+    )
 
 
 _ATTEMPT_ORDER = ("ended_at", "group_key", "slot", "attempt")
@@ -62,21 +63,21 @@ def _attempt_conditions(job_key: int, page: AttemptPageQuery) -> tuple[list[str]
     return conditions, values
 
 
-def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) -> dict[str, Any]:
+def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) -> FailedAttempt:
     messages, traceback = decode_kept(row["messages"])
     place = {name: row[name] for name in ("epoch", "position", "slot", "attempt")}
-    return {
-        "uid": str(AttemptUid(job_key=job.key, **place)),
-        "group_index": row["group_key"],
-        "epoch": row["epoch"],
-        "instance_id": row["instance_id"],
-        "slot": row["slot"],
-        "attempt": row["attempt"],
-        "error_code": row["error_code"],
-        "error_message": row["error_message"],
-        "started_at": row["started_at"],
-        "ended_at": row["ended_at"],
-        "traceback": traceback,
-        "has_transcript": bool(messages),
-        "messages": messages if messages and page.transcripts else None,
-    }
+    return FailedAttempt(
+        uid=str(AttemptUid(job_key=job.key, **place)),
+        group_index=row["group_key"],
+        epoch=row["epoch"],
+        instance_id=row["instance_id"],
+        slot=row["slot"],
+        attempt=row["attempt"],
+        error_code=row["error_code"],
+        error_message=row["error_message"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        traceback=traceback,
+        has_transcript=bool(messages),
+        messages=messages if messages and page.transcripts else None,
+    )

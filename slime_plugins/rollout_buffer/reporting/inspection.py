@@ -10,17 +10,11 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from slime_plugins.rollout_buffer.errors import ConflictError, DamagedError, NotFoundError
-from slime_plugins.rollout_buffer.protocol.query_params import (
-    MAX_KEY,
-    PageQuery,
-    TrajectoryFilters,
-    TrajectoryPageQuery,
-)
 from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.reporting.message_texts import Preview, preview_of
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
@@ -39,6 +33,21 @@ from slime_plugins.rollout_buffer.storage.tables import (
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState
+from slime_plugins.rollout_buffer.wire.delivery_replies import DeliveryEntry, DeliveryPage
+from slime_plugins.rollout_buffer.wire.query_params import (
+    MAX_KEY,
+    PageQuery,
+    TrajectoryFilters,
+    TrajectoryPageQuery,
+)
+from slime_plugins.rollout_buffer.wire.trajectory_replies import (
+    GroupMember,
+    ListedTrajectory,
+    Neighbours,
+    TrajectoryEntry,
+    TrajectoryPage,
+    TrajectorySummary,
+)
 
 PREVIEW_BYTES = 16 * 1024 * 1024
 """Payloads that are read at most to make the previews of a page."""
@@ -49,7 +58,7 @@ REWARD_BINS = 24
 class StoredTrajectory:
     """One trajectory as it is kept: what the buffer knows of it, as JSON keys, and its payload, as JSON."""
 
-    light: dict[str, Any]
+    light: TrajectoryEntry
     body: bytes
 
 
@@ -111,7 +120,7 @@ class Inspection:
             raise NotFoundError(f"there is no delivery {delivery_id[:300]!r}; GET /jobs/<job_id>/deliveries lists them")
         return Delivery(key=found.key, delivery_id=found.delivery_id, meta_info=found.meta_info)
 
-    def deliveries(self, job_id: str, page: PageQuery) -> dict[str, Any]:
+    def deliveries(self, job_id: str, page: PageQuery) -> DeliveryPage:
         """Returns one page of a job's deliveries, newest first.
 
         Raises:
@@ -126,15 +135,15 @@ class Inspection:
         with self.store.read() as connection:
             job = find_job(connection, job_id)
             rows = connection.execute(query, (job.key, _before(page), page.limit + 1)).fetchall()
-        return {
-            "job_id": job.job_id,
-            "deliveries": [_without_key(row) for row in rows[: page.limit]],
-            **_next(rows, page),
-        }
+        return DeliveryPage(
+            job_id=job.job_id,
+            deliveries=[cast("DeliveryEntry", _without_key(row)) for row in rows[: page.limit]],
+            next_cursor=_next(rows, page),
+        )
 
     # --- trajectories ------------------------------------------------------------------------------------------------
 
-    def trajectories(self, page: TrajectoryPageQuery) -> dict[str, Any]:
+    def trajectories(self, page: TrajectoryPageQuery) -> TrajectoryPage:
         """Returns one page of trajectories without their payloads, newest first or as the page is sorted.
 
         Raises:
@@ -148,12 +157,12 @@ class Inspection:
             found = f"SELECT key FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)}"
             query = f"{_LIGHT} WHERE trajectories.key IN ({found} {order.by} LIMIT ?) {order.by}"
             rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
-        entries = [_light(row) for row in rows[: page.limit]]
+        entries = [cast("ListedTrajectory", _light(row)) for row in rows[: page.limit]]
         if page.previews:
             self._add_previews(entries, [row["key"] for row in rows])
-        return {"trajectories": entries, **_next(rows, page)}
+        return TrajectoryPage(trajectories=entries, next_cursor=_next(rows, page))
 
-    def _add_previews(self, entries: Sequence[dict[str, Any]], keys: Sequence[int]) -> None:
+    def _add_previews(self, entries: Sequence[ListedTrajectory], keys: Sequence[int]) -> None:
         """Adds a line of what was asked and answered to each entry, as long as the payloads are not too many bytes."""
         left = PREVIEW_BYTES
         for entry, key in zip(entries, keys, strict=False):
@@ -162,9 +171,9 @@ class Inspection:
             if left >= 0:
                 with contextlib.suppress(DamagedError):  # an entry whose payload is gone is still an entry
                     preview = preview_of(orjson.loads(self.payload(key)))
-            entry |= {"goal": preview.goal, "answer": preview.answer}
+            entry["goal"], entry["answer"] = preview.goal, preview.answer
 
-    def summary(self, filters: TrajectoryFilters) -> dict[str, Any]:
+    def summary(self, filters: TrajectoryFilters) -> TrajectorySummary:
         """Returns how many trajectories the filters let through, their means, and how their rewards lie.
 
         Raises:
@@ -182,7 +191,8 @@ class Inspection:
             if totals["trajectories"]:
                 rows = connection.execute(binned, (low, width, len(counted) - 1, *values)).fetchall()
                 counted |= {row["bin"]: row["times"] for row in rows}
-        return {**totals, "bin_width": width, "bins": list(counted.values()) if totals["trajectories"] else []}
+        bins = list(counted.values()) if totals["trajectories"] else []
+        return cast("TrajectorySummary", {**totals, "bin_width": width, "bins": bins})
 
     def keys_before(self, filters: TrajectoryFilters, cursor: int | None, limit: int) -> list[int]:
         """Returns the keys of trajectories that the filters let through, newest first, from before a cursor on.
@@ -213,7 +223,7 @@ class Inspection:
             raise DamagedError("the trajectory is not kept any more")
         return self.store.get_payload(row["body"], row["body_place"])
 
-    def entries(self, keys: Sequence[int]) -> list[dict[str, Any]]:
+    def entries(self, keys: Sequence[int]) -> list[TrajectoryEntry]:
         """Returns what is known of trajectories besides their payloads, by their rows' keys, in that order."""
         with self.store.read() as connection:
             rows = [connection.execute(f"{_LIGHT} WHERE trajectories.key = ?", (key,)).fetchone() for key in keys]
@@ -234,7 +244,7 @@ class Inspection:
         except DamagedError as error:
             raise NotFoundError(f"the payload of trajectory {uid!r} is damaged: {error.message}") from error
 
-    def neighbours(self, uid: str, job_id: str | None) -> dict[str, Any]:
+    def neighbours(self, uid: str, job_id: str | None) -> Neighbours:
         """Returns the uids of the trajectories that were written to the same job just before and just after one.
 
         Raises:
@@ -251,7 +261,8 @@ class Inspection:
                 ).fetchone()
                 for name, comparison, direction in (("older", "<", "DESC"), ("newer", ">", "ASC"))
             }
-        return {"uid": uid, "job_id": row["job_id"], **{name: one and one["uid"] for name, one in found.items()}}
+        older, newer = (one and one["uid"] for one in found.values())
+        return Neighbours(uid=uid, job_id=row["job_id"], older=older, newer=newer)
 
     # --- counting ----------------------------------------------------------------------------------------------------
 
@@ -265,11 +276,9 @@ class Inspection:
 
 
 _COLUMNS = (
-    "SELECT trajectories.key AS key, trajectories.job_key, jobs.job_id, uid, trajectories.instance_id, groups.epoch, "
-    "slot, attempt, outcome, "
-    "stop_reason, reward, raw_reward, late, groups.state AS group_state, groups.key AS group_index, "
-    "deliveries.delivery_id, body_bytes, trajectories.created_at, success, turns, sampled_tokens, generate_s, "
-    "played_s, oldest_version, versions_behind"
+    "SELECT trajectories.key AS key, trajectories.job_key, jobs.job_id, trajectories.instance_id, groups.epoch, "
+    "groups.state AS group_state, groups.key AS group_index, deliveries.delivery_id, body_bytes, "
+    f"{', '.join(f'trajectories.{name}' for name in GroupMember.__annotations__)}"
 )
 _TABLES = (
     " FROM trajectories JOIN jobs ON jobs.key = trajectories.job_key "
@@ -330,9 +339,9 @@ def without_generations(body: bytes) -> bytes:
     return orjson.dumps(payload)
 
 
-def _light(row: sqlite3.Row) -> dict[str, Any]:
+def _light(row: sqlite3.Row) -> TrajectoryEntry:
     light = {name: row[name] for name in row.keys() if name not in ("key", "job_key")}  # noqa: SIM118 - iterating a Row gives values, not names
-    return {**light, "late": bool(light["late"])}
+    return cast("TrajectoryEntry", {**light, "late": bool(light["late"])})
 
 
 def _without_key(row: sqlite3.Row) -> dict[str, Any]:
@@ -377,8 +386,8 @@ def _before(page: PageQuery) -> int:
     return MAX_KEY if page.cursor is None else page.cursor
 
 
-def _next(rows: Sequence[sqlite3.Row], page: PageQuery) -> dict[str, Any]:
-    return {"next_cursor": rows[page.limit - 1]["key"] if len(rows) > page.limit else None}
+def _next(rows: Sequence[sqlite3.Row], page: PageQuery) -> int | None:
+    return rows[page.limit - 1]["key"] if len(rows) > page.limit else None
 
 
 def find_job(connection: Connection, job_id: str) -> JobRecord:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from slime_plugins.rollout_buffer.protocol.request_models import MAX_SETTINGS_BYTES
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
@@ -20,12 +18,14 @@ from slime_plugins.rollout_buffer.storage.tables import (
     trajectory_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.wire.job_replies import Job
+from slime_plugins.rollout_buffer.wire.start_request import MAX_SETTINGS_BYTES
 
 MAX_SHOWN_BYTES = 6 * MAX_SETTINGS_BYTES
 """Of options as they are stored, where each character beyond ASCII takes six."""
 
 
-def describe_job(store: Store, job: JobRecord) -> dict[str, Any]:
+def describe_job(store: Store, job: JobRecord) -> Job:
     """Returns a job's state, progress and accounting. All counts are of slots and come from one snapshot."""
     with store.read() as connection:
         job = job_rows.get_job(connection, job.key)
@@ -39,33 +39,33 @@ def describe_job(store: Store, job: JobRecord) -> dict[str, Any]:
         measures = job_measures(connection, job.key, over)
         findings = prompt_findings_of(connection, job.key)
     slots = {state.value: count * job.group_size for state, count in counted.items()}
-    return {
-        "job_id": job.job_id,
-        "task_type": job.task_type,
-        "state": job.state.value,
-        "cause": job.cause,
-        "cause_code": job.cause_code.value,
-        "engine_url": None if job.engine_url is None else redacted(job.engine_url),
-        "group_size": job.group_size,
-        "instances": job.instance_count,
-        "epochs": job.num_epoch,
-        "created_at": job.created_at,
-        "updated_at": job.updated_at,
-        "finished_at": job.finished_at,
-        "last_poll_at": job.last_poll_at,
-        "groups": {state.value: count for state, count in counted.items()},
-        "slots": {"submitted": sum(slots.values()), **slots},
-        "attempts": attempts,
-        "outcomes": outcomes,
-        "late": late,
-        "damaged": damaged,
-        "refused_items": job.refused_items,
-        "trainer_run": job.trainer_run,
-        "measures": measures,
-        "prompt_findings": findings,
-        "bias": [asdict(row) for row in bias_table(over)],
-        "causes": causes,
-    }
+    return Job(
+        job_id=job.job_id,
+        task_type=job.task_type,
+        state=job.state,
+        cause=job.cause,
+        cause_code=job.cause_code,
+        engine_url=None if job.engine_url is None else redacted(job.engine_url),
+        group_size=job.group_size,
+        instances=job.instance_count,
+        epochs=job.num_epoch,
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+        finished_at=job.finished_at,
+        last_poll_at=job.last_poll_at,
+        groups={state.value: count for state, count in counted.items()},
+        slots={"submitted": sum(slots.values()), **slots},
+        attempts=attempts,
+        outcomes=outcomes,
+        late=late,
+        damaged=damaged,
+        refused_items=job.refused_items,
+        trainer_run=job.trainer_run,
+        measures=measures,
+        prompt_findings=findings,
+        bias=bias_table(over),
+        causes=causes,
+    )
 
 
 def shown_settings(store: Store, job: JobRecord) -> dict[str, Any]:

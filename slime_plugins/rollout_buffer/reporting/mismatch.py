@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
+from slime_plugins.rollout_buffer.wire.trajectory_replies import LagMismatch, MeanGap, Mismatch, TurnMismatch, WorstTurn
 
 MAX_ROWS = 5000
 """Rows that are looked at, those with the largest gap first."""
 
 
-def describe_mismatch(store: Store, job_id: str, limit: int) -> dict[str, Any]:
+def describe_mismatch(store: Store, job_id: str, limit: int) -> Mismatch:
     """Returns |train - rollout log-prob| of a job: over all, by turn, by weight lag, and its worst turns.
 
     Raises:
@@ -25,17 +26,19 @@ def describe_mismatch(store: Store, job_id: str, limit: int) -> dict[str, Any]:
         rows = trainer_rows.rows_of_job(connection, job.key, MAX_ROWS)
         overall = trainer_rows.gap_statistics(connection, job.key)
     turns = [(row, turn) for row in rows for turn in row.turns]
+    by_turn = _mean_gaps(turns, lambda turn: turn.turn)
+    by_lag = _mean_gaps(turns, lambda turn: turn.weight_lag)
     worst = sorted(turns, key=lambda pair: pair[1].gap_max, reverse=True)[:limit]
-    return {
-        "job_id": job.job_id,
-        "rows": len(rows),
-        "tokens": sum(turn.compared for _, turn in turns),
-        "mean": overall.get("mean"),
-        "max": overall.get("max"),
-        "by_turn": _summed(turns, lambda turn: turn.turn, "turn"),
-        "by_weight_lag": _summed(turns, lambda turn: turn.weight_lag, "weight_lag"),
-        "worst": [_worst(row, turn) for row, turn in worst],
-    }
+    return Mismatch(
+        job_id=job.job_id,
+        rows=len(rows),
+        tokens=sum(turn.compared for _, turn in turns),
+        mean=overall.get("mean"),
+        max=overall.get("max"),
+        by_turn=[TurnMismatch(**gap, turn=turn) for turn, gap in by_turn],
+        by_weight_lag=[LagMismatch(**gap, weight_lag=lag) for lag, gap in by_lag],
+        worst=[_worst(row, turn) for row, turn in worst],
+    )
 
 
 def trainer_rows_of(store: Store, job_id: str, uid: str) -> dict[int, TrainerRow]:
@@ -57,33 +60,31 @@ def describe_trainer_row(row: TrainerRow) -> dict[str, Any]:
     }
 
 
-def _summed(
-    turns: Iterable[tuple[TrainerRow, TurnGap]], key_of: Callable[[TurnGap], int | None], name: str
-) -> list[dict[str, Any]]:
-    found: dict[Hashable, list[TurnGap]] = {}
+Key = TypeVar("Key", int, int | None)
+
+
+def _mean_gaps(
+    turns: Iterable[tuple[TrainerRow, TurnGap]], key_of: Callable[[TurnGap], Key]
+) -> Iterator[tuple[Key, MeanGap]]:
+    """Yields the keys in order, unknown last, each with the distance over its turns."""
+    found: dict[Key, list[TurnGap]] = {}
     for _, turn in turns:
         found.setdefault(key_of(turn), []).append(turn)
-    ordered = sorted(found.items(), key=lambda entry: (entry[0] is None, entry[0]))
-    return [
-        {
-            name: key,
-            "tokens": (tokens := sum(turn.compared for turn in members)),
-            "mean": sum(turn.gap_sum for turn in members) / tokens,
-            "max": max(turn.gap_max for turn in members),
-        }
-        for key, members in ordered
-    ]
+    for key, members in sorted(found.items(), key=lambda entry: (entry[0] is None, entry[0])):
+        tokens = sum(turn.compared for turn in members)
+        mean = sum(turn.gap_sum for turn in members) / tokens
+        yield key, MeanGap(tokens=tokens, mean=mean, max=max(turn.gap_max for turn in members))
 
 
-def _worst(row: TrainerRow, turn: TurnGap) -> dict[str, Any]:
-    return {
-        "uid": row.uid,
-        "row": row.row,
-        "turn": turn.turn,
-        "at": turn.at,
-        "gap": turn.gap_max,
-        "mean": turn.gap_sum / turn.compared,
-        "weight_lag": turn.weight_lag,
-        "advantage": row.advantage,
-        "step": row.step,
-    }
+def _worst(row: TrainerRow, turn: TurnGap) -> WorstTurn:
+    return WorstTurn(
+        uid=row.uid,
+        row=row.row,
+        turn=turn.turn,
+        at=turn.at,
+        gap=turn.gap_max,
+        mean=turn.gap_sum / turn.compared,
+        weight_lag=turn.weight_lag,
+        advantage=row.advantage,
+        step=row.step,
+    )

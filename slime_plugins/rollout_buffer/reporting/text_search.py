@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import orjson
 
 from slime_plugins.rollout_buffer.errors import DamagedError, UnavailableError
-from slime_plugins.rollout_buffer.protocol.query_params import SearchQuery
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.message_texts import MessageText, message_texts
+from slime_plugins.rollout_buffer.wire.query_params import SearchQuery
+from slime_plugins.rollout_buffer.wire.trajectory_replies import FoundText, SearchHit, SearchPage
 
 BUDGET_S = 1.5
 """A page that has looked for so long is answered with what it found; its cursor goes on from there."""
@@ -36,7 +36,7 @@ class TextSearch:
         self._clock = clock
         self._places = threading.BoundedSemaphore(AT_ONCE)
 
-    def page(self, query: SearchQuery) -> dict[str, Any]:
+    def page(self, query: SearchQuery) -> SearchPage:
         """Returns one page of trajectories with the text in their messages, newest first.
 
         Raises:
@@ -50,10 +50,10 @@ class TextSearch:
         finally:
             self._places.release()
 
-    def _page(self, query: SearchQuery) -> dict[str, Any]:
+    def _page(self, query: SearchQuery) -> SearchPage:
         until = self._clock() + BUDGET_S
         needle = _Needle(query.text)
-        hits: list[dict[str, Any]] = []
+        hits: list[tuple[int, FoundText]] = []
         searched = unreadable = 0
         cursor = query.cursor
         while keys := self._inspection.keys_before(query, cursor, BATCH):
@@ -65,21 +65,21 @@ class TextSearch:
                     found = None
                 cursor, searched = key, searched + 1
                 if found is not None:
-                    hits.append({"key": key, **found})
+                    hits.append((key, found))
                 if len(hits) >= query.limit or self._clock() >= until:
                     break
             if len(hits) >= query.limit or self._clock() >= until:
                 break
         else:
             cursor = None
-        entries = self._inspection.entries([hit.pop("key") for hit in hits])
-        return {
-            "hits": [{**entry, **hit} for entry, hit in zip(entries, hits, strict=True)],
-            "searched": searched,
-            "unreadable": unreadable,
-            "out_of_time": cursor is not None and len(hits) < query.limit,
-            "next_cursor": cursor,
-        }
+        entries = self._inspection.entries([key for key, _ in hits])
+        return SearchPage(
+            hits=[SearchHit(**entry, **found) for entry, (_, found) in zip(entries, hits, strict=True)],
+            searched=searched,
+            unreadable=unreadable,
+            out_of_time=cursor is not None and len(hits) < query.limit,
+            next_cursor=cursor,
+        )
 
 
 class _Needle:
@@ -90,7 +90,7 @@ class _Needle:
         spelled = orjson.dumps(text)[1:-1]
         self._bytes = spelled.lower() if spelled.isascii() else None
 
-    def first_in(self, body: bytes) -> dict[str, Any] | None:
+    def first_in(self, body: bytes) -> FoundText | None:
         """Returns the first place in a payload's messages and how many texts have one; None when none has."""
         if self._bytes is not None and self._bytes not in body.lower():
             return None  # most payloads: nothing of them has to be parsed
@@ -98,14 +98,14 @@ class _Needle:
         texts = [one for one in message_texts(payload) if self._text in one.text.lower()]
         return self._describe(texts[0], len(texts)) if isinstance(payload, Mapping) and texts else None
 
-    def _describe(self, one: MessageText, places: int) -> dict[str, Any]:
+    def _describe(self, one: MessageText, places: int) -> FoundText:
         at = one.text.lower().find(self._text)
         end = at + len(self._text)
-        return {
-            "turn": one.turn,
-            "role": one.role,
-            "before": ("…" if at > AROUND else "") + one.text[max(0, at - AROUND) : at],
-            "found": one.text[at:end],
-            "after": one.text[end : end + AROUND] + ("…" if len(one.text) > end + AROUND else ""),
-            "places": places,
-        }
+        return FoundText(
+            turn=one.turn,
+            role=one.role,
+            before=("…" if at > AROUND else "") + one.text[max(0, at - AROUND) : at],
+            found=one.text[at:end],
+            after=one.text[end : end + AROUND] + ("…" if len(one.text) > end + AROUND else ""),
+            places=places,
+        )

@@ -10,10 +10,11 @@ import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from slime_plugins.rollout_buffer.rules.selection_bias import FinishedGroup, bias_measures
 from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trainer_rows
+from slime_plugins.rollout_buffer.wire.job_replies import CountedColumns, MeasuredColumns, SeriesColumns
 
 Connection = sqlite3.Connection
 
@@ -76,16 +77,6 @@ SELECT avg(waited_s) AS poll_wait_seconds_mean, max(waited_s) AS poll_wait_secon
 FROM deliveries INDEXED BY deliveries_by_job WHERE job_key = :job
 """
 
-COUNTED = (
-    "episodes", "completed", "truncated", "aborted", "failed", "groups_valid", "groups_filtered", "groups_failed",
-    "deliveries",
-)  # fmt: skip
-"""Where nothing happened these are 0; everything else is unknown there."""
-MEASURED = (
-    "reward_mean", "reward_min", "reward_max", "success", "behind_mean", "behind_max", "turns", "sampled_tokens",
-    "generating", "playing", "wait_mean", "wait_max",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -114,18 +105,18 @@ def span_of(first: float, last: float, *, width_s: int | None, since: float | No
     return Span(min(start, end), end, width)
 
 
-def job_series(connection: Connection, job_key: int, span: Span) -> dict[str, list[Any]]:
+def job_series(connection: Connection, job_key: int, span: Span) -> SeriesColumns:
     """Returns the columns by name, one entry per bucket; ``t`` is where each bucket starts."""
     columns: dict[str, list[Any]] = {"t": [span.start + at * span.width_s for at in range(span.buckets)]}
-    columns.update({name: [0] * span.buckets for name in COUNTED})
-    columns.update({name: [None] * span.buckets for name in MEASURED})
+    columns |= {name: [0] * span.buckets for name in CountedColumns.__annotations__}
+    columns |= {name: [None] * span.buckets for name in MeasuredColumns.__annotations__}
     places = {"job": job_key, "start": span.start, "end": span.end, "width": float(span.width_s)}
     by_minute = span.width_s % SUMMED_S == 0
     if not by_minute:
         places["first"] = _first_key(connection, job_key, span.start)
     for query in (_EPISODES_BY_MINUTE if by_minute else _EPISODES, _GROUPS, _FAILURES, _WAITS):
         _fill(columns, connection.execute(query, places))
-    return columns
+    return cast("SeriesColumns", columns)
 
 
 def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer.wire import common_prefix_length
+from slime_plugins.rollout_buffer.wire.trajectory_replies import DescribedRows
 
 KEPT_TOKENIZERS = 2
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
@@ -74,7 +75,7 @@ def _load(file: Path) -> Tokenizer:
     return loaded
 
 
-def describe_rows(generations: Sequence[Generation], row: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def describe_rows(generations: Sequence[Generation], row: int, tokenizer: Tokenizer | None) -> DescribedRows:
     """Returns how each generation continued the one before, what rows they make, and the pieces of one row.
 
     A piece of context is ``{"text", "at", "count"}``; a trained one is a few tokens that make whole characters, and has
@@ -82,12 +83,12 @@ def describe_rows(generations: Sequence[Generation], row: int, tokenizer: Tokeni
     """
     rows = pack_training_rows(generations)
     place = {index: number for number, one in enumerate(rows) for index in one.generation_indices}
-    return {
-        "contexts": list(_contexts(generations, place)),
-        "rows": [_row_entry(one) for one in rows],
-        "row": row,
-        "pieces": list(_pieces(rows[row], tokenizer)) if row < len(rows) else [],
-    }
+    return DescribedRows(
+        contexts=list(_contexts(generations, place)),
+        rows=[_row_entry(one) for one in rows],
+        row=row,
+        pieces=list(_pieces(rows[row], tokenizer)) if row < len(rows) else [],
+    )
 
 
 def _contexts(generations: Sequence[Generation], place: dict[int, int]) -> Iterator[dict[str, Any]]:

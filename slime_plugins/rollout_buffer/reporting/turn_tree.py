@@ -11,6 +11,7 @@ from typing import Any
 
 from slime.utils.mask_rows import Generation, pack_training_rows
 from slime_plugins.rollout_buffer.reporting.token_rows import Tokenizer, text_of
+from slime_plugins.rollout_buffer.wire.trajectory_replies import TurnOfTree
 
 
 def emission_order(extra_info: Any) -> list[int] | None:
@@ -23,7 +24,7 @@ def emission_order(extra_info: Any) -> list[int] | None:
 
 def describe_turn_tree(
     generations: Sequence[Generation], emission_order: Sequence[int] | None, tokenizer: Tokenizer | None
-) -> list[dict[str, Any]]:
+) -> list[TurnOfTree]:
     """Returns each turn with its parent, what its prompt added and what was sampled.
 
     ``emission_order`` are the turns' numbers in the order of being sampled, from 1, where a recorder knows them.
@@ -33,7 +34,7 @@ def describe_turn_tree(
     row_of = {index: number for number, one in enumerate(rows) for index in one.generation_indices}
     numbers = emission_order if emission_order is not None and len(emission_order) == len(generations) else None
     path: list[int] = []  # the turns from the root to the one before
-    turns: list[dict[str, Any]] = []
+    turns: list[TurnOfTree] = []
     for index, one in enumerate(generations):
         while path and not _continues(one, generations[path[-1]]):
             path.pop()
@@ -41,18 +42,18 @@ def describe_turn_tree(
         held = 0 if parent is None else len(generations[parent].prompt_ids) + len(generations[parent].output_ids)
         log_probs = one.output_log_probs
         turns.append(
-            {
-                "turn": index,
-                "parent": parent,
-                "sampled_as": None if numbers is None else numbers[index],
-                "new_tokens": len(one.prompt_ids) - held,
-                "output_tokens": len(one.output_ids),
-                "mean_log_prob": sum(log_probs) / len(log_probs) if log_probs else None,
-                "finish_reason": one.finish_reason,
-                "row": row_of.get(index),
-                "context": text_of(tokenizer, one.prompt_ids[held:]),
-                "output": text_of(tokenizer, one.output_ids),
-            }
+            TurnOfTree(
+                turn=index,
+                parent=parent,
+                sampled_as=None if numbers is None else numbers[index],
+                new_tokens=len(one.prompt_ids) - held,
+                output_tokens=len(one.output_ids),
+                mean_log_prob=sum(log_probs) / len(log_probs) if log_probs else None,
+                finish_reason=one.finish_reason,
+                row=row_of.get(index),
+                context=text_of(tokenizer, one.prompt_ids[held:]),
+                output=text_of(tokenizer, one.output_ids),
+            )
         )
         path.append(index)
     return turns

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, Shortfall
@@ -235,21 +237,40 @@ DEFAULT_FUNCTIONS = GroupFunctions(
 )
 
 
+class RewardStatistics(TypedDict):
+    """Of all trajectories since the last delivery, before any filter."""
+
+    total_samples: int
+    """Trajectories written since the last delivery, before any filter."""
+    num_groups: int
+    """Groups they belong to."""
+    avg_group_size: float
+    """Trajectories of a group, on average."""
+    avg_reward: float
+    """Mean of their rewards; 0 when there are none."""
+    reward_std: float
+    """Standard deviation (n - 1) of their rewards."""
+    reward_min: float
+    """The lowest of them."""
+    reward_max: float
+    """The highest of them."""
+
+
 def summarize_rewards(
     *, samples: int, groups: int, total: float, square_total: float, low: float | None, high: float | None
-) -> dict[str, Any]:
+) -> RewardStatistics:
     """Builds the reward part of ``meta_info`` from sums, so that no trajectory has to be looked at again.
 
     ``reward_std`` is the sample standard deviation (n - 1), 0.0 for fewer than two samples, as slime's own was.
     """
     mean = total / samples if samples else 0.0
     variance = max(0.0, square_total - samples * mean * mean) / (samples - 1) if samples > 1 else 0.0
-    return {
-        "total_samples": samples,
-        "num_groups": groups,
-        "avg_group_size": samples / groups if groups else 0.0,
-        "avg_reward": mean,
-        "reward_std": math.sqrt(variance),
-        "reward_min": low if low is not None else 0.0,
-        "reward_max": high if high is not None else 0.0,
-    }
+    return RewardStatistics(
+        total_samples=samples,
+        num_groups=groups,
+        avg_group_size=samples / groups if groups else 0.0,
+        avg_reward=mean,
+        reward_std=math.sqrt(variance),
+        reward_min=low if low is not None else 0.0,
+        reward_max=high if high is not None else 0.0,
+    )

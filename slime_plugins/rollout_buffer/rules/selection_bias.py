@@ -84,15 +84,22 @@ class FinishedGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BiasRow:
-    """How many members of one kind were submitted and are over, and what became of them."""
+    """How many members of one kind are over, and what became of them; those that nothing else counts were lost."""
 
     by: str
+    """`duration`, `length` (sampled tokens), `turns`, `reward`, `success` or `task`."""
     name: str
+    """Which of that kind."""
     submitted: int
+    """Members of groups that are over."""
     trained: int
+    """Those that were handed out."""
     filtered: int
+    """Those that were filtered for their rewards, or their group's."""
     given_up: int
+    """Those that had not come when their group was closed."""
     failed: int
+    """Those whose slot used up its attempts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

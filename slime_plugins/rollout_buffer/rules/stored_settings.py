@@ -1,6 +1,6 @@
 """Pure: the settings of a stored job, typed, as far as its states and groups go by them.
 
-``protocol.request_models.JobSettings`` checks what a caller sends; this is what of it was kept. A job that was stored
+``wire.start_request.JobSettings`` checks what a caller sends; this is what of it was kept. A job that was stored
 before a setting came has its default, which is the same there and here.
 """
 

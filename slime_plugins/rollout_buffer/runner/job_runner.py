@@ -23,7 +23,6 @@ from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.observability.logs import log_fields
 from slime_plugins.rollout_buffer.observability.tracebacks import place_and_traceback
 from slime_plugins.rollout_buffer.observability.tracing import NoTracer, Tracer, traced_by
-from slime_plugins.rollout_buffer.protocol.request_models import AUTO, JobSettings
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
 from slime_plugins.rollout_buffer.runner.attempt_limit import STOP_TIMEOUT_S
 from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
@@ -34,6 +33,7 @@ from slime_plugins.rollout_buffer.runner.plain_runner import PlainRunner
 from slime_plugins.rollout_buffer.runner.played_job import FencedError, PlayedJob
 from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency, store_report
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from slime_plugins.rollout_buffer.wire.start_request import AUTO, JobSettings
 
 MIN_STEP = 4
 """By how many episodes ``num_process: auto`` grows at least."""

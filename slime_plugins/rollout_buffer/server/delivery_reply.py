@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import orjson
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.server.http import Part
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
-from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
 from slime_plugins.rollout_buffer.state.reward_versions import Scores, rescored
+from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, MetaInfo, ShortGroup
+from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
 
 CHUNK_BYTES = 512 * 1024
 """A reply goes out in about such parts."""
@@ -22,7 +21,7 @@ def delivery_chunks(
     buffer: Buffer,
     delivery: Delivery,
     poll: PollPayload,
-    acknowledged: Any,
+    acknowledged: Acknowledged | None,
     *,
     reward_version: int = 0,
     scores: Scores | None = None,
@@ -32,7 +31,7 @@ def delivery_chunks(
     ``scores`` are rewards of another version than what was played. What is said of the groups comes after them: who
     takes no dummies learns only by reading which groups are short.
     """
-    meta_info = {**delivery.meta_info, "reward_version": reward_version}
+    meta_info: MetaInfo = {**delivery.meta_info, "reward_version": reward_version}
     if acknowledged is not None:
         meta_info["acknowledged"] = acknowledged
     head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]

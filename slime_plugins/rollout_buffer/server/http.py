@@ -27,10 +27,8 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
     UnsupportedEncodingError,
 )
+from slime_plugins.rollout_buffer.http_auth import check_access, check_host
 from slime_plugins.rollout_buffer.observability.liveness import supervisors_heartbeat
-from slime_plugins.rollout_buffer.protocol.auth import check_access
-from slime_plugins.rollout_buffer.protocol.hosts import check_host
-from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.text_search import TextSearch
@@ -38,6 +36,7 @@ from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings, read_token
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.wire.item_bodies import split_items
 
 RETRY_AFTER_S = 2
 """When to come again to a server that could not do it now."""

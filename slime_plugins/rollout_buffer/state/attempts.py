@@ -12,7 +12,6 @@ import orjson
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import JobPausedError, StaleAttemptError
 from slime_plugins.rollout_buffer.rules import job_states
-from slime_plugins.rollout_buffer.state.item_writes import WriteResult
 from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
 from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload, StoredPayload
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, trajectory_rows
@@ -20,6 +19,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Trajectory, WriteStatus
+from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

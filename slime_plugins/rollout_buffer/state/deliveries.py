@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
-from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.state.delivery_leases import (
     all_still_waiting,
     expire_leases,
@@ -32,6 +31,8 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState
+from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
+from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +41,7 @@ class Delivery:
 
     key: int
     delivery_id: str
-    meta_info: dict[str, Any]
+    meta_info: MetaInfo
 
 
 def take(connection: Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
@@ -93,7 +94,7 @@ def _redelivery(
     connection: Connection, now: float, job: JobRecord, poll: PollPayload, expired: DeliveryRecord
 ) -> Delivery:
     """Hands an expired delivery out again, under an id of its own: an acknowledgement tells which of them arrived."""
-    meta_info = {**expired.meta_info, "delivery_id": uuid.uuid4().hex}
+    meta_info: MetaInfo = {**expired.meta_info, "delivery_id": uuid.uuid4().hex}
     delivery = _insert(connection, now, job, poll, meta_info)
     delivery_rows.hand_over(connection, expired.key, delivery.key, handed_out(poll))
     return delivery
@@ -108,7 +109,7 @@ def _new_delivery(
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
         # Part of a delivery that had come back goes out in another one: what it reported is reported again.
         delivery_rows.dissolve_delivery(connection, broken_up)
-    delivery = _insert(connection, now, job, poll, {"delivery_id": uuid.uuid4().hex})
+    delivery = _insert(connection, now, job, poll, cast("MetaInfo", {"delivery_id": uuid.uuid4().hex}))
     stale = set(stale_groups(connection, job))
     for group in ready:
         group_rows.update_group(connection, group.key, state=handed_out(poll).value, delivery_key=delivery.key)
@@ -118,13 +119,12 @@ def _new_delivery(
     return replace(delivery, meta_info=meta_info)
 
 
-def _insert(
-    connection: Connection, now: float, job: JobRecord, poll: PollPayload, meta_info: dict[str, Any]
-) -> Delivery:
+def _insert(connection: Connection, now: float, job: JobRecord, poll: PollPayload, meta_info: MetaInfo) -> Delivery:
     """Adds a delivery without groups; its id is what ``meta_info`` says."""
+    delivery_id = str(meta_info["delivery_id"])
     key = delivery_rows.insert_delivery(
         connection,
-        delivery_id=meta_info["delivery_id"],
+        delivery_id=delivery_id,
         job_key=job.key,
         consumer_id=poll.consumer_id,
         poll_id=poll.poll_id,
@@ -134,7 +134,7 @@ def _insert(
         **lease_columns(now, poll),
     )
     job_rows.update_job(connection, job.key, waiting_since=None)
-    return Delivery(key=key, delivery_id=meta_info["delivery_id"], meta_info=meta_info)
+    return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
 
 
 def _waited_s(now: float, job: JobRecord) -> float:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
 from slime_plugins.rollout_buffer.types import AckResult, DeliveryState, GroupState
+from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
 
 
 def lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:

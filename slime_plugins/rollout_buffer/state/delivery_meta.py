@@ -1,12 +1,12 @@
 """What a poll is told beside its groups: the ``meta_info`` of a delivery, and of a reply that brings none.
 
-The keys are ``protocol.reply_models.MetaInfo``. Rules on an open transaction.
+Rules on an open transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.groups import summarize_rewards
@@ -15,11 +15,12 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
 
 
 def meta_info_of(
     connection: Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord], stale: set[int]
-) -> dict[str, Any]:
+) -> MetaInfo:
     """Returns what the new delivery ``key`` of the ``ready`` groups says; ``stale`` are keys of groups of old weights.
 
     Its statistics are of everything that was played since the last delivery, filtered groups too.
@@ -36,7 +37,7 @@ def meta_info_of(
     )
     return {
         **statistics,
-        **job.meta_info,
+        **cast("MetaInfo", job.meta_info),  # what its generator says: any keys
         "finished_groups": [*ended, *(group.instance_id for group in ready)],
         "delivery_id": delivery_id,
         "job_id": job.job_id,
@@ -47,14 +48,20 @@ def meta_info_of(
     }
 
 
-def empty_meta_info(connection: Connection, job: JobRecord | None) -> dict[str, Any]:
+def empty_meta_info(connection: Connection, job: JobRecord | None) -> MetaInfo:
     """Returns what a poll is told that gets nothing; ``job`` None when it named none and none is open."""
     statistics = summarize_rewards(samples=0, groups=0, total=0.0, square_total=0.0, low=None, high=None)
-    about: dict[str, Any] = {"finished_groups": [], "delivery_id": None, "exhausted": False, "outcomes": {}}
-    if job is None:
-        return {**statistics, **about}
-    about_job = {"job_id": job.job_id, "job_state": job.state.value, "job_cause": job.cause}
-    return {**statistics, **about, "exhausted": is_exhausted(connection, job), **about_job}
+    empty: MetaInfo = {
+        **cast("MetaInfo", statistics),
+        "finished_groups": [],
+        "delivery_id": None,
+        "exhausted": False,
+        "outcomes": {},
+    }
+    if job is not None:
+        empty["exhausted"] = is_exhausted(connection, job)
+        empty["job_id"], empty["job_state"], empty["job_cause"] = job.job_id, job.state, job.cause
+    return empty
 
 
 def is_exhausted(connection: Connection, job: JobRecord, *, but_for: int | None = None) -> bool:

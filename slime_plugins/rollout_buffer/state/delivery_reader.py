@@ -28,6 +28,7 @@ from slime_plugins.rollout_buffer.storage.store import Store, whole_row
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, payload_rows
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveredMember
 from slime_plugins.rollout_buffer.types import Outcome
+from slime_plugins.rollout_buffer.wire.delivery_replies import ShortGroup
 
 READERS = 2
 """Threads of a process that read ahead, for all its deliveries together."""
@@ -188,10 +189,6 @@ def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -
             work.cancel()
 
 
-ShortGroup = dict[str, Any]
-"""What ``meta_info`` says of a group that has fewer members than it should."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlayedGroup:
     """The members of a delivered group that were played; none when too few are left. ``short`` when one is missing."""
@@ -207,13 +204,13 @@ def only_played(members: Iterable[tuple[dict[str, Any], Pieces]], at_least: int)
         group = list(found)
         played = [member for member in group if not member[0]["remove_sample"]]
         delivered = len(played) >= at_least
-        short = {
-            "group_index": key,
-            "instance_id": group[0][0]["instance_id"],
-            "members": len(played),
-            "group_size": len(group),
-            "delivered": delivered,
-        }
+        short = ShortGroup(
+            group_index=key,
+            instance_id=group[0][0]["instance_id"],
+            members=len(played),
+            group_size=len(group),
+            delivered=delivered,
+        )
         yield PlayedGroup(key, played if delivered else [], None if len(played) == len(group) else short)
 
 

@@ -33,14 +33,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, WriteStatus
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteResult:
-    """What became of an item."""
-
-    uid: str
-    status: WriteStatus
+from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 
 
 @dataclass(frozen=True, slots=True)

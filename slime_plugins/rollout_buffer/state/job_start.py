@@ -18,12 +18,6 @@ from enum import Enum, auto
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.protocol.request_models import (
-    CHANGEABLE,
-    EXTERNAL_TASK_TYPE,
-    MAX_ATTEMPTS,
-    StartPayload,
-)
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, SUPERSEDED
 from slime_plugins.rollout_buffer.rules.skip_list import compare_with_skip_list
@@ -44,6 +38,7 @@ from slime_plugins.rollout_buffer.storage.tables.input_rows import PackedInput
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, JobState
 from slime_plugins.rollout_buffer.wire import MAX_IDENTIFIER
+from slime_plugins.rollout_buffer.wire.start_request import CHANGEABLE, EXTERNAL_TASK_TYPE, MAX_ATTEMPTS, StartPayload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,26 +9,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import orjson
 
 from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
-from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import payload_rows, trainer_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
+from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
+from slime_plugins.rollout_buffer.wire.trajectory_replies import RefusedRow, TrainerRowsKept
 
 NO_ROW = "it has no training row of that number"
 
 
 def store_report(
     store: Store, job_id: str, report: TrainerReport, *, clock: Callable[[], float] = time.time
-) -> dict[str, Any]:
+) -> TrainerRowsKept:
     """Keeps what a trainer says; a row that does not fit its trajectory is named with the reason, and left out.
 
     Raises:
@@ -37,7 +37,7 @@ def store_report(
     """
     store.check_room()
     kept: list[TrainerRow] = []
-    refused: list[dict[str, Any]] = []
+    refused: list[RefusedRow] = []
     with store.read() as connection:
         job = find_job(connection, job_id)
         known = {
@@ -56,11 +56,11 @@ def store_report(
                 packed[row.uid] = _rows_of(store.get_payload(*known[row.uid]))
             kept.append(_kept(row, report.step, clock(), compare(row, *packed[row.uid], newest)))
         except (ValueError, DamagedError) as error:
-            refused.append({"uid": row.uid, "row": row.row, "reason": str(error)})
+            refused.append(RefusedRow(uid=row.uid, row=row.row, reason=str(error)))
     if kept:
         with store.write() as connection:
             trainer_rows.insert_rows(connection, job.key, kept)
-    return {"kept": len(kept), "refused": refused}
+    return TrainerRowsKept(kept=len(kept), refused=refused)
 
 
 def compare(

@@ -24,7 +24,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, Heartbeat
-from slime_plugins.rollout_buffer.protocol.request_models import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.state.recovery import recover
@@ -43,6 +42,7 @@ from slime_plugins.rollout_buffer.supervisor.restart_policies import (
     server_policy,
 )
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
+from slime_plugins.rollout_buffer.wire.start_request import EXTERNAL_TASK_TYPE
 
 TICK_S = 0.1
 CLOCK_INTERVAL_S = 0.5

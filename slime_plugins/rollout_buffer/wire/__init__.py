@@ -1,7 +1,14 @@
-"""The only speller of JSON keys of items: records on one side, what goes over HTTP and is stored on the other.
+"""What goes over HTTP, each type as one class: items, requests, replies. OpenAPI describes these classes.
 
-Each wire type is one class of pydantic, which decodes it, checks it and describes it in OpenAPI. What is wrong is an
-``InvalidPayloadError`` whose sentence names the key, what is allowed there, and what a misspelt key may have meant.
+* items: ``items`` (keys of an item), ``generations``, ``images``; ``checks`` has their base class
+* requests: ``start_request``, ``delivery_requests`` (poll, ack), ``control_requests`` (drain, sign in),
+  ``trainer_reports``, ``query_params``; ``request_fields`` has their base class
+* replies: ``delivery_replies``, ``job_replies``, ``group_replies``, ``trajectory_replies``, as the server builds them;
+  ``trainer_replies`` as the client reads them
+* ``inline_images``, ``item_bodies``: large bodies, screenshots cut out and items found before JSON is parsed
+
+What is wrong is an ``InvalidPayloadError`` whose sentence names the key, what is allowed there, and what a misspelt key
+may have meant. Replies are typed dictionaries: mypy checks their keys, and nothing is validated while one is sent.
 """
 
 from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER, MAX_ITEMS, identifier
@@ -34,7 +41,7 @@ from slime_plugins.rollout_buffer.wire.items import (
     encode_turn_rewards,
     trained_turns,
 )
-from slime_plugins.rollout_buffer.wire.replies import (
+from slime_plugins.rollout_buffer.wire.trainer_replies import (
     RolloutData,
     RolloutItem,
     StartReply,

@@ -14,6 +14,7 @@ from slime_plugins.rollout_buffer.rules.rewards import as_token_rewards, as_turn
 from slime_plugins.rollout_buffer.rules.typos import nearest
 from slime_plugins.rollout_buffer.types import Generation, Image, Message, Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire.checks import (
+    MAX_ITEMS,
     Identifier,
     MustBe,
     Reward,
@@ -193,6 +194,22 @@ class WrittenItemBody(WrittenRecord, _ItemFields):
         outcome = self.outcome or (Outcome.TRUNCATED if truncated else Outcome.COMPLETED)
         stop_reason = self.stop_reason or (StopReason.MAX_TOKENS if truncated else StopReason.STOP)
         return {**kept, "outcome": Outcome(outcome).value, "stop_reason": stop_reason.value}
+
+
+class ItemOfJob(WrittenItemBody):
+    """The body of a write of one item."""
+
+    job_id: Identifier | None = None
+    """The job it belongs to; may be left out while only one is open."""
+
+
+class ItemsOfJob(WireRecord):
+    """The body of a write of several items."""
+
+    job_id: Identifier | None = None
+    """The job they belong to; may be left out while only one is open."""
+    items: Annotated[list[WrittenItemBody], Field(min_length=1, max_length=MAX_ITEMS)]
+    """All are checked before one is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,8 +29,6 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
@@ -48,6 +46,8 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.support import poll, start_external, write, written
 from tests.wandb_runs import logged_in, offline_run
 
@@ -103,7 +103,7 @@ async def play_with_failures(buffer: Buffer) -> JobRecord:
         "num_process": 2,
     }
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in PLAYED]
-    job = buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    job = buffer.start_job(parse(StartPayload, body), instances).job
     await play(buffer, job)
     return job
 

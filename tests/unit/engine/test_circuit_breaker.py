@@ -111,7 +111,7 @@ async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attemp
         assert paused.cause_code is CauseCode.ENGINE_AWAY
         assert "answers HTTP 404, not as an engine does: <html>no such page</html>" in paused.cause
         told = Views(buffer.store, "supervisor").explanation(job.job_id)["explanation"]
-        assert "paused_engine" in [one["code"] for one in told]
+        assert "paused_engine" in [one.code for one in told]
         await asyncio.sleep(1.5)  # longer than a turn's patience: what was under way is given up
         described = describe_job(buffer.store, job)
         assert described["attempts"].get("failed", 0) == 0

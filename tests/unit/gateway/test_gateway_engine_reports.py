@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job
 
 USER: Any = {"role": "user", "content": "What is 2 + 2?"}
@@ -53,7 +54,7 @@ class Told:
     gateway: GatewayUnderTest
     job: JobRecord
 
-    async def until(self, code: str) -> dict[str, Any]:
+    async def until(self, code: str) -> JobExplanation:
         """Waits until the most pressing sentence has this code, and returns all that is told."""
         views = Views(self.gateway.buffer.store, SUPERVISOR.name)
         async with asyncio.timeout(60):
@@ -61,7 +62,7 @@ class Told:
                 self.gateway.buffer.beat(SUPERVISOR.name, os.getpid(), {})
                 await self.gateway.gateway.reconcile()
                 found = views.explanation(self.job.job_id)
-                if found["explanation"][0]["code"] == code:
+                if found["explanation"][0].code == code:
                     return found
                 await asyncio.sleep(0.01)
 
@@ -78,15 +79,15 @@ async def test_the_engine_is_named_while_agents_wait_after_they_gave_up_and_unti
 
         asking = asyncio.create_task(gateway.chat(opened, [USER]))
         waits = await told.until("no_engine")
-        assert f"The engine at {url} cannot be reached" in waits["explanation"][0]["message"]
-        assert "1 request is held" in waits["explanation"][0]["message"]
-        assert "external_waits" not in [one["code"] for one in waits["explanation"]]
+        assert f"The engine at {url} cannot be reached" in waits["explanation"][0].message
+        assert "1 request is held" in waits["explanation"][0].message
+        assert "external_waits" not in [one.code for one in waits["explanation"]]
 
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         while (await told.until("no_engine"))["engine"]["waiting"]:
             pass
-        assert f"The engine at {url} cannot be reached" in (await told.until("no_engine"))["explanation"][0]["message"]
+        assert f"The engine at {url} cannot be reached" in (await told.until("no_engine"))["explanation"][0].message
 
         async with engine_at(port):
             await told.until("external_waits")

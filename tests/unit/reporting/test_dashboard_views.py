@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.query_params import (
-    GroupPageQuery,
-    OverviewQuery,
-    SeriesQuery,
-    TrajectoryPageQuery,
-)
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from slime_plugins.rollout_buffer.wire.query_params import (
+    GroupPageQuery,
+    OverviewQuery,
+    SeriesQuery,
+    TrajectoryPageQuery,
+)
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 from tests.example_counts import examples
 from tests.support import poll, start_external, write, written
 
@@ -59,14 +59,14 @@ def job(buffer: Buffer, clock: SettableClock) -> JobRecord:
 
 
 def asked(**query: Any) -> SeriesQuery:
-    return request_models.parse(SeriesQuery, query)
+    return parse(SeriesQuery, query)
 
 
 # --- series ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_series_counts_what_happened(views: Views, job: JobRecord) -> None:
-    columns = views.series(job.job_id, asked(width_s=60))["columns"]
+    columns: Any = views.series(job.job_id, asked(width_s=60))["columns"]
     assert sum(columns["episodes"]) == 19
     assert (sum(columns["completed"]), sum(columns["truncated"])) == (18, 1)
     assert (sum(columns["groups_valid"]), sum(columns["groups_filtered"])) == (6, 3)
@@ -108,7 +108,7 @@ def test_the_sums_by_the_minute_are_those_of_the_rows(seed: int) -> None:
 
 
 def group_ids(views: Views, **query: Any) -> list[str]:
-    page = views.groups("run/1", request_models.parse(GroupPageQuery, query))
+    page = views.groups("run/1", parse(GroupPageQuery, query))
     return [group["instance_id"] for group in page["groups"]]
 
 
@@ -145,7 +145,7 @@ def test_pages_of_groups_hold_each_group_once(views: Views, job: JobRecord, limi
     cursor = None
     while True:
         query = {"limit": limit, "sort": sort, "order": order, **({"cursor": cursor} if cursor else {})}
-        page = views.groups(job.job_id, request_models.parse(GroupPageQuery, query))
+        page = views.groups(job.job_id, parse(GroupPageQuery, query))
         seen += [group["instance_id"] for group in page["groups"]]
         cursor = page["next_cursor"]
         if cursor is None:
@@ -155,7 +155,7 @@ def test_pages_of_groups_hold_each_group_once(views: Views, job: JobRecord, limi
 
 
 def test_a_group_shows_its_members_and_why_it_was_dropped(views: Views, job: JobRecord) -> None:
-    page = views.groups(job.job_id, request_models.parse(GroupPageQuery, {"state": "filtered", "limit": 1}))
+    page = views.groups(job.job_id, parse(GroupPageQuery, {"state": "filtered", "limit": 1}))
     group = views.group(page["groups"][0]["group_index"])
     assert [member["uid"] for member in group["members"]] == ["Task0-6/a", "Task0-6/b"]
     assert "all 2 members earned the same reward" in group["message"]
@@ -164,7 +164,7 @@ def test_a_group_shows_its_members_and_why_it_was_dropped(views: Views, job: Job
 
 def test_what_was_delivered_stands_beside_what_was_earned(views: Views, buffer: Buffer, job: JobRecord) -> None:
     assert poll(buffer, job, max_groups=1) is not None
-    delivered = views.groups(job.job_id, request_models.parse(GroupPageQuery, {"state": "delivered"}))["groups"]
+    delivered = views.groups(job.job_id, parse(GroupPageQuery, {"state": "delivered"}))["groups"]
     group = views.group(delivered[0]["group_index"])
     assert [one["uid"] for one in group["delivered"]] == ["Task1-1/a", "Task1-1/b"]
     assert group["delivery_id"] is not None
@@ -188,7 +188,7 @@ def test_what_was_delivered_stands_beside_what_was_earned(views: Views, buffer: 
     ],
 )
 def test_filters_find_what_they_say(buffer: Buffer, job: JobRecord, query: dict[str, Any], count: int) -> None:
-    page = request_models.parse(TrajectoryPageQuery, {"job_id": job.job_id, **query})
+    page = parse(TrajectoryPageQuery, {"job_id": job.job_id, **query})
     assert len(Inspection(buffer.store).trajectories(page)["trajectories"]) == count
 
 
@@ -196,11 +196,11 @@ def test_filters_find_what_they_say(buffer: Buffer, job: JobRecord, query: dict[
 
 
 def test_an_overview_has_every_job_with_its_accounting_and_why(views: Views, buffer: Buffer, job: JobRecord) -> None:
-    overview = views.overview(request_models.parse(OverviewQuery, {}))
+    overview = views.overview(parse(OverviewQuery, {}))
     (entry,) = overview["jobs"]
     assert entry["slots"] == describe_job(buffer.store, job)["slots"]
-    assert overview["explanation"][0]["code"] == "no_supervisor"
-    assert entry["explanation"][0]["code"] == "no_supervisor"
+    assert overview["explanation"][0].code == "no_supervisor"
+    assert entry["explanation"][0].code == "no_supervisor"
     assert entry["newest"]["episodes"] == 19
 
 

@@ -34,13 +34,13 @@ def test_a_job_that_drops_its_slow_groups_says_so_everywhere(buffer: Buffer, clo
     assert poll(buffer, job, weight_version=24) is None
 
     described = describe_job(buffer.store, job)
-    rows = {(row["by"], row["name"]): row for row in described["bias"]}
+    rows = {(row.by, row.name): row for row in described["bias"]}
     slowest, solved = rows["duration", "slowest quarter"], rows["success", "solved"]
-    assert (slowest["submitted"], slowest["trained"]) == (16, 8)
-    assert (solved["submitted"], solved["trained"], solved["given_up"]) == (64, 48, 0)
+    assert (slowest.submitted, slowest.trained) == (16, 8)
+    assert (solved.submitted, solved.trained, solved.given_up) == (64, 48, 0)
     assert described["measures"]["bias"]["slowest"] == pytest.approx(2 / 3)
     assert described["measures"]["bias"]["duration"] == pytest.approx(1 / 12)
     assert job_metrics(described)["rollout/bias/duration"] == described["measures"]["bias"]["duration"]
     said = Views(buffer.store, "supervisor", clock=clock).explanation(job.job_id)["explanation"]
-    sentences = {one["code"]: one["message"] for one in said}
+    sentences = {one.code: one.message for one in said}
     assert sentences["slow_tasks_lost"].startswith("Slow tasks are trained less: 0% of the slowest quarter")

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from slime.utils.mask_rows import Generation
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.query_params import SearchQuery, TrajectoryPageQuery
 from slime_plugins.rollout_buffer.reporting import text_search
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.message_texts import preview_of
@@ -24,6 +22,9 @@ from slime_plugins.rollout_buffer.reporting.turn_tree import describe_turn_tree
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from slime_plugins.rollout_buffer.wire.query_params import SearchQuery, TrajectoryPageQuery
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.trajectory_replies import SearchPage
 from tests.example_counts import examples
 from tests.support import start_external, write, written
 
@@ -52,15 +53,15 @@ def listed(inspection: Inspection, **query: Any) -> list[dict[str, Any]]:
     cursor: int | None = None
     while True:
         more = {} if cursor is None else {"cursor": cursor}
-        page = inspection.trajectories(request_models.parse(TrajectoryPageQuery, {**query, **more}))
-        found += page["trajectories"]
+        page = inspection.trajectories(parse(TrajectoryPageQuery, {**query, **more}))
+        found += ({**one} for one in page["trajectories"])
         cursor = page["next_cursor"]
         if cursor is None:
             return found
 
 
-def found_by(search: TextSearch, **query: Any) -> dict[str, Any]:
-    return search.page(request_models.parse(SearchQuery, query))
+def found_by(search: TextSearch, **query: Any) -> SearchPage:
+    return search.page(parse(SearchQuery, query))
 
 
 # --- sorting ---------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
 from slime_plugins.rollout_buffer.rules.stored_settings import StoredSettings, parse_settings
+from slime_plugins.rollout_buffer.wire.start_request import JobSettings
 
 TYPED = [one.name for one in fields(StoredSettings) if one.name not in ("generation_cap", "kept")]
 

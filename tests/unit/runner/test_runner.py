@@ -18,9 +18,6 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError, JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
@@ -42,6 +39,9 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.support import poll, slots, uids
 
 Play = Callable[[EpisodeRequest], Any]
@@ -119,7 +119,7 @@ def start(buffer: Buffer, count: int = 2, **changes: Any) -> JobRecord:
         **changes,
     }
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    return buffer.start_job(parse(StartPayload, body), instances).job
 
 
 def plugin_of(generator: ScriptedGenerator, **changes: Any) -> Plugin:
@@ -187,7 +187,7 @@ async def test_what_was_said_before_an_attempt_failed_can_be_read_and_is_never_t
 
     job = start(real_time_buffer, count=1, num_repeat_per_sample=1)
     await run(real_time_buffer, job, ScriptedGenerator(play))
-    page = failed_attempts(real_time_buffer.store, job.job_id, AttemptPageQuery(transcripts=True))
+    page: Any = failed_attempts(real_time_buffer.store, job.job_id, AttemptPageQuery(transcripts=True))
     told = [(one["attempt"], one["error_code"], one["messages"][0]["content"]) for one in page["attempts"]]
     assert told == [(2, "generator", "try 2"), (1, "device", "try 1")]
     raised, broke = (one["traceback"] for one in page["attempts"])
@@ -409,8 +409,8 @@ async def test_a_member_that_filter_item_took_out_counts_as_filtered_and_a_dummy
     await run(real_time_buffer, job, ScriptedGenerator(lambda e: 2.0 if e.slot == 7 else by_slot(e)))
     assert poll(real_time_buffer, job) is not None
     described = describe_job(real_time_buffer.store, job)
-    (task, *_) = [row for row in described["bias"] if row["by"] == "task"]
-    assert (task["submitted"], task["trained"], task["filtered"], task["given_up"]) == (8, 7, 1, 0)
+    (task, *_) = [row for row in described["bias"] if row.by == "task"]
+    assert (task.submitted, task.trained, task.filtered, task.given_up) == (8, 7, 1, 0)
     assert described["measures"]["bias"]["dummies"] == 0.125
 
 

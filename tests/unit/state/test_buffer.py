@@ -9,8 +9,6 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -25,6 +23,8 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.support import PNG, poll, slots, start_external, uids, write, written
 
 
@@ -37,7 +37,7 @@ def start_math(buffer: Buffer, ids: tuple[str, ...] = ("a", "b"), **changes: obj
         **changes,
     }
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    return buffer.start_job(parse(StartPayload, body), instances).job
 
 
 def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0) -> Trajectory:

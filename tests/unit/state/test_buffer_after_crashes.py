@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
@@ -16,6 +14,8 @@ from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.support import poll, start_external, uids, write, written
 
 
@@ -24,7 +24,7 @@ def start_played(buffer: Buffer, ids: tuple[str, ...] = ("a",), **changes: Any) 
     body: dict[str, Any] = {"task_type": "math", "num_repeat_per_sample": 2, "instances": lines}
     body |= {"remote_engine_url": "http://e:1", "job_id": "j", **changes}
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    return buffer.start_job(parse(StartPayload, body), instances).job
 
 
 def played(uid: str, instance_id: str = "a", reward: float = 1.0) -> Trajectory:

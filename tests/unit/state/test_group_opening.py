@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaims
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state import group_opening
 from slime_plugins.rollout_buffer.state.input_files import instances_from_lines
@@ -25,6 +23,8 @@ from slime_plugins.rollout_buffer.storage.tables import group_rows, input_rows
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, JobState
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.example_counts import examples
 from tests.support import poll, slots, start_external, uids, write, written
 
@@ -184,7 +184,7 @@ def test_the_line_of_an_instance_that_items_named_first_is_the_trainers(buffer: 
     (b, z) = groups(buffer, made)
     lines = [{"instance_id": "a"}, {"instance_id": "b", "prompt": "2 + 2?"}]
     body = {"task_type": "external", "num_repeat_per_sample": 2, "instances": lines, **TRAINER}
-    buffer.start_job(request_models.parse(StartPayload, body), instances_from_lines(lines))
+    buffer.start_job(parse(StartPayload, body), instances_from_lines(lines))
     assert buffer.instance(b).data == {"instance_id": "b", "prompt": "2 + 2?"}
     assert buffer.instance(z).data == {"instance_id": "z"}
 

@@ -38,7 +38,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def explanation(buffer: Buffer, job_id: str) -> dict[str, str]:
-    return {one["code"]: one["message"] for one in Views(buffer.store, "supervisor").explanation(job_id)["explanation"]}
+    return {one.code: one.message for one in Views(buffer.store, "supervisor").explanation(job_id)["explanation"]}
 
 
 def no_label(episode: EpisodeRequest) -> Exception:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -14,6 +12,9 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Generation, Instance, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.support import poll, slots
 
 
@@ -32,7 +33,7 @@ class Played:
         }
         instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
         self.buffer, self.clock = buffer, clock
-        self.key = buffer.start_job(request_models.parse(StartPayload, body), instances).job.key
+        self.key = buffer.start_job(parse(StartPayload, body), instances).job.key
         self.fence = buffer.begin_running(self.key)
         self.groups = iter(buffer.open_groups(self.key, after=(-1, -1), limit=40))
 
@@ -106,7 +107,7 @@ def test_dropping_is_asked_for_by_name(buffer: Buffer, clock: SettableClock) -> 
 
 
 def test_the_policy_may_change_from_one_start_to_the_next() -> None:
-    names = {request_models.parse(StartPayload, {"task_type": "external", **more}).identity()
+    names = {parse(StartPayload, {"task_type": "external", **more}).identity()
              for more in ({}, {"staleness_policy": "admit"}, {"staleness_policy": "drop"})}  # fmt: skip
     assert len(names) == 1
 

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import STALE
@@ -23,6 +21,9 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.support import poll, start_external, uids, write, written
 
 TIMESTAMP = 1_763_800_000
@@ -42,7 +43,7 @@ def write_group(buffer: Buffer, job: JobRecord, name: str, *versions: int | str)
 
 def explanation_codes(buffer: Buffer) -> dict[str, str]:
     views = Views(buffer.store, "supervisor")
-    return {one["code"]: one["message"] for one in views.explanation("j")["explanation"]}
+    return {one.code: one.message for one in views.explanation("j")["explanation"]}
 
 
 def test_a_resumed_trainers_groups_are_not_stale_beside_its_last_run(buffer: Buffer, clock: SettableClock) -> None:
@@ -87,7 +88,7 @@ def test_an_attempt_that_began_before_the_trainer_resumed_belongs_to_the_run_bef
     buffer: Buffer, clock: SettableClock
 ) -> None:
     payload = {"task_type": "math", "job_id": "j", "remote_engine_url": "http://e:1", "max_weight_version_lag": 1}
-    body = request_models.parse(StartPayload, {**payload, "instances": [{"instance_id": "i"}]})
+    body = parse(StartPayload, {**payload, "instances": [{"instance_id": "i"}]})
     instances = [Instance(instance_id="i", data={"instance_id": "i"})]
     job = buffer.start_job(body, instances).job
     fence = buffer.begin_running(job.key)
@@ -109,7 +110,7 @@ def test_a_poll_with_a_timestamp_as_version_counts_alone(buffer: Buffer) -> None
     job = start(buffer)
     write_group(buffer, job, "a", 3)
     for _ in range(3):
-        buffer.take(job, request_models.parse(request_models.PollPayload, {"weight_version": TIMESTAMP, "lease_s": 1}))
+        buffer.take(job, parse(PollPayload, {"weight_version": TIMESTAMP, "lease_s": 1}))
     assert buffer.job("j").weight_version == 3
     assert (buffer.job("j").lone_versions, buffer.job("j").lone_version) == (1, TIMESTAMP)
     assert describe_job(buffer.store, job)["slots"]["filtered"] == 0

@@ -19,7 +19,6 @@ from flask.testing import FlaskClient
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, StorageFullError
-from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.state.recovery import examine, recover
@@ -36,6 +35,7 @@ from slime_plugins.rollout_buffer.storage.store import Store, Work
 from slime_plugins.rollout_buffer.storage.tables import image_rows, payload_rows, service_rows
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from tests.support import PNG, poll, start_external, uids, write, written
 
 BIG = "x" * 100_000

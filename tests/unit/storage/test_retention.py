@@ -11,13 +11,13 @@ import pytest
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError
-from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.mismatch import trainer_rows_of
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.storage.retention import Purged, purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
 from tests.support import PNG, poll, slots, start_external, uids, write, written
 
 BIG = "x" * 100_000

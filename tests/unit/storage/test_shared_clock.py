@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.query_params import OverviewQuery
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.state.runner_reports import fresh_farms, store_report
@@ -18,6 +16,8 @@ from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.wire.query_params import OverviewQuery
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 from tests.support import PNG, poll, slots, start_external, uids, write, written
 
 DAY_S = 86_400.0
@@ -179,7 +179,7 @@ def test_who_looks_and_who_reports_goes_by_the_same_clock(machine: Machine, supe
     store_report(supervisor.store, supervisor.job("j").key, 1, farm)
     machine.wall += DAY_S  # and the supervisor has not followed yet
     machine.passes(2.0)
-    overview = Views(supervisor.store, SUPERVISOR).overview(request_models.parse(OverviewQuery, {}))
+    overview = Views(supervisor.store, SUPERVISOR).overview(parse(OverviewQuery, {}))
     assert overview["supervisor_age_s"] == pytest.approx(2.0)
     assert Inspection(supervisor.store).counts(SUPERVISOR).supervisor_age_s == pytest.approx(2.0)
     assert list(fresh_farms(supervisor.store)) == ["p"]

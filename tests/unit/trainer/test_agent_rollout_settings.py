@@ -17,7 +17,8 @@ from slime.rollout.agent_rollout_settings import (
     start_payload,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload, parse
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
 
 def arguments(**changes: Any) -> Any:

@@ -38,8 +38,7 @@ from rollout_buffer_lab.sglang_routes.sampling import (
     read_sampling_params,
 )
 from slime_plugins.rollout_buffer.errors import ForbiddenError, RolloutBufferError, UnsupportedEncodingError
-from slime_plugins.rollout_buffer.protocol.auth import check_bearer
-from slime_plugins.rollout_buffer.protocol.hosts import check_page
+from slime_plugins.rollout_buffer.http_auth import check_bearer, check_page
 from slime_plugins.rollout_buffer.serve_settings import read_token
 
 logger = logging.getLogger(__name__)

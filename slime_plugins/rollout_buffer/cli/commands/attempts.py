@@ -78,17 +78,17 @@ def attempts(
 
 def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:
     """As the route, from a data directory that need not be served."""
-    from slime_plugins.rollout_buffer.protocol import request_models
-    from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
     from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
     from slime_plugins.rollout_buffer.storage.store import Store
+    from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
+    from slime_plugins.rollout_buffer.wire.request_fields import parse
 
     if not (data_dir / "buffer.sqlite3").is_file():
         raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
     store = Store(data_dir)
     try:
         given = {key: value for key, value in query.items() if value is not None}
-        return failed_attempts(store, job_id, request_models.parse(AttemptPageQuery, given))
+        return {**failed_attempts(store, job_id, parse(AttemptPageQuery, given))}
     finally:
         store.close()
 

@@ -28,8 +28,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
     network_reason,
 )
-from slime_plugins.rollout_buffer.protocol.auth import check_bearer
-from slime_plugins.rollout_buffer.protocol.request_models import parse
+from slime_plugins.rollout_buffer.http_auth import check_bearer
 from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, OpenBody, check_text_only
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError, SessionEndedError
@@ -47,6 +46,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink, item_of, trajectory_of
 from slime_plugins.rollout_buffer.types import Message, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 _ENGINE_OPTIONS: Final = (
     "stop", "stop_token_ids", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",

@@ -14,13 +14,7 @@ from pathlib import Path
 from flask import Blueprint, Response, request
 
 from slime_plugins.rollout_buffer.errors import NotFoundError, UnauthorizedError
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.auth import SESSION_LENGTH_S, cookie_name, is_token, issue_session
-from slime_plugins.rollout_buffer.protocol.query_params import (
-    OverviewQuery,
-    SeriesQuery,
-)
-from slime_plugins.rollout_buffer.protocol.request_models import SignInPayload
+from slime_plugins.rollout_buffer.http_auth import SESSION_LENGTH_S, cookie_name, is_token, issue_session
 from slime_plugins.rollout_buffer.server.http import (
     digest,
     json_reply,
@@ -28,6 +22,13 @@ from slime_plugins.rollout_buffer.server.http import (
     revalidated,
     the_context,
 )
+from slime_plugins.rollout_buffer.wire.control_requests import SignInPayload
+from slime_plugins.rollout_buffer.wire.job_replies import SignedIn
+from slime_plugins.rollout_buffer.wire.query_params import (
+    OverviewQuery,
+    SeriesQuery,
+)
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboard"
 MEDIA_TYPES = {
@@ -100,13 +101,13 @@ def _send(name: str) -> Response:
 @routes.post("/sign_in")
 def sign_in() -> Response:
     """Gives a browser that knows the token a cookie that stands for it."""
-    payload = request_models.parse(SignInPayload, read_body())
+    payload = parse(SignInPayload, read_body())
     token = the_context().token
     if token is None:
-        return json_reply({"signed_in": True})
+        return json_reply(SignedIn(signed_in=True))
     if not is_token(payload.token, token):
         raise UnauthorizedError("that is not this server's token")
-    response = json_reply({"signed_in": True})
+    response = json_reply(SignedIn(signed_in=True))
     response.set_cookie(
         cookie_name(token),
         issue_session(token, time.time()),
@@ -121,7 +122,7 @@ def sign_in() -> Response:
 @routes.post("/sign_out")
 def sign_out() -> Response:
     """Takes the cookie away again."""
-    response = json_reply({"signed_in": False})
+    response = json_reply(SignedIn(signed_in=False))
     if (token := the_context().token) is not None:
         response.delete_cookie(cookie_name(token), httponly=True, samesite="Strict")
     return response
@@ -133,8 +134,8 @@ def sign_out() -> Response:
 @routes.get("/overview")
 def overview() -> Response:
     """Returns how the buffer is, and a page of jobs with why each moves or stands still."""
-    page = request_models.parse(OverviewQuery, request.args.to_dict())
-    return json_reply({**the_context().views.overview(page), "needs_token": the_context().token is not None})
+    page = parse(OverviewQuery, request.args.to_dict())
+    return json_reply(the_context().views.overview(page, needs_token=the_context().token is not None))
 
 
 @routes.get("/jobs/<id:job_id>/explanation")
@@ -146,5 +147,5 @@ def explanation(job_id: str) -> Response:
 @routes.get("/jobs/<id:job_id>/series")
 def series(job_id: str) -> Response:
     """Returns what happened to a job over time, in buckets."""
-    query = request_models.parse(SeriesQuery, request.args.to_dict())
+    query = parse(SeriesQuery, request.args.to_dict())
     return json_reply(the_context().views.series(job_id, query))

@@ -7,15 +7,6 @@ from flask import Blueprint, Response, request
 from slime_plugins.rollout_buffer.errors import (
     NotFoundError,
 )
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.query_params import (
-    DeliveryQuery,
-    PageQuery,
-)
-from slime_plugins.rollout_buffer.protocol.request_models import (
-    AckPayload,
-    PollPayload,
-)
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
 from slime_plugins.rollout_buffer.server.http import (
     Answer,
@@ -26,7 +17,12 @@ from slime_plugins.rollout_buffer.server.http import (
     the_inspection,
 )
 from slime_plugins.rollout_buffer.state.reward_versions import scores_for
-from slime_plugins.rollout_buffer.types import AckResult
+from slime_plugins.rollout_buffer.wire.delivery_requests import AckPayload, PollPayload
+from slime_plugins.rollout_buffer.wire.query_params import (
+    DeliveryQuery,
+    PageQuery,
+)
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 routes = Blueprint("rollout_buffer_deliveries", __name__)
 
@@ -34,9 +30,9 @@ routes = Blueprint("rollout_buffer_deliveries", __name__)
 @routes.post("/ack")
 def ack() -> Response:
     """Counts deliveries as received."""
-    payload = request_models.parse(AckPayload, read_body())
+    payload = parse(AckPayload, read_body())
     result = the_buffer().acknowledge(payload.all_ids)
-    if result[AckResult.UNKNOWN] and not result[AckResult.ACKED] and not result[AckResult.EXPIRED]:
+    if result["unknown"] and not result["acked"] and not result["expired"]:
         raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
     return json_reply(result)
 
@@ -44,14 +40,14 @@ def ack() -> Response:
 @routes.get("/jobs/<id:job_id>/deliveries")
 def deliveries(job_id: str) -> Response:
     """Lists a job's deliveries, newest first."""
-    page = request_models.parse(PageQuery, request.args.to_dict())
+    page = parse(PageQuery, request.args.to_dict())
     return json_reply(the_inspection().deliveries(job_id, page))
 
 
 @routes.get("/deliveries/<id:delivery_id>")
 def delivery(delivery_id: str) -> Response:
     """Returns a past delivery as its poll got it, with its dummies. Changes nothing: no lease, no state."""
-    query = request_models.parse(DeliveryQuery, request.args.to_dict())
+    query = parse(DeliveryQuery, request.args.to_dict())
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)
     version = query.reward_version

@@ -7,14 +7,14 @@ from flask import Blueprint, Response, request
 from slime_plugins.rollout_buffer.errors import (
     NotFoundError,
 )
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.query_params import (
-    GroupPageQuery,
-)
 from slime_plugins.rollout_buffer.server.http import (
     json_or_unchanged,
     the_context,
 )
+from slime_plugins.rollout_buffer.wire.query_params import (
+    GroupPageQuery,
+)
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 routes = Blueprint("rollout_buffer_groups", __name__)
 
@@ -22,7 +22,7 @@ routes = Blueprint("rollout_buffer_groups", __name__)
 @routes.get("/jobs/<id:job_id>/groups")
 def groups(job_id: str) -> Response:
     """Lists a job's groups, the last touched first."""
-    page = request_models.parse(GroupPageQuery, request.args.to_dict())
+    page = parse(GroupPageQuery, request.args.to_dict())
     return json_or_unchanged(the_context().views.groups(job_id, page))
 
 

@@ -14,6 +14,7 @@ from slime_plugins.rollout_buffer.server.http import (
     the_buffer,
 )
 from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.wire.delivery_replies import ImageReply
 
 routes = Blueprint("rollout_buffer_images", __name__)
 
@@ -39,4 +40,4 @@ def put_image(sha256: str) -> Response:
     if image.sha256 != sha256:
         raise InvalidPayloadError(f"the body hashes to {image.sha256}, not to the {sha256[:80]!r} of its path")
     created = the_buffer().contents.store_image(image)
-    return json_reply({"sha256": sha256, "created": created}, 201 if created else 200)
+    return json_reply(ImageReply(sha256=sha256, created=created), 201 if created else 200)

@@ -10,18 +10,11 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     UnavailableError,
     UnknownTaskTypeError,
-)
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.query_params import (
-    AttemptPageQuery,
-)
-from slime_plugins.rollout_buffer.protocol.request_models import (
-    DrainPayload,
-    StartPayload,
 )
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job, shown_settings
@@ -41,6 +34,13 @@ from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
 from slime_plugins.rollout_buffer.state import input_files
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.types import Instance
+from slime_plugins.rollout_buffer.wire.control_requests import DrainPayload
+from slime_plugins.rollout_buffer.wire.job_replies import Jobs
+from slime_plugins.rollout_buffer.wire.query_params import (
+    AttemptPageQuery,
+)
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import MAX_GROUPS, StartPayload
 
 KEYS_IN_WORDS = {
     "tokenizer_path": "the folder of the trainer's tokenizer, on the buffer host",
@@ -59,7 +59,7 @@ def start_rollout() -> Response:
     """Starts a job, or attaches to it when it is there already."""
     body = json_object_of_parts(read_bytes(), "instances")
     task = _check_task_type(body.get("task_type"))
-    payload = request_models.parse(StartPayload, body)
+    payload = parse(StartPayload, body)
     _check_required_keys(payload, task.get("required_keys", ()))
     _check_options(payload, task)
     _check_tokenizer(payload)
@@ -67,17 +67,16 @@ def start_rollout() -> Response:
     _check_size(payload, len(instances))
     started = the_buffer().start_job(payload, instances)
     job = started.job
-    return json_reply(
-        {
-            "message": started.message,
-            "job_id": job.job_id,
-            "state": job.state.value,
-            "attached": started.attached,
-            "groups": job.instance_count * job.num_epoch,
-            "group_size": job.group_size,
-            "notes": [GROUP_TIMEOUT_NOTE] if job.gives_up_slow_members else [],
-        }
+    reply = wire.StartReply(
+        message=started.message,
+        job_id=job.job_id,
+        state=job.state,
+        attached=started.attached,
+        groups=job.instance_count * job.num_epoch,
+        group_size=job.group_size,
+        notes=[GROUP_TIMEOUT_NOTE] if job.gives_up_slow_members else [],
     )
+    return json_reply(reply.model_dump())
 
 
 def _check_task_type(task_type: Any) -> Mapping[str, Any]:
@@ -160,10 +159,10 @@ def _check_tokenizer(payload: StartPayload) -> None:
 
 def _check_size(payload: StartPayload, instances: int) -> None:
     groups = instances * payload.num_epoch
-    if groups > request_models.MAX_GROUPS:
+    if groups > MAX_GROUPS:
         raise InvalidPayloadError(
             f"{instances} instances times num_epoch {payload.num_epoch} are {groups} groups; a job has up to "
-            f"{request_models.MAX_GROUPS}: ask for fewer epochs, or start several jobs on slices (path@[a:b])"
+            f"{MAX_GROUPS}: ask for fewer epochs, or start several jobs on slices (path@[a:b])"
         )
 
 
@@ -179,7 +178,7 @@ def _instances(payload: StartPayload) -> list[Instance]:
 def jobs() -> Response:
     """Lists the jobs, newest first."""
     buffer = the_buffer()
-    return json_reply({"jobs": [describe_job(buffer.store, job) for job in buffer.jobs()]})
+    return json_reply(Jobs(jobs=[describe_job(buffer.store, job) for job in buffer.jobs()]))
 
 
 @routes.get("/jobs/<id:job_id>")
@@ -187,8 +186,10 @@ def job(job_id: str) -> Response:
     """Returns one job with its progress and accounting, and what its runner said of its devices."""
     buffer = the_buffer()
     found = buffer.job(job_id)
-    beside = {"settings": shown_settings(buffer.store, found), "devices": devices_of_job(buffer.store, found.key)}
-    return json_reply({**describe_job(buffer.store, found), **beside})
+    described = describe_job(buffer.store, found)
+    described["settings"] = shown_settings(buffer.store, found)
+    described["devices"] = devices_of_job(buffer.store, found.key)
+    return json_reply(described)
 
 
 @routes.post("/jobs/<id:job_id>/<any(cancel, pause, resume):verb>")
@@ -201,7 +202,7 @@ def change_job(job_id: str, verb: str) -> Response:
 @routes.post("/jobs/<id:job_id>/drain")
 def drain_job(job_id: str) -> Response:
     """Pauses a job so that nothing begins any more; the reply's ``attempts`` count what still runs."""
-    payload = request_models.parse(DrainPayload, read_body())
+    payload = parse(DrainPayload, read_body())
     buffer = the_buffer()
     return json_reply(describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop)))
 
@@ -209,5 +210,5 @@ def drain_job(job_id: str) -> Response:
 @routes.get("/jobs/<id:job_id>/attempts")
 def attempts(job_id: str) -> Response:
     """Lists the attempts of a job that failed, the last ended first."""
-    page = request_models.parse(AttemptPageQuery, request.args.to_dict())
+    page = parse(AttemptPageQuery, request.args.to_dict())
     return json_reply(failed_attempts(the_inspection().store, job_id, page))

@@ -6,10 +6,7 @@ These functions block; ``asgi`` calls them in threads and waits between them, wi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
 from slime_plugins.rollout_buffer.server.http import (
@@ -20,6 +17,9 @@ from slime_plugins.rollout_buffer.server.http import (
 )
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, DeliveredGroups, PollReply
+from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 POLL_NOTE_INTERVAL_S = 5.0
 
@@ -30,7 +30,7 @@ class Poll:
 
     payload: PollPayload
     job: JobRecord | None
-    acknowledged: Any = None
+    acknowledged: Acknowledged | None = None
     delivery: Delivery | None = None
     attended: bool = False
     """A supervisor lived when it began: once there is none, the server is about to stop."""
@@ -43,7 +43,7 @@ class Poll:
 
 def begin_poll(context: ServerContext, content: bytes) -> Poll:
     """Acknowledges what a poll names, and takes what is ready."""
-    payload = request_models.parse(PollPayload, json_object(content))
+    payload = parse(PollPayload, json_object(content))
     buffer = context.buffer
     acknowledged = buffer.acknowledge(payload.ack) if payload.ack else None
     job = buffer.resolve_job(payload.job_id)
@@ -85,7 +85,8 @@ def answer_poll(context: ServerContext, poll: Poll) -> Answer:
         message = f"nothing is ready, and job {meta_info['job_id']} is {meta_info['job_state']}: {cause}"
     if poll.acknowledged is not None:
         meta_info["acknowledged"] = poll.acknowledged
-    return Answer(as_json({"success": False, "message": message, "data": {"data": [], "meta_info": meta_info}}))
+    nothing = DeliveredGroups(data=[], meta_info=meta_info)
+    return Answer(as_json(PollReply(success=False, message=message, data=nothing)))
 
 
 def _nothing_open(context: ServerContext) -> str:

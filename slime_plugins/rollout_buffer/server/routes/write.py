@@ -11,7 +11,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError, RequestError
-from slime_plugins.rollout_buffer.protocol.inline_images import extract_images
 from slime_plugins.rollout_buffer.server.http import (
     Answer,
     ServerContext,
@@ -20,8 +19,10 @@ from slime_plugins.rollout_buffer.server.http import (
     json_object,
     of_one_go,
 )
-from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, WriteResult, Written
+from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, Written
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.wire.delivery_replies import WriteReply, WriteResult
+from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +87,8 @@ def read_write(body: WriteBody) -> Write | UnreadWrite:
     return Write(job_id, items)
 
 
-def _written(job: JobRecord, results: Sequence[WriteResult]) -> Answer:
-    reply = {
-        "success": True,
-        "message": "written",
-        "job_id": job.job_id,
-        "results": [{"uid": result.uid, "status": result.status} for result in results],
-    }
-    return Answer(as_json(reply))
+def _written(job: JobRecord, results: list[WriteResult]) -> Answer:
+    return Answer(as_json(WriteReply(success=True, message="written", job_id=job.job_id, results=results)))
 
 
 def _entries(body: dict[str, Any]) -> list[Any]:

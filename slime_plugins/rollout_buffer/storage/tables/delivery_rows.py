@@ -13,6 +13,7 @@ from slime_plugins.rollout_buffer.storage.tables import group_rows, reward_sum_r
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState
+from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class DeliveryRecord:
     job_key: int
     state: DeliveryState
     lease_s: float | None
-    meta_info: dict[str, Any]
+    meta_info: MetaInfo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,7 @@ def insert_delivery(connection: Connection, **columns: Any) -> int:
     return int(connection.execute(query, columns).fetchone()[0])
 
 
-def set_meta_info(connection: Connection, delivery_key: int, meta_info: dict[str, Any]) -> None:
+def set_meta_info(connection: Connection, delivery_key: int, meta_info: MetaInfo) -> None:
     """Keeps what a delivery says of itself, so that it says the same when it is delivered again."""
     connection.execute("UPDATE deliveries SET meta_info = ? WHERE key = ?", (json.dumps(meta_info), delivery_key))
 

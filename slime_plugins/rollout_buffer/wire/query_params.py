@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from slime_plugins.rollout_buffer.protocol.request_models import Body, Count, Identifier, Number
 from slime_plugins.rollout_buffer.types import GroupState, Outcome, StopReason
+from slime_plugins.rollout_buffer.wire.request_fields import Body, Count, Identifier, Number
 
 MAX_KEY = 2**63 - 1
 

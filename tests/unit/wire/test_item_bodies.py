@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.protocol import item_bodies
-from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
+from slime_plugins.rollout_buffer.wire import item_bodies
+from slime_plugins.rollout_buffer.wire.item_bodies import split_items
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(alphabet='ab"\\[]{},: \nüitems', max_size=12),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from slime_plugins.rollout_buffer.protocol.request_models import Body, Count, Identifier
+from slime_plugins.rollout_buffer.wire.request_fields import Body, Count, Identifier
 
 MAX_ROWS = 1000
 MAX_TOKENS = 1_000_000

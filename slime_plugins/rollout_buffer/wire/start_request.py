@@ -1,7 +1,6 @@
-"""What a caller may send, validated: the bodies of ``start_rollout``, ``get_rollout_data`` and ``ack``.
+"""The body of ``start_rollout``: what a job keeps of it (``JobSettings``), and what a start brings beside that.
 
-slime's trainer sends numbers as strings, so numbers are taken from strings here and nowhere else. Keys that the job
-does not know are its generator's options.
+Keys that the job does not know are its generator's options.
 """
 
 from __future__ import annotations
@@ -9,42 +8,41 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
     StringConstraints,
-    ValidationError,
     WithJsonSchema,
     model_validator,
 )
 
-from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.typos import MAX_KEYS, misspelt, nearest
-from slime_plugins.rollout_buffer.serve_settings import validation_messages
 from slime_plugins.rollout_buffer.types import SamplingParams
-from slime_plugins.rollout_buffer.wire import checks
-from slime_plugins.rollout_buffer.wire.checks import MAX_ITEMS, WireRecord
-from slime_plugins.rollout_buffer.wire.items import WrittenItemBody
+from slime_plugins.rollout_buffer.wire.request_fields import (
+    MAX_COUNT,
+    MAX_NESTING,
+    Count,
+    HttpUrl,
+    Identifier,
+    Number,
+    Ratio,
+    parts_of,
+)
 
 EXTERNAL_TASK_TYPE = "external"
 MAX_SKIPPED = 5_000_000
 MAX_INLINE_INSTANCES = 1_000_000
 MAX_GROUPS = 2_000_000
 """Groups of one job: instances times epochs. They are made in one transaction."""
-MAX_NESTING = 100
-"""Levels of the settings and options of a job; what can be stored must be possible to show."""
 MAX_SETTINGS_ELEMENTS = 10_000
 """Entries of all lists and objects in the settings and options of a job."""
 MAX_SETTINGS_BYTES = 256 * 1024
@@ -53,9 +51,6 @@ TOO_MANY_BYTES = f"have more than {MAX_SETTINGS_BYTES // 1024} KB"
 LISTS = frozenset({"instances", "skip_instance_ids"})
 """What a start brings beside its settings; it is stored elsewhere, and has limits of its own."""
 ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "drain", "deliveries", "explanation", "groups", "series"})
-MAX_INTEGER = 2**53
-MAX_COUNT = 1_000_000_000
-"""Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
 
 ENGINES_OWN = (
     "custom_params", "ebnf", "frequency_penalty", "ignore_eos", "json_schema", "logit_bias", "min_new_tokens", "min_p",
@@ -70,28 +65,8 @@ SAMPLING_ALONE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "r
 GATEWAYS_OWN = "pin_sampling_params"
 """An option that is like a field, and none."""
 
-MAX_WAIT_S = 300
-"""A poll may wait so long."""
 MAX_ATTEMPTS = 100
 """What a job may spend on one slot, retries of those that were given up included."""
-
-
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value.strip() if isinstance(value, str) else value
-
-
-def _holdable(value: int) -> int:
-    if abs(value) > MAX_INTEGER:
-        raise ValueError("must be an integer that JSON readers hold exactly, up to 2^53")
-    return value
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("must be a finite number")
-    return value
 
 
 def _nameable(value: str) -> str:
@@ -110,28 +85,6 @@ def _in_order(value: tuple[float, float]) -> tuple[float, float]:
     return value
 
 
-def _http_url(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:  # its own words quote the address, a password in it included
-        is_url = False
-    if not is_url:
-        raise ValueError("must be a URL like http://host:port")
-    try:
-        _ = parts.port
-    except ValueError:
-        raise ValueError("has a bad port: a number up to 65535 is needed") from None
-    return value.rstrip("/")
-
-
-Count = Annotated[int, BeforeValidator(_no_bool), AfterValidator(_holdable)]
-Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
-Ratio = Annotated[Number, Field(ge=0, le=1)]
-HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_http_url)]
-Identifier = Annotated[
-    str, AfterValidator(checks.checked_identifier), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 256})
-]
 JobName = Annotated[Identifier, AfterValidator(_nameable)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
@@ -172,12 +125,6 @@ def _known_engine_api(name: str) -> str:
     if name not in ("sglang", "openai") and name not in installed(Group.ENGINES):
         raise ValueError(f"must be sglang, openai, or an engine of a package: {missing(Group.ENGINES, name)}")
     return name
-
-
-class Body(BaseModel):
-    """What a caller sends where every key is known; another key is refused, because it is a typing error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=False, use_attribute_docstrings=True)
 
 
 class SamplingPayload(BaseModel):
@@ -360,20 +307,26 @@ class StartPayload(JobSettings):
         return self
 
     @model_validator(mode="after")
-    def _asks_engines_without_token_ids_for_evaluations_alone(self) -> StartPayload:
+    def _asks_an_engine_without_token_ids_for_evaluations_alone(self) -> StartPayload:
         if self.engine_api == "openai" and (not self.evaluation or self.task_type == EXTERNAL_TASK_TYPE):
             raise ValueError("engine_api openai gives no token ids to train on: it is for jobs with evaluation: true")
+        return self
+
+    @model_validator(mode="after")
+    def _names_the_model_of_an_engine_that_serves_several(self) -> StartPayload:
         if self.engine_api == "openai" and self.engine_model is None:
             raise ValueError("engine_model is missing: an engine of the kind openai is asked for a model by name")
         return self
 
     @model_validator(mode="after")
-    def _has_what_its_runner_needs(self) -> StartPayload:
-        if self.task_type == EXTERNAL_TASK_TYPE:
-            return self
-        if not self.has_input:
+    def _brings_input_for_its_runner(self) -> StartPayload:
+        if self.task_type != EXTERNAL_TASK_TYPE and not self.has_input:
             raise ValueError("input_file is missing: a path under the server's data roots (or send instances)")
-        if self.remote_engine_url is None:
+        return self
+
+    @model_validator(mode="after")
+    def _names_the_engine_for_its_runner(self) -> StartPayload:
+        if self.task_type != EXTERNAL_TASK_TYPE and self.remote_engine_url is None:
             raise ValueError("remote_engine_url is missing: the address of the trainer's SGLang router")
         return self
 
@@ -444,106 +397,6 @@ CHANGEABLE = frozenset(
 """Settings that an attaching payload may bring again: they say how the work is done, not which."""
 
 
-class PollPayload(Body):
-    """The body of ``get_rollout_data``; ``{}`` pops everything that is ready, as it always did."""
-
-    job_id: Identifier | None = None
-    """Whose groups; may be left out while only one job has something to come."""
-    batch_size: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
-    """How many samples at most; whole groups, one at least (`meta_info.note` says when that is more)."""
-    max_groups: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
-    """How many groups at most; all that are ready when neither is given."""
-    wait_s: Annotated[Number, Field(ge=0, le=MAX_WAIT_S)] = 0.0
-    """How many seconds to wait when nothing is ready."""
-    lease_s: Annotated[Number, Field(gt=0, le=7 * 86400)] | None = None
-    """Leases the groups for so many seconds instead of handing them out for good: not acknowledged, they come back."""
-    ack: Annotated[list[Identifier], Field(max_length=10_000)] = []
-    """Deliveries that are acknowledged before this poll is answered."""
-    consumer_id: Identifier | None = None
-    """Who polls; together with `poll_id`."""
-    poll_id: Identifier | None = None
-    """One id per intended poll: the same pair gets the same delivery again."""
-    images: Literal["inline", "hash"] = "inline"
-    """Screenshots as data URIs, or by the hash under which `/images` has them."""
-    dummies: bool | None = None
-    """Members with `remove_sample` come too (true), or played ones alone (false); who leases gets them by default."""
-    weight_version: Annotated[Count, Field(ge=0)] | None = None
-    """The trainer's newest weight version. Staleness is measured by it, or by what the engine said if that is newer."""
-
-    @property
-    def knows_dummies(self) -> bool:
-        """Returns True if members with ``remove_sample`` may be in the reply."""
-        return self.lease_s is not None if self.dummies is None else self.dummies
-
-    @model_validator(mode="after")
-    def _asks_in_one_way(self) -> PollPayload:
-        if self.batch_size is not None and self.max_groups is not None:
-            raise ValueError("give batch_size (samples) or max_groups, not both")
-        if (self.consumer_id is None) != (self.poll_id is None):
-            raise ValueError("consumer_id and poll_id go together")
-        return self
-
-
-class AckPayload(Body):
-    """The body of ``ack``: one delivery or several."""
-
-    delivery_id: Identifier | None = None
-    """The `delivery_id` of `meta_info`."""
-    delivery_ids: Annotated[list[Identifier], Field(max_length=10_000)] = []
-    """Several of them at once."""
-
-    @model_validator(mode="after")
-    def _names_a_delivery(self) -> AckPayload:
-        if self.delivery_id is None and not self.delivery_ids:
-            raise ValueError("delivery_id is missing: the one that get_rollout_data gave in meta_info")
-        return self
-
-    @property
-    def all_ids(self) -> list[str]:
-        """Every delivery that was named."""
-        return [*([self.delivery_id] if self.delivery_id is not None else []), *self.delivery_ids]
-
-
-class ItemOfJob(WrittenItemBody):
-    """The body of a write of one item."""
-
-    job_id: checks.Identifier | None = None
-    """The job it belongs to; may be left out while only one is open."""
-
-
-class ItemsOfJob(WireRecord):
-    """The body of a write of several items."""
-
-    job_id: checks.Identifier | None = None
-    """The job they belong to; may be left out while only one is open."""
-    items: Annotated[list[WrittenItemBody], Field(min_length=1, max_length=MAX_ITEMS)]
-    """All are checked before one is kept."""
-
-
-class DrainPayload(Body):
-    """The body of ``drain``."""
-
-    stop: bool = False
-    """Ends what runs, to be played again after `resume`, instead of letting it come to its end."""
-
-
-class SignInPayload(Body):
-    """The body of ``sign_in``: what a browser's user types."""
-
-    token: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-    """The server's token: the first line of its `--token-file`."""
-
-
-def is_deeper_than(value: Any, levels: int) -> bool:
-    """Returns True if lists and objects stand in each other more than so many levels deep."""
-    level = [value]
-    for _ in range(levels + 1):
-        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _parts(outer)]
-        if not level:
-            return False
-    return True
-
-
 def why_too_large(settings: Mapping[str, Any]) -> str | None:
     """Says why settings and options are too large to be kept, or None; looks at no more than it needs for that."""
     level: list[Any] = [settings]
@@ -557,33 +410,11 @@ def why_too_large(settings: Mapping[str, Any]) -> str | None:
         characters += sum(len(text) for text in (*level, *names) if isinstance(text, str))
         if characters > MAX_SETTINGS_BYTES:
             return TOO_MANY_BYTES
-        level = [inner for outer in containers for inner in _parts(outer)]
+        level = [inner for outer in containers for inner in parts_of(outer)]
         if not level:
             size = len(json.dumps(settings, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass"))
             return TOO_MANY_BYTES if size > MAX_SETTINGS_BYTES else None
     return f"are nested more than {MAX_NESTING} levels deep"
-
-
-def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
-    """Builds the record from a JSON object.
-
-    Raises:
-        InvalidPayloadError: one sentence for each field that is wrong.
-    """
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        found = validation_messages(error, model.model_fields)
-        raise InvalidPayloadError("; ".join(found[:10]), {"errors": found[:100]}) from error
-    except RecursionError as error:
-        raise InvalidPayloadError("the body is nested too deeply") from error
 
 
 def _misplaced(given: Iterable[str], known: Sequence[str]) -> list[str]:

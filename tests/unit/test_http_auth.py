@@ -11,7 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.errors import ForbiddenError, RequestError, UnauthorizedError
-from slime_plugins.rollout_buffer.protocol.auth import SESSION_LENGTH_S, check_access, cookie_name, issue_session
+from slime_plugins.rollout_buffer.http_auth import SESSION_LENGTH_S, check_access, cookie_name, issue_session
 
 TOKEN = "a-token-of-enough-characters"
 HOST = "buffer.example:8889"

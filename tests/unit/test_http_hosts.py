@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from slime_plugins.rollout_buffer.errors import ForbiddenError
-from slime_plugins.rollout_buffer.protocol.hosts import check_host
+from slime_plugins.rollout_buffer.http_auth import check_host
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from tests.remote_rollout_serving import served

@@ -1,0 +1,23 @@
+"""The bodies of ``drain`` and ``sign_in``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from slime_plugins.rollout_buffer.wire.request_fields import Body
+
+
+class DrainPayload(Body):
+    """The body of ``drain``."""
+
+    stop: bool = False
+    """Ends what runs, to be played again after `resume`, instead of letting it come to its end."""
+
+
+class SignInPayload(Body):
+    """The body of ``sign_in``: what a browser's user types."""
+
+    token: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """The server's token: the first line of its `--token-file`."""

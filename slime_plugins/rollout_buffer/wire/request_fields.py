@@ -1,0 +1,113 @@
+"""What the bodies and queries of requests are checked with: their base class, the types of their fields, and ``parse``.
+
+slime's trainer sends numbers as strings, so numbers are taken from strings here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.serve_settings import validation_messages
+from slime_plugins.rollout_buffer.wire.checks import checked_identifier
+
+MAX_NESTING = 100
+"""Levels of the settings and options of a job; what can be stored must be possible to show."""
+MAX_INTEGER = 2**53
+MAX_COUNT = 1_000_000_000
+"""Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value.strip() if isinstance(value, str) else value
+
+
+def _holdable(value: int) -> int:
+    if abs(value) > MAX_INTEGER:
+        raise ValueError("must be an integer that JSON readers hold exactly, up to 2^53")
+    return value
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+def _http_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # its own words quote the address, a password in it included
+        is_url = False
+    if not is_url:
+        raise ValueError("must be a URL like http://host:port")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("has a bad port: a number up to 65535 is needed") from None
+    return value.rstrip("/")
+
+
+Count = Annotated[int, BeforeValidator(_no_bool), AfterValidator(_holdable)]
+Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
+Ratio = Annotated[Number, Field(ge=0, le=1)]
+HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_http_url)]
+Identifier = Annotated[
+    str, AfterValidator(checked_identifier), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 256})
+]
+
+
+class Body(BaseModel):
+    """What a caller sends where every key is known; another key is refused, because it is a typing error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=False, use_attribute_docstrings=True)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
+    """Builds the record from a JSON object.
+
+    Raises:
+        InvalidPayloadError: one sentence for each field that is wrong.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        found = validation_messages(error, model.model_fields)
+        raise InvalidPayloadError("; ".join(found[:10]), {"errors": found[:100]}) from error
+    except RecursionError as error:
+        raise InvalidPayloadError("the body is nested too deeply") from error
+
+
+def is_deeper_than(value: Any, levels: int) -> bool:
+    """Returns True if lists and objects stand in each other more than so many levels deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in parts_of(outer)]
+        if not level:
+            return False
+    return True
+
+
+def parts_of(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    """Returns what stands directly in an object or a list."""
+    return value.values() if isinstance(value, dict) else value
