@@ -150,6 +150,30 @@ def start_buffer(tmp_path: Path) -> Iterator[Callable[..., BufferProcess]]:
 
 
 @pytest.fixture(scope="session")
+def shared_buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
+    """What ``served`` is; a file may put one of its own in its place."""
+    found = BufferProcess(tmp_path_factory.mktemp("served"), "--data-root", str(tmp_path_factory.getbasetemp()))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def served(shared_buffer: BufferProcess) -> Iterator[BufferProcess]:
+    """A buffer with ordinary settings, for tests that harm no process of it and name their jobs by names of their own.
+
+    Input files may be anywhere in the folders of this run. A test's jobs are cancelled and emptied after it: a job with
+    groups that are ready stays open for whoever names none.
+    """
+    yield shared_buffer
+    client = shared_buffer.client
+    for job in client.jobs():
+        if job["state"] not in ("finished", "failed", "cancelled"):
+            client.cancel(job["job_id"])
+        while client.job(job["job_id"])["groups"].get("ready"):
+            client.get_rollout_data(job_id=job["job_id"])
+
+
+@pytest.fixture(scope="session")
 def stand_in_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A scripted engine for the whole session; yields its port."""
     port = free_port()

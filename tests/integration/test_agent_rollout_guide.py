@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import json
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,18 @@ from tests.support import written
 
 pytestmark = pytest.mark.timeout(180)
 
-StartBuffer = Callable[..., BufferProcess]
+
+@pytest.fixture(scope="module")
+def shared_buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
+    """The buffer of this file alone: the guide's polls name no job, so that no other may be open."""
+    found = BufferProcess(tmp_path_factory.mktemp("guide"))
+    yield found
+    found.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_job_of_before() -> None:
+    agent_rollout.reset_jobs()
 
 
 def problems(folder: Path, count: int = 12) -> Path:
@@ -103,9 +114,9 @@ def test_two_of_them_are_awaited_and_two_are_not() -> None:
 
 
 async def test_start_poll_convert_and_log_as_the_guide_does_it(
-    start_buffer: StartBuffer, stand_in_engine: int, caplog: pytest.LogCaptureFixture
+    served: BufferProcess, stand_in_engine: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    buffer = start_buffer()
+    buffer = served
     args = arguments(buffer, stand_in_engine, rollout_buffer_url=None)
     wanted = args.rollout_batch_size * args.n_samples_per_prompt
 
@@ -152,10 +163,9 @@ def converted(record: dict[str, Any], tokenizer: Any, args: Namespace) -> Sample
     )
 
 
-async def test_the_main_function_takes_its_arguments_by_place(start_buffer: StartBuffer, stand_in_engine: int) -> None:
-    buffer = start_buffer()
+async def test_the_main_function_takes_its_arguments_by_place(served: BufferProcess, stand_in_engine: int) -> None:
+    buffer = served
     args = arguments(buffer, stand_in_engine)
-    agent_rollout.reset_jobs()
     source = CheckpointDataSource(args)
 
     batch = await generate_agent_rollout(args, 0, source, False)
@@ -169,9 +179,9 @@ async def test_the_main_function_takes_its_arguments_by_place(start_buffer: Star
 
 
 def test_the_payload_of_the_guide_starts_a_job_with_its_strings_and_numbers(
-    start_buffer: StartBuffer, stand_in_engine: int
+    served: BufferProcess, stand_in_engine: int
 ) -> None:
-    buffer = start_buffer()
+    buffer = served
     payload = {
         "num_process": 1024,
         "num_epoch": 3,
@@ -201,8 +211,8 @@ async def test_a_buffer_that_is_not_there_is_a_network_error() -> None:
         await get_rollout_data("http://127.0.0.1:1", None, 5.0)
 
 
-async def test_a_refusal_is_a_network_error_too(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer()
+async def test_a_refusal_is_a_network_error_too(served: BufferProcess) -> None:
+    buffer = served
     for job_id in ("one", "two"):
         buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": job_id})
         buffer.client.write([written(f"of-{job_id}")], job_id=job_id)
@@ -212,16 +222,16 @@ async def test_a_refusal_is_a_network_error_too(start_buffer: StartBuffer) -> No
     assert isinstance(refusal.value, RolloutBufferError)
 
 
-async def test_nothing_ready_in_time_is_a_timeout(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer()
+async def test_nothing_ready_in_time_is_a_timeout(served: BufferProcess) -> None:
+    buffer = served
     buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1})
 
     with pytest.raises(asyncio.TimeoutError, match=r"no group came within 2 s: nothing is ready yet"):
         await get_rollout_data(api_base_url=buffer.url, timeout=2.0)
 
 
-async def test_a_timeout_says_how_its_job_ended(start_buffer: StartBuffer, stand_in_engine: int) -> None:
-    buffer = start_buffer()
+async def test_a_timeout_says_how_its_job_ended(served: BufferProcess, stand_in_engine: int) -> None:
+    buffer = served
     unlabelled = buffer.folder / "unlabelled.jsonl"
     unlabelled.write_text('{"instance_id": "math_001", "prompt": [{"role": "user", "content": "Prove it."}]}\n')
     args = arguments(buffer, stand_in_engine, prompt_data=str(unlabelled))
@@ -236,9 +246,9 @@ async def test_a_timeout_says_how_its_job_ended(start_buffer: StartBuffer, stand
 # --- refused on purpose ----------------------------------------------------------------------------------------------
 
 
-def test_problems_without_a_label_cannot_be_rewarded(start_buffer: StartBuffer, stand_in_engine: int) -> None:
+def test_problems_without_a_label_cannot_be_rewarded(served: BufferProcess, stand_in_engine: int) -> None:
     """The guide's own two lines: each attempt fails with a sentence, and none becomes a reward of 0."""
-    buffer = start_buffer()
+    buffer = served
     path = buffer.folder / "no_label.jsonl"
     path.write_text('{"instance_id": "math_002", "prompt": [{"role": "user", "content": "Prove it."}]}\n')
     payload = {

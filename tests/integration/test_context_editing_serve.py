@@ -94,8 +94,8 @@ def trained_text(samples: Sequence[Sample]) -> str:
     return text
 
 
-def test_a_trainer_gets_groups_whose_rows_train_each_turn_once(start_buffer: StartBuffer, stand_in_engine: int) -> None:
-    buffer = start_buffer()
+def test_a_trainer_gets_groups_whose_rows_train_each_turn_once(served: BufferProcess, stand_in_engine: int) -> None:
+    buffer = served
     args = args_for(buffer, stand_in_engine, 12)
     (record,) = MockTrainer(args).train(1)
     members = [flat_samples(member) for group in record.groups for member in group]

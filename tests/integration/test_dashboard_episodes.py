@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 __all__ = ["browser"]  # a fixture
 
-StartBuffer = Callable[..., BufferProcess]
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BufferProcess, str]]:
+    """A buffer and the URL of its gateway."""
+    port = free_port()
+    buffer = BufferProcess(tmp_path_factory.mktemp("episodes"), "--gateway-port", str(port))
+    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), what="start of the gateway")
+    yield buffer, f"http://127.0.0.1:{port}"
+    buffer.stop()
 
 
 @pytest.fixture
@@ -62,11 +69,11 @@ def played(buffer: BufferProcess, engine_port: int, **payload: Any) -> str:
 
 
 def test_an_edited_context_says_what_was_deleted_and_when(
-    start_buffer: StartBuffer, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit], tmp_path: Path
+    serving: tuple[BufferProcess, str], stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
 ) -> None:
-    buffer = start_buffer()
+    buffer, _ = serving
     lines = [json.dumps(line) for line in generate(2, (6000, 9000))]
-    (tmp_path / "documents.jsonl").write_text("\n".join(lines))
+    (buffer.folder / "documents.jsonl").write_text("\n".join(lines))
     statelm = {"task_type": "statelm", "statelm": {"train_before_deletion": True}, "num_repeat_per_sample": 4}
     job_id = played(buffer, stand_in_engine, input_file="documents.jsonl", **statelm)
     here = show(buffer, job_id)
@@ -86,11 +93,9 @@ def test_an_edited_context_says_what_was_deleted_and_when(
 
 
 def test_a_session_of_the_gateway_says_so_and_how_many_branches_it_had(
-    start_buffer: StartBuffer, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
+    serving: tuple[BufferProcess, str], stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
 ) -> None:
-    port = free_port()
-    buffer, gateway = start_buffer("--gateway-port", str(port)), f"http://127.0.0.1:{port}"
-    wait_until(lambda: answers(f"{gateway}/health"), what="start of the gateway")
+    buffer, gateway = serving
     start = {"task_type": "external", "job_id": "agents", "num_repeat_per_sample": 1, "max_tokens": 100}
     engine = {"remote_engine_url": f"http://127.0.0.1:{stand_in_engine}", "tokenizer_path": str(DEMO_TOKENIZER_PATH)}
     buffer.client.start_rollout({**start, **engine, "instances": [{"instance_id": "sum"}]})

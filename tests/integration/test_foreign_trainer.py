@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,13 +61,13 @@ class Recorder:
 
 
 @pytest.fixture
-def payload(tmp_path: Path, stand_in_engine: int) -> Iterator[dict[str, Any]]:
+def payload(tmp_path: Path, stand_in_engine: int, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """A job of math problems; the engine, which other tests share, has its version back afterwards."""
     engine_url = f"http://127.0.0.1:{stand_in_engine}"
     lines = (ROOT / "data" / "demo_math.jsonl").read_text(encoding="utf-8").splitlines()[:PROBLEMS]
     (tmp_path / "problems.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     yield {
-        "job_id": "foreign",
+        "job_id": request.node.name,
         "task_type": "math",
         "input_file": str(tmp_path / "problems.jsonl"),
         "num_repeat_per_sample": SAMPLES,
@@ -80,9 +80,9 @@ def payload(tmp_path: Path, stand_in_engine: int) -> Iterator[dict[str, Any]]:
 
 
 def test_a_foreign_trainer_trains_every_group_once_across_a_restart(
-    start_buffer: Callable[..., BufferProcess], tmp_path: Path, payload: dict[str, Any]
+    served: BufferProcess, tmp_path: Path, payload: dict[str, Any]
 ) -> None:
-    buffer = start_buffer()
+    buffer = served
     loop = loop_of_the_page()
     checkpoint = tmp_path / "checkpoint"
     first = Recorder(payload["remote_engine_url"], dies_in_step=1)
@@ -92,7 +92,7 @@ def test_a_foreign_trainer_trains_every_group_once_across_a_restart(
     second = Recorder(payload["remote_engine_url"])
     loop.train(buffer.url, payload, second, checkpoint, groups_per_step=2)
 
-    job = buffer.client.job("foreign")
+    job = buffer.client.job(payload["job_id"])
     consumed = json.loads((checkpoint / "consumed.json").read_text())
     trained = [sequence for step in (*first.steps, *second.steps) for sequence in step]
     assert job["state"] == "finished"
@@ -107,10 +107,10 @@ def test_a_foreign_trainer_trains_every_group_once_across_a_restart(
 
 
 def test_on_policy_batches_are_sampled_by_the_weights_of_their_beginning_alone(
-    start_buffer: Callable[..., BufferProcess], payload: dict[str, Any]
+    served: BufferProcess, payload: dict[str, Any]
 ) -> None:
     """Places for all 48 episodes at once: only what is leased and drained keeps the job from playing ahead."""
-    buffer, engine_url = start_buffer(), payload["remote_engine_url"]
+    buffer, engine_url = served, payload["remote_engine_url"]
     seen = []
     with RolloutFeed(buffer.url, {**payload, "num_process": 100, "max_groups_ahead": 2}) as feed:
         for version in (1, 2, 3):
@@ -118,11 +118,11 @@ def test_on_policy_batches_are_sampled_by_the_weights_of_their_beginning_alone(
             feed.resume() if version > 1 else feed.start()
             batch = feed.next_batch(2, weight_version=version)
             feed.drain()
-            assert not buffer.client.job("foreign")["attempts"].get("running")
+            assert not buffer.client.job(payload["job_id"])["attempts"].get("running")
             seen.append({name for row in batch.rows for name in row.weight_versions})
             feed.ack(batch)
 
-    groups = buffer.client.job("foreign")["groups"]
+    groups = buffer.client.job(payload["job_id"])["groups"]
     assert seen == [{"1"}, {"2"}, {"3"}]
     assert groups["delivered"] == 6
     assert groups["ready"] == groups["leased"] == 0

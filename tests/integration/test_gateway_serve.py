@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from tests.integration.conftest import BufferProcess, answers, wait_until
 
 pytestmark = pytest.mark.timeout(180)
-
-StartBuffer = Callable[..., BufferProcess]
 
 
 def start_job(buffer: BufferProcess, engine_port: int, n: int = 1, count: int = 1) -> str:
@@ -54,13 +52,14 @@ def play(opened: dict[str, Any], turns: int = 2) -> None:
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Are you sure?"}]
 
 
-@pytest.fixture
-def serving(start_buffer: StartBuffer) -> tuple[BufferProcess, str]:
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BufferProcess, str]]:
     port = free_port()
-    buffer = start_buffer("--gateway-port", str(port))
+    buffer = BufferProcess(tmp_path_factory.mktemp("gateway"), "--gateway-port", str(port))
     url = f"http://127.0.0.1:{port}"
     wait_until(lambda: answers(f"{url}/health"), what="start of the gateway")
-    return buffer, url
+    yield buffer, url
+    buffer.stop()
 
 
 def gateway_pid(buffer: BufferProcess) -> int:
@@ -111,7 +110,7 @@ def test_a_killed_gateway_comes_back_and_its_open_sessions_are_played_again(
     assert item.uid == again["session_id"]
 
 
-def test_a_taken_gateway_port_is_said_at_once(start_buffer: StartBuffer, stand_in_engine: int, tmp_path: Path) -> None:
+def test_a_taken_gateway_port_is_said_at_once(stand_in_engine: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(free_port())]
     command += ["--data-dir", str(tmp_path / "other"), "--gateway-port", str(stand_in_engine)]
     process = ChildProcess("serve", command, log_file=tmp_path / "taken.log")
@@ -120,8 +119,8 @@ def test_a_taken_gateway_port_is_said_at_once(start_buffer: StartBuffer, stand_i
 
 
 @pytest.fixture
-def alone(start_buffer: StartBuffer, tmp_path: Path) -> Iterator[tuple[BufferProcess, str, ChildProcess]]:
-    buffer = start_buffer()
+def alone(served: BufferProcess, tmp_path: Path) -> Iterator[tuple[BufferProcess, str, ChildProcess]]:
+    buffer = served
     port = free_port()
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "gateway", "--port", str(port)]
     command += ["--data-dir", str(buffer.folder / "data"), "--idle-timeout-s", "1"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -17,10 +17,8 @@ from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS, Operatio
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from tests.asgi_client import create_app
+from tests.example_counts import examples
 from tests.support import PNG_HASH, poll, start_external, stored_image, write, written
-
-CASES = int(os.environ.get("ROLLOUT_BUFFER_TEST_API_CASES", "12"))
-"""Cases of each route and kind; set the variable for a long run."""
 
 MODES = {"allowed": "POSITIVE", "forbidden": "NEGATIVE"}
 """By the names of Schemathesis' modes. It is imported by the test: each worker of a run collects this file."""
@@ -79,9 +77,8 @@ def test_every_answer_is_one_that_is_described(app: Any, operation: Any, mode: s
         checks.append(of_openapi.negative_data_rejection)
     generation_mode = schemathesis.GenerationMode[MODES[mode]]
 
-    @settings(
-        max_examples=CASES,
-        deadline=None,
+    @examples(
+        15,
         database=None,
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import requests
+from typer.testing import CliRunner
 
+from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.integration.conftest import BufferProcess, wait_until
 from tests.tutorial_page import read_page
@@ -25,10 +27,10 @@ TOKEN = "open-sesame-open-sesame"
 
 
 def test_the_curls_of_the_readme_bring_an_item_back_with_another_job_open(
-    start_buffer: Callable[..., BufferProcess],
+    served: BufferProcess,
 ) -> None:
     (block,) = re.findall(r"```bash\n(curl .*?)```", README, re.DOTALL)
-    buffer = start_buffer()
+    buffer = served
     buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "another"})
 
     commands = re.split(r"\n(?=curl)", block.strip())
@@ -62,6 +64,7 @@ def test_no_token_a_wrong_one_and_another_scheme_are_told_apart(
         return str(reply.json()["error"]["message"])
 
     assert "no token came" in refusal()
+    assert "ROLLOUT_BUFFER_TOKEN" in CliRunner().invoke(app, ["jobs", "--url", buffer.url]).stderr
     assert "is not this server's" in refusal(Authorization="Bearer another-token-another")
     assert "must say Bearer TOKEN" in refusal(Authorization=f"Basic {TOKEN}")
     assert requests.get(f"{buffer.url}/jobs", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30).ok

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +14,21 @@ import pytest
 from tests.integration.conftest import BufferProcess
 from tests.support import written
 
-StartBuffer = Callable[..., BufferProcess]
 pytestmark = pytest.mark.timeout(120)
 
 
-def start(buffer: BufferProcess, n: int = 2) -> None:
-    buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": n, "job_id": "job"})
+@pytest.fixture
+def job(served: BufferProcess) -> str:
+    """A job whose groups have one member."""
+    return served.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1}).job_id
 
 
 def head(path: str, *headers: str) -> bytes:
     return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *headers]).encode() + b"\r\n\r\n"
 
 
-def whole(item: dict[str, Any], *headers: str) -> bytes:
-    body = json.dumps({"job_id": "job", **item}).encode()
+def whole(job: str, item: dict[str, Any], *headers: str) -> bytes:
+    body = json.dumps({"job_id": job, **item}).encode()
     return head("/buffer/write", f"Content-Length: {len(body)}", *headers) + body
 
 
@@ -70,37 +72,35 @@ def statuses(reply: dict[str, Any]) -> list[str]:
     return [result["status"] for result in reply["results"]]
 
 
-def test_one_connection_may_write_in_every_way_there_is(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer()
-    start(buffer, n=1)
-    chunk = json.dumps({"job_id": "job", **written("chunked", "chunked")}).encode()
-    with Client(buffer) as client:
-        client.say(whole(written("plain", "plain")))
+def test_one_connection_may_write_in_every_way_there_is(served: BufferProcess, job: str) -> None:
+    chunk = json.dumps({"job_id": job, **written("chunked", "chunked")}).encode()
+    with Client(served) as client:
+        client.say(whole(job, written("plain", "plain")))
         assert statuses(client.hear()[1]) == ["stored"]
         client.say(head("/buffer/write", "Transfer-Encoding: chunked"))
         client.say(f"{len(chunk):x}\r\n".encode(), chunk, b"\r\n0\r\n\r\n")
         assert statuses(client.hear()[1]) == ["stored"]
-        client.say(whole(written("expected", "expected"), "Expect: 100-continue"))
+        client.say(whole(job, written("expected", "expected"), "Expect: 100-continue"))
         assert statuses(client.hear()[1]) == ["stored"]
-        client.say(b"GET /jobs/job HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert client.hear()[1]["job_id"] == "job"
-        client.say(whole(written("large", "large", extra_info={"note": "x" * 9_000_000})))
+        client.say(f"GET /jobs/{job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert client.hear()[1]["job_id"] == job
+        client.say(whole(job, written("large", "large", extra_info={"note": "x" * 9_000_000})))
         assert statuses(client.hear()[1]) == ["stored"]
         client.say(
-            whole(written("plain", "plain")), whole(written("first", "first")), whole(written("second", "second"))
+            whole(job, written("plain", "plain")),
+            whole(job, written("first", "first")),
+            whole(job, written("second", "second")),
         )
         assert [statuses(client.hear()[1]) for _ in range(3)] == [["duplicate"], ["stored"], ["stored"]]
 
-    assert buffer.client.job("job")["groups"]["ready"] == 6
+    assert served.client.job(job)["groups"]["ready"] == 6
 
 
-def test_a_bad_write_fails_alone_among_many(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer("--workers", "1")
-    start(buffer, n=1)
+def test_a_bad_write_fails_alone_among_many(served: BufferProcess, job: str) -> None:
     bad = {
-        "wrong type": (400, whole({**written("a", "wrong"), "reward": "much"})),
-        "no job": (404, whole({**written("b", "nojob"), "job_id": "nobody"})),
-        "unknown image": (400, whole(written("c", "img", messages=shows("sha256:" + "0" * 64)))),
+        "wrong type": (400, whole(job, {**written("a", "wrong"), "reward": "much"})),
+        "no job": (404, whole(job, {**written("b", "nojob"), "job_id": "nobody"})),
+        "unknown image": (400, whole(job, written("c", "img", messages=shows("sha256:" + "0" * 64)))),
         "no JSON": (400, head("/buffer/write", "Content-Length: 4") + b"{nop"),
         "not finite": (400, head("/buffer/write", "Content-Length: 16") + b'{"reward": NaN} '),
     }
@@ -108,10 +108,10 @@ def test_a_bad_write_fails_alone_among_many(start_buffer: StartBuffer) -> None:
     answers: list[tuple[str, int]] = []
 
     def drive(name: str, number: int) -> None:
-        with Client(buffer) as client:
+        with Client(served) as client:
             gate.wait()
             for turn in range(10):
-                client.say(whole(written(f"{name}-{number}-{turn}", f"{name}-{number}-{turn}")))
+                client.say(whole(job, written(f"{name}-{number}-{turn}", f"{name}-{number}-{turn}")))
                 answers.append(("good", client.hear()[0]))
                 client.say(bad[name][1])
                 answers.append((name, client.hear()[0]))
@@ -124,26 +124,24 @@ def test_a_bad_write_fails_alone_among_many(start_buffer: StartBuffer) -> None:
 
     expected = {name: status for name, (status, _) in bad.items()} | {"good": 200}
     assert {(name, status) for name, status in answers} == set(expected.items())
-    job = buffer.client.job("job")
-    assert job["groups"]["ready"] == 200
-    assert job["outcomes"]["completed"] == 200
+    told = served.client.job(job)
+    assert told["groups"]["ready"] == 200
+    assert told["outcomes"]["completed"] == 200
 
 
 def shows(url: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
 
 
-def test_the_same_item_over_many_connections_at_once_is_one_item(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer()
-    start(buffer, n=1)
+def test_the_same_item_over_many_connections_at_once_is_one_item(served: BufferProcess, job: str) -> None:
     gate = threading.Barrier(12)
     results: list[str] = []
 
     def drive() -> None:
-        with Client(buffer) as client:
+        with Client(served) as client:
             gate.wait()
             for turn in range(10):
-                client.say(whole(written(f"u{turn}", f"i{turn}", extra_info={"note": "x" * 40_000})))
+                client.say(whole(job, written(f"u{turn}", f"i{turn}", extra_info={"note": "x" * 40_000})))
                 results.extend(statuses(client.hear()[1]))
 
     threads = [threading.Thread(target=drive) for _ in range(12)]
@@ -153,42 +151,33 @@ def test_the_same_item_over_many_connections_at_once_is_one_item(start_buffer: S
         thread.join()
 
     assert sorted(results) == ["duplicate"] * 110 + ["stored"] * 10
-    assert buffer.client.job("job")["groups"]["ready"] == 10
+    assert served.client.job(job)["groups"]["ready"] == 10
 
 
-def test_a_write_without_the_token_is_refused_and_its_connection_goes_on(
-    start_buffer: StartBuffer, tmp_path_factory: pytest.TempPathFactory
+def test_a_write_that_is_refused_for_its_token_or_its_size_leaves_the_connection(
+    start_buffer: Callable[..., BufferProcess], tmp_path: Path
 ) -> None:
-    token = tmp_path_factory.mktemp("token") / "token"
-    token.write_text("a secret of sixteen letters")
-    buffer = start_buffer("--token-file", str(token))
+    (tmp_path / "token").write_text("a secret of sixteen letters")
+    buffer = start_buffer("--token-file", str(tmp_path / "token"), "--max-body-bytes", "2000")
     carried = "Authorization: Bearer a secret of sixteen letters"
     with Client(buffer) as client:
         body = json.dumps({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "job"}).encode()
         client.say(head("/start_rollout", carried, f"Content-Length: {len(body)}") + body)
         assert client.hear()[0] == 200
-        client.say(whole(written("a")))
+        client.say(whole("job", written("a")))
         status, reply = client.hear()
         assert (status, reply["error"]["code"]) == (401, "unauthorized")
-        client.say(whole(written("a"), "Authorization: Bearer wrong"), whole(written("a"), carried))
+        client.say(whole("job", written("a"), "Authorization: Bearer wrong"), whole("job", written("a"), carried))
         assert [client.hear()[0] for _ in range(2)] == [401, 200]
-
-
-def test_a_body_that_is_too_large_is_refused_by_its_size(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer("--max-body-bytes", "2000")
-    start(buffer)
-    with Client(buffer) as client:
-        client.say(whole(written("a", extra_info={"note": "x" * 3000})))
+        client.say(whole("job", written("b", extra_info={"note": "x" * 3000}), carried))
         status, reply = client.hear()
-    assert (status, reply["error"]["code"]) == (413, "payload_too_large")
+        assert (status, reply["error"]["code"]) == (413, "payload_too_large")
 
 
-def test_the_reply_to_as_many_items_as_a_write_may_have_comes_whole(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer()
-    start(buffer, n=1)
+def test_the_reply_to_as_many_items_as_a_write_may_have_comes_whole(served: BufferProcess, job: str) -> None:
     items = [written(f"{'u' * 200}-{number}", f"i{number}") for number in range(100)]
-    with Client(buffer) as client:
-        client.say(whole({"items": items}))
+    with Client(served) as client:
+        client.say(whole(job, {"items": items}))
         assert statuses(client.hear()[1]) == ["stored"] * 100
-        client.say(whole(written("next", "next")))
+        client.say(whole(job, written("next", "next")))
         assert statuses(client.hear()[1]) == ["stored"]

@@ -12,7 +12,6 @@ from tools.verify import ROOT, ROWS, Row, main, read_report, run_row
 
 WITHOUT_A_ROW = {
     "ROLLOUT_BUFFER_TEST_TOKENIZERS": "where scripts/test keeps what it fetched",
-    "ROLLOUT_BUFFER_TEST_API_CASES": "how many cases, not whether",
     "ROLLOUT_BUFFER_TEST_ANDROID_WORLD_REPORT": "where a report goes",
     "ROLLOUT_BUFFER_TEST_FARM_DEVICES": "how many devices, not whether",
     "ROLLOUT_BUFFER_TEST_FARM_REPORT": "where a report goes",
