@@ -29,14 +29,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     page = read_page((ROOT / "docs" / "extending.md").read_text(encoding="utf-8"))
     page.write_into(folder)
-    venv.create(folder / "venv", with_pip=True)
+    venv.create(folder / "venv")
     site = next((folder / "venv").glob("lib/python*/site-packages"))
     (site / "product.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
     programs = folder / "venv" / "bin"
-    (programs / "rollout-buffer").write_text(
-        f'#!/bin/sh\nexec {programs}/python -m slime_plugins.rollout_buffer "$@"\n'
-    )
-    (programs / "rollout-buffer").chmod(0o755)
+    for name, module in {"rollout-buffer": "slime_plugins.rollout_buffer", "pip": "pip"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {programs}/python -m {module} "$@"\n')
+        (programs / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(folder)}
     subprocess.run(["bash", "-ec", page.script], cwd=folder, env=environment, check=True, timeout=120)
     return folder

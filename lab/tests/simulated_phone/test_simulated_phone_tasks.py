@@ -31,10 +31,8 @@ from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from tests.simulated_phone_player import SOLUTIONS, Player
 
-_TRIED_VARIATIONS = (0, 7, 19)
 
-
-@pytest.mark.parametrize("params_idx", _TRIED_VARIATIONS)
+@pytest.mark.parametrize("params_idx", [0, *(pytest.param(number, marks=pytest.mark.large) for number in (7, 19))])
 @pytest.mark.parametrize("task_name", sorted(TASKS))
 def test_the_written_solution_earns_everything_within_the_step_budget(task_name: str, params_idx: int) -> None:
     phone = SimulatedPhone()

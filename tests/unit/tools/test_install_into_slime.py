@@ -60,17 +60,30 @@ TREE = {
 }
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def committed_tree(folder: Path) -> Path:
     """A committed tree with what the overlay looks for in slime."""
     for path, content in TREE.items():
-        file = tmp_path / path
+        file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-m", "slime")
-    return tmp_path
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-m", "slime")
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A committed tree of a test's own."""
+    return committed_tree(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with the whole overlay, in which tests only run something."""
+    folder = committed_tree(tmp_path_factory.mktemp("installed"))
+    Overlay(folder).install()
+    return folder
 
 
 def git(folder: Path, *command: str) -> str:
@@ -240,33 +253,27 @@ def test_what_is_no_slime_is_refused(path: str, tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / path / STATE).exists()
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
+def test_the_scripts_start_a_training_from_slimes_own_root(installed: Path) -> None:
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(installed / "home")}
+    for script in (
         "./scripts/run_agent.sh",
         "./scripts/run_android_world.sh",
         "examples/android_world/run_android_world.sh",
         "examples/android_world/run_android_world_history.sh",
-    ],
-)
-def test_the_scripts_start_a_training_from_slimes_own_root(script: str, checkout: Path) -> None:
-    Overlay(checkout).install()
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
-
-    shown = subprocess.run(
-        [script, "--dry-run"], cwd=checkout, env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    assert f"python3 {checkout}/train_async.py" in shown
-    assert "install_into_slime" not in shown
-    assert f"--data-root {checkout}/data" in shown
+    ):
+        shown = subprocess.run(
+            [script, "--dry-run"], cwd=installed, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        assert f"python3 {installed}/train_async.py" in shown
+        assert "install_into_slime" not in shown
+        assert f"--data-root {installed}/data" in shown
 
 
-def test_a_start_from_slimes_root_says_all_that_is_missing_and_starts_nothing(checkout: Path) -> None:
-    Overlay(checkout).install()
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
+def test_a_start_from_slimes_root_says_all_that_is_missing_and_starts_nothing(installed: Path) -> None:
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(installed / "home")}
 
     refused = subprocess.run(
-        ["./scripts/run_agent.sh"], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+        ["./scripts/run_agent.sh"], cwd=installed, env=environment, capture_output=True, text=True, check=False
     )
 
     assert refused.returncode == 2
@@ -275,33 +282,31 @@ def test_a_start_from_slimes_root_says_all_that_is_missing_and_starts_nothing(ch
     assert all(line.startswith("launch_training: ") for line in said)
     assert any("SLIME_SCRIPT_MEGATRON_DIR" in line for line in said)
     assert any("takes converted models only" in line for line in said)
-    assert not (checkout / "home").exists()
+    assert not (installed / "home").exists()
 
 
-def test_another_checkout_is_trained_by_its_own_scripts(checkout: Path) -> None:
-    Overlay(checkout).install()
+def test_another_checkout_is_trained_by_its_own_scripts(installed: Path) -> None:
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "SLIME_DIR": "/elsewhere"}
 
     refused = subprocess.run(
-        ["./scripts/run_agent.sh"], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+        ["./scripts/run_agent.sh"], cwd=installed, env=environment, capture_output=True, text=True, check=False
     )
 
     assert refused.returncode == 2
     assert "leave SLIME_DIR out" in refused.stderr
 
 
-def test_problems_get_their_ids_with_the_guides_command(checkout: Path) -> None:
-    Overlay(checkout).install()
-    (checkout / "dapo.jsonl").write_text('{"prompt": [{"role": "user", "content": "2 + 2?"}], "label": "4"}\n')
+def test_problems_get_their_ids_with_the_guides_command(installed: Path) -> None:
+    (installed / "dapo.jsonl").write_text('{"prompt": [{"role": "user", "content": "2 + 2?"}], "label": "4"}\n')
 
     subprocess.run(
         [sys.executable, "./slime_plugins/rollout_buffer/tools/assign_instance_id.py", "--input_path", "dapo.jsonl"],
-        cwd=checkout,
+        cwd=installed,
         check=True,
         capture_output=True,
     )
 
-    assert json.loads((checkout / "dapo_instance_id.jsonl").read_text())["instance_id"] == "math_0"
+    assert json.loads((installed / "dapo_instance_id.jsonl").read_text())["instance_id"] == "math_0"
 
 
 def test_tasks_that_a_user_chose_are_those_that_are_written_and_trained(checkout: Path) -> None:
@@ -332,13 +337,14 @@ def run_in(checkout: Path, *command: str, **environment: str) -> subprocess.Comp
     )
 
 
-@pytest.fixture
-def trainers_end(checkout: Path) -> Path:
+@pytest.fixture(scope="module")
+def trainers_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout whose types are slime's as far as the rollout function uses them, and whose buffer runs elsewhere."""
+    folder = committed_tree(tmp_path_factory.mktemp("trainers_end"))
     for path in ("slime/utils/types.py", "slime/rollout/base_types.py"):
-        shutil.copy2(ROOT / path, checkout / path)
-    assert main([str(checkout), "--trainer-only"]) == 0
-    return checkout
+        shutil.copy2(ROOT / path, folder / path)
+    assert main([str(folder), "--trainer-only"]) == 0
+    return folder
 
 
 def test_the_trainers_end_plays_a_rollout_by_itself(trainers_end: Path) -> None:
@@ -366,7 +372,7 @@ print(json.dumps({"samples": sum(map(len, batch.samples)), "imported": len(files
 def test_of_the_buffer_itself_nothing_goes_in_with_the_trainers_end(trainers_end: Path) -> None:
     inside = {path.name for path in (trainers_end / "slime_plugins/rollout_buffer").iterdir() if path.is_dir()}
 
-    assert inside == {"rules", "tools", "trainer", "wire"}
+    assert inside - {"__pycache__"} == {"rules", "tools", "trainer", "wire"}
     assert main([str(trainers_end), "--check"]) == 0
 
 
@@ -390,13 +396,14 @@ def test_a_training_from_the_trainers_end_wants_the_buffers_address(trainers_end
         assert "cleanup.sh" not in shown.stdout
 
 
-def test_the_whole_buffer_comes_over_the_trainers_end_and_goes_again(trainers_end: Path) -> None:
-    assert main([str(trainers_end)]) == 0
-    assert (trainers_end / "slime_plugins/rollout_buffer/server").is_dir()
-    assert main([str(trainers_end), "--trainer-only"]) == 0
-    assert not (trainers_end / "slime_plugins/rollout_buffer/server").exists()
-    assert main([str(trainers_end), "--uninstall"]) == 0
-    assert (trainers_end / "slime_plugins/rollout_buffer/buffer.py").read_text() == "# slime's own\n"
+def test_the_whole_buffer_comes_over_the_trainers_end_and_goes_again(checkout: Path) -> None:
+    assert main([str(checkout), "--trainer-only"]) == 0
+    assert main([str(checkout)]) == 0
+    assert (checkout / "slime_plugins/rollout_buffer/server").is_dir()
+    assert main([str(checkout), "--trainer-only"]) == 0
+    assert not (checkout / "slime_plugins/rollout_buffer/server").exists()
+    assert main([str(checkout), "--uninstall"]) == 0
+    assert (checkout / "slime_plugins/rollout_buffer/buffer.py").read_text() == "# slime's own\n"
 
 
 @pytest.mark.slime
