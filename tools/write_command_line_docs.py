@@ -29,6 +29,7 @@ def shortened(page: str) -> str:
     page = re.sub(r"\*\*Commands\*\*:\n\n((?:\* .*\n?)+)", lambda found: _names(found[1]), page)
     page = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n\n", lambda found: _usage(found[1]), page)
     page = re.sub(r"\*\*(?:Arguments|Options)\*\*:\n\n", "", page)
+    page = re.sub(r" <(?:list\[)?(?:str|Path|path|int|float)\]?(?: range)?>`", "`", page)
     page = re.sub(r"^(\* .*\n)\n(?=\* )", r"\1", page, flags=re.MULTILINE)
     lines = page.splitlines()
     times = Counter(line for line in lines if line.startswith("* "))
