@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "command_line.md"
-SHARED_BY = 3
+SHARED_BY = 2
 """An option that stands word for word in so many commands is described once, at the end."""
 
 
