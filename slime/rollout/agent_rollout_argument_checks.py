@@ -1,7 +1,7 @@
 """slime's arguments that an agent rollout cannot serve: refused before the first episode is played. Pure.
 
 Each of them stops slime's training code later, with an assertion that names no flag, or is taken and never obeyed. The
-sentence of the error names the flag to change; ``docs/slime.md`` lists them.
+sentence of the error names the flag to change; ``docs/trainer.md`` lists them.
 """
 
 from __future__ import annotations
