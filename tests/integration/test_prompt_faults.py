@@ -218,7 +218,7 @@ FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
     ),
     "a duplicated begin token": (
         lambda: said_of_engine(with_ids(lambda ids: [ids[0], *ids])),
-        "as a second begin token would be",
+        "like a second begin token",
     ),
     "a template with one newline more": (
         lambda: said_of_engine(
@@ -297,7 +297,7 @@ async def test_the_doctor_says_it_as_well(tmp_path: Path) -> None:
 async def test_an_engine_that_changes_prompts_is_sent_none_where_exact_ones_are_required() -> None:
     async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
         engine = make_engine(url, tokenizer=TOKENIZER, requires_exact_prompts=True)
-        with pytest.raises(EngineError, match="exact prompts are required, and the engine decodes prompts of text"):
+        with pytest.raises(EngineError, match="exact prompts are required, but the engine decodes prompts of text"):
             await sampled(engine, SPLIT)
     async with scripted() as url:
         engine = make_engine(url, tokenizer=TOKENIZER, requires_exact_prompts=True)
@@ -401,7 +401,7 @@ async def test_a_job_says_what_its_engine_does_and_counts_what_it_costs(buffer: 
     async with scripted() as engine_url, changing(engine_url, doubled) as url:
         job = await run(buffer, url, TwoTurns())
     told = describe_job(buffer.store, job)
-    assert "as a second begin token would be" in told["prompt_findings"][0]
+    assert "like a second begin token" in told["prompt_findings"][0]
     prompts = told["measures"]["prompts"]
     assert (prompts["checked"], prompts["equal"], prompts["differing"], prompts["forked"]) == (4, 2, 2, 2)
     assert prompts["unknown"] == prompts["untrained"] == 0

@@ -404,7 +404,7 @@ async def test_a_repeated_call_gets_the_same_answer_and_samples_nothing() -> Non
     assert len(fake.requests) == 1
     assert (early[0], other[0]) == (409, 409)
     assert "turn 2 is next" in early[1]["error"]["message"]
-    assert "turn 1 was asked with another body" in other[1]["error"]["message"]
+    assert "turn 1 had another body" in other[1]["error"]["message"]
 
 
 async def test_a_turn_under_way_is_attached_to_and_another_is_refused() -> None:

@@ -145,7 +145,7 @@ async def test_tools_are_listed_as_the_address_says() -> None:
         (".relative:x", "cannot be loaded"),
         ("json:nothing", "the module json has no nothing"),
         ("json:JSONDecoder", "is a class"),
-        ("json:dumps", "offers no tools; it needs open_session"),
+        ("json:dumps", "is no tool provider; it needs open_session"),
         ("offers_of_a_stranger:UNNAMED", "each with a name"),
         ("offers_of_a_stranger:EMPTY", "each with a name"),
         ("broken_offers_of_a_stranger:X", "cannot be loaded: ZeroDivisionError"),
@@ -187,7 +187,7 @@ async def test_a_rollout_that_takes_too_long_ends_with_an_error_that_names_its_t
     async with served(SlowTrainer().app()) as trainer_url, served(create_app(agent=agent)) as url:
         status, final = await call("POST", f"{url}/rollout", rollout_body(trainer_url))
     assert (status, final["status"], final["finish_reason"]) == (200, "ERROR", "error")
-    assert final["error_message"] == "turn 1: the rollout did not end within 0.3 s"
+    assert final["error_message"] == "turn 1: the rollout did not finish within 0.3 s"
     assert final["metrics"]["num_llm_calls"] == 0
 
 

@@ -1,4 +1,4 @@
-"""When devices boot: staggered, and after a failed boot again once a pause is over. Pure: nothing waits here."""
+"""Staggers boots and computes the pause after a failed boot. Pure: nothing waits here."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _MAX_PAUSE = 16
 
 @dataclass(slots=True)
 class BootSchedule:
-    """Whose turn it is to boot. ``next_at``: the moment, on its owner's clock, before which no further boot begins."""
+    """``next_at`` is the time, on the caller's clock, before which no further boot starts."""
 
     next_at: float
 
     def take_turn(self, now: float, stagger_s: float) -> float:
-        """Returns how many seconds this boot waits, so that boots begin ``stagger_s`` apart."""
+        """Returns how many seconds this boot must wait so that boots start ``stagger_s`` apart."""
         begins = max(now, self.next_at)
         self.next_at = begins + stagger_s
         return begins - now
 
 
 def retry_pause_s(failures: int, settings: DevicePoolSettings) -> float:
-    """Returns how long a device waits after so many failed boots in a row: longer once its attempts are used up."""
+    """Returns the pause after that number of consecutive failed boots; it grows once the attempts are used up."""
     first_s = settings.boot_pause_s
     beyond = max(failures - settings.boot_attempts, 0)
     return max(first_s, backoff_s(beyond, first_s=2 * first_s, longest_s=_MAX_PAUSE * first_s))

@@ -1,4 +1,4 @@
-"""What a device did since the pool exists, over all the workers that stood behind its name. In bounded memory."""
+"""Counters of one device over all workers that it had. Memory is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEPT_LEASES = 100
 
 
 class DeviceCounters:
-    """Counts leases and what went wrong, and remembers the latest times."""
+    """Counts leases and failures, and stores recent durations."""
 
     def __init__(self) -> None:
         self._episodes = 0
@@ -29,7 +29,7 @@ class DeviceCounters:
         self._pace: deque[tuple[int, float]] = deque(maxlen=_KEPT_LEASES)
 
     def add(self, report: LeaseReport) -> None:
-        """Counts one lease, unless nothing was asked of the device under it."""
+        """Counts one lease, unless the device was not called under it."""
         if not report.called:
             return
         self._episodes += 1
@@ -41,29 +41,28 @@ class DeviceCounters:
         self._pace.append((len(report.step_s), report.held_s))
 
     def count_failure(self, kind: str) -> None:
-        """Counts a failure that no lease reported: a boot that failed, a lease that ran out."""
+        """Counts a failure without a lease report: a failed boot, an expired lease."""
         self._failures[kind] += 1
 
     def count_replacement(self) -> None:
-        """Counts a worker that was given up for a new one."""
+        """Counts a worker that was replaced after a failure."""
         self._replacements += 1
 
     def count_recycling(self) -> None:
-        """Counts a worker that had served its time and made room for a fresh one."""
+        """Counts a worker that was replaced because of its age."""
         self._recyclings += 1
 
     def count_quarantine(self) -> None:
-        """Counts a rest after repeated faults."""
         self._quarantines += 1
 
     def kept(self) -> int:
-        """Returns how many measurements are remembered: bounded, however long the pool lives."""
+        """Number of stored measurements, which is bounded."""
         return len(self._reset_s) + len(self._step_s) + len(self._pace)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counts as JSON has them.
+        """Returns the counters for JSON.
 
-        Times are of the last thousand calls, actions per minute of the last hundred episodes, while they had the
+        Durations cover the last thousand calls, actions per minute the last hundred episodes while they held the
         device; None before the first.
         """
         return {

@@ -1,16 +1,16 @@
-"""The manager of all devices: brings them up, lends them, takes them back, and looks after those that fail.
+"""The manager of all devices of a pool: boots, leases and checks them, and replaces failed ones.
 
-One manager per Ray cluster (a detached actor) or per process (the local pool). It knows nothing of Ray: whoever makes
-it passes a ``Launcher``. Everything here runs on one event loop and never blocks it.
+One manager per Ray cluster (a detached actor) or per process (the local pool). It does not import Ray: its creator
+passes a ``Launcher``. All code runs on one event loop and never blocks it.
 
     preparing ──▶ booting ──▶ ready ──▶ leased ──▶ checking ──▶ ready
        ▲                                │ failed repeatedly ──▶ quarantined ──▶ checking
        │                                │ hung, died, failed again, made under other settings
        └────────────────────────────────┴ old ──▶ recycling ──▶ ready
 
-``health_policy`` decides what a device needs, ``boot_schedule`` when it boots, ``fair_share`` who gets it, and
-``lease_table`` who has it. Beside the ``num_workers`` devices there are ``spare_devices``, booted like the others; at
-most ``num_workers`` are lent at once, so that one which is looked after leaves no gap.
+``health_policy`` decides what a device needs, ``boot_schedule`` when it boots, ``fair_share`` which runner gets it, and
+``lease_table`` holds the leases. In addition to ``num_workers`` devices, ``spare_devices`` are booted; at most
+``num_workers`` are leased at once, so that spares cover devices under repair.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ BOOT_FAILED = "boot_failed"
 
 
 class Worker(Protocol):
-    """One device worker, as its manager sees it."""
+    """One device worker, as the manager uses it."""
 
     @property
     def calls(self) -> Any:
-        """What an episode calls the device through; it must survive the way from the manager to the runner."""
+        """Returns the object through which an episode calls the device; it is sent from the manager to the runner."""
         ...
 
     async def prepare(self) -> None:
-        """Makes what the device needs on its host; however long that takes, it ends by limits of its own."""
+        """Prepares the device's files on its host; it has its own time limits."""
         ...
 
     async def boot(self) -> str:
-        """Builds the device; returns where it is, when it can be used."""
+        """Boots the device; returns its place once it can be used."""
         ...
 
     async def check_health(self) -> None:
-        """Returns when the calls made so far are done; raises when the worker is gone."""
+        """Returns when the calls made so far have finished; raises if the worker is gone."""
         ...
 
     def kill(self) -> None:
-        """Ends the worker and its device at once, whatever it is doing."""
+        """Kills the worker and its device at once."""
         ...
 
 
 Launcher = Callable[[DevicePoolSettings, int, int], Worker]
-"""Starts a worker for (settings, index of the device, how many workers it had before). Returns at once."""
+"""Starts a worker for (settings, index of the device, number of earlier workers). Returns at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grant:
-    """A device lent to a runner."""
+    """A device leased to a runner."""
 
     lease_id: int
     device_id: str
@@ -86,7 +86,7 @@ class Grant:
 
 @dataclass(kw_only=True, slots=True)
 class _Slot:
-    """The place of one device: its name stays, workers come and go."""
+    """A device of the pool: its name is constant while workers are replaced."""
 
     index: int
     settings: DevicePoolSettings
@@ -106,7 +106,7 @@ class _Slot:
 
 @dataclass(kw_only=True, slots=True)
 class _Waiter:
-    """A runner that asked for devices."""
+    """A runner's pending request for devices."""
 
     wanted: int
     granted: list[Grant]
@@ -114,9 +114,9 @@ class _Waiter:
 
 
 class DeviceManager:
-    """Lends devices to runners, fairly among them; a runner that falls silent loses what it holds.
+    """Leases devices to runners in fair shares; a runner that stops renewing loses its leases.
 
-    ``launch`` starts workers, ``clock`` returns seconds and never goes back. ``name`` tells this farm from others.
+    ``launch`` starts workers, ``clock`` returns monotonic seconds. ``name`` is the name of the pool.
     """
 
     def __init__(self, launch: Launcher, clock: Callable[[], float] = time.monotonic, *, name: str = "local") -> None:
@@ -124,7 +124,7 @@ class DeviceManager:
         self._launch = launch
         self._clock = clock
         self._settings: DevicePoolSettings | None = None
-        # Starting from the wall clock, ids grow also from one life of the manager to the next.
+        # Ids start at the wall clock, so that they also grow across restarts of the manager.
         self._table = LeaseTable(lease_timeout_s=60.0, first_lease_id=time.time_ns())
         self._slots: dict[str, _Slot] = {}
         self._waiters: dict[Claimant, _Waiter] = {}
@@ -140,9 +140,9 @@ class DeviceManager:
     # ---- what runners call -------------------------------------------------------------------------------------------
 
     async def configure(self, settings: Mapping[str, Any]) -> None:
-        """Takes over a host's settings: starts missing devices, replaces outdated ones, drops surplus ones.
+        """Applies a host's settings: starts missing devices, replaces outdated ones, removes surplus ones.
 
-        Devices in use are left alone until they come back. Repeating the same settings changes nothing.
+        Leased devices are changed after their return. Repeated settings change nothing.
         """
         wanted = DevicePoolSettings.model_validate(settings)
         if wanted == self._settings:
@@ -158,7 +158,7 @@ class DeviceManager:
             self._spawn(self._expire_leases())
 
     async def ready(self, wait_s: float) -> str:
-        """Returns "" once a device can be used; after ``wait_s``, or when all fail to boot, the reason why none can."""
+        """Returns "" once a device can be used; the reason if none can after ``wait_s`` or all fail to boot."""
         deadline = self._clock() + wait_s
         while not any(slot.worker for slot in self._slots.values()):
             if self._is_unrecoverable() or not await self._change_before(deadline):
@@ -166,13 +166,12 @@ class DeviceManager:
         return ""
 
     async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
-        """Lends up to ``wanted`` devices; waits until at least one is free, at most ``wait_s``. May return none.
+        """Leases up to ``wanted`` devices; waits up to ``wait_s`` until one is free. May return none.
 
-        An owner has one such call per purpose at a time: a second one ends the first, whose reply nobody awaits any
-        more.
+        An owner has one such call per purpose at a time: a second call ends the first, whose caller is gone.
 
         Raises:
-            DeviceError: nobody has configured the manager since it was started, perhaps after a crash.
+            DeviceError: the manager has no settings since its start, perhaps after a crash.
         """
         self._current()
         claimant = Claimant(owner=owner, purpose=purpose)
@@ -188,11 +187,11 @@ class DeviceManager:
                 self._dequeue(claimant)
 
     async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
-        """Extends the owner's leases; returns those that it has lost."""
+        """Extends the owner's leases; returns the ids of lost ones."""
         return self._table.renew(owner, lease_ids, self._clock())
 
     async def release(self, lease_id: int, report: LeaseReport) -> None:
-        """Takes a device back. A lease that had run out before is ignored: its device is somebody else's by now."""
+        """Ends a lease. An expired lease is ignored: its device may be leased to another episode."""
         lease = self._table.take_back(lease_id)
         if lease is not None:
             self._line.expect(lease.holder.purpose, 1, self._clock())
@@ -203,9 +202,9 @@ class DeviceManager:
             self._take_in(slot)
 
     async def leave(self, owner: str) -> None:
-        """Forgets a runner that goes: it waits no more, and what it holds is taken back.
+        """Removes a runner: cancels its requests and takes its leases back.
 
-        Its last request may still be waiting here, with nobody left to hear the answer.
+        Its last request may still be pending here although the runner is gone.
         """
         for claimant in [each for each in self._waiters if each.owner == owner]:
             self._answer(claimant)
@@ -213,7 +212,7 @@ class DeviceManager:
             self._take_in(self._slots[lease.device_id])
 
     async def snapshot(self) -> dict[str, Any]:
-        """Returns what the farm is at: its name, who waits, and every device with its state and counters."""
+        """Returns the pool's state: its name, waiting runners, and every device with its state and counters."""
         holders = self._table.holders()
         return {
             "pool": self._name,
@@ -236,7 +235,7 @@ class DeviceManager:
         }
 
     async def close(self) -> None:
-        """Ends all workers. A manager is not used again after this."""
+        """Kills all workers. The manager cannot be used afterwards."""
         if self._kept_until is not None:
             self._kept_until.cancel()
         for task in self._tasks:
@@ -263,7 +262,7 @@ class DeviceManager:
         self._line.expect(claimant.purpose, max(0, still_wanted), self._clock())
 
     def _serve(self) -> None:
-        """Deals the free devices out among those who wait, one at a time; spares stay back."""
+        """Leases free devices to waiting runners, one at a time; spares are held back."""
         held, now = self._table.held(), self._clock()
         for _ in range(min(self._table.free, self._current().num_workers - self._table.lent)):
             claimant = self._line.next(held, now)
@@ -280,7 +279,7 @@ class DeviceManager:
                 self._answer(claimant)
 
     def _serve_soon(self) -> None:
-        """Deals out later what is kept for a purpose, should it not ask until then."""
+        """Leases devices reserved for a purpose after a moment, in case its runner does not ask for them."""
         if self._kept_until is None:
             loop = asyncio.get_running_loop()
             self._kept_until = loop.call_later(ASKS_AGAIN_WITHIN_S, self._serve_what_was_kept)
@@ -304,26 +303,26 @@ class DeviceManager:
         waiter.answer.set_result(waiter.granted)
 
     async def _expire_leases(self) -> None:
-        """Takes back, for ever, what silent owners hold."""
+        """Takes back expired leases, in a loop."""
         while True:
             await asyncio.sleep(self._table.lease_timeout_s / 4)
             for lease in self._table.take_back_expired(self._clock()):
                 slot = self._slots[lease.device_id]
-                logger.warning("%s fell silent and loses %s", lease.holder.owner, lease.device_id)
+                logger.warning("%s stopped renewing its lease and loses %s", lease.holder.owner, lease.device_id)
                 slot.counters.count_failure(LEASE_EXPIRED)
                 self._take_in(slot)
 
     def _take_in(self, slot: _Slot) -> None:
-        """Looks after a device that came back; a spare may take its place at once."""
+        """Checks a returned device; a spare may replace it at once."""
         slot.state = DeviceState.CHECKING
         self._spawn(self._reconcile(slot))
         self._serve()
 
-    # ---- taking care of devices --------------------------------------------------------------------------------------
+    # ---- health ------------------------------------------------------------------------------------------------------
 
     def _current(self) -> DevicePoolSettings:
         if self._settings is None:
-            raise DeviceError("the device manager has just started and was not told its settings yet")
+            raise DeviceError("the device manager has just started and has no settings yet")
         return self._settings
 
     def _devices_wanted(self) -> int:
@@ -350,7 +349,7 @@ class DeviceManager:
                 self._spawn(self._reconcile(slot))
 
     async def _reconcile(self, slot: _Slot) -> None:
-        """Makes a device ready that came back, or is yet to come up; drops it when it is surplus."""
+        """Makes a returned or new device ready; removes it if it is surplus."""
         while slot.index < self._devices_wanted():
             action = self._what_it_needs(slot)
             if action is HealthAction.QUARANTINE:
@@ -388,20 +387,20 @@ class DeviceManager:
         self._serve()
 
     async def _is_well(self, slot: _Slot) -> bool:
-        """Asks the worker; an episode that was given up may have left a call running, which ends first."""
+        """Checks the worker's health; a call of a cancelled episode may still run and is waited for."""
         if slot.worker is None or slot.settings != self._settings:
             return False
         slot.state = DeviceState.CHECKING
         try:
             async with asyncio.timeout(self._current().reset_timeout_s):
                 await slot.worker.check_health()
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with a worker, the remedy is a new one
+        except Exception as error:  # noqa: BLE001 - any failure of a worker leads to a new worker
             slot.last_error = str(error) or type(error).__name__
             return False
         return slot.settings == self._settings
 
     async def _retire(self, slot: _Slot, action: HealthAction) -> None:
-        """Ends the worker; a device whose last worker was no good either rests before it gets another."""
+        """Kills the worker; if its last worker failed too, the device pauses before the next one."""
         if slot.worker is None:
             return
         trouble = slot.settings == self._settings and action is not HealthAction.RECYCLE
@@ -425,7 +424,7 @@ class DeviceManager:
         await self._pause(seconds)
 
     async def _bring_up(self, slot: _Slot) -> None:
-        """Starts workers until one is up, with growing pauses between failures; gives up once it is surplus."""
+        """Starts workers until one is up, with growing pauses; stops when the device is surplus."""
         failures = 0
         while slot.index < self._devices_wanted():
             if slot.settings != self._settings:
@@ -444,7 +443,7 @@ class DeviceManager:
             await self._pause(retry_pause_s(failures, slot.settings) if slot.settings == self._settings else 0.0)
 
     async def _is_prepared(self, slot: _Slot, worker: Worker) -> bool:
-        """Waits until what the device needs is there; false as in ``_finishes``."""
+        """Waits until the device's files are prepared; False as in ``_finishes``."""
         if not slot.settings.prepare:
             return True
         state, slot.state = slot.state, DeviceState.PREPARING
@@ -453,7 +452,7 @@ class DeviceManager:
         return prepared
 
     async def _boots_in_turn(self, slot: _Slot, worker: Worker) -> bool:
-        """Boots the worker when few enough others do, whose boots have an end; false as in ``_finishes``."""
+        """Boots the worker within the limit of concurrent boots; False as in ``_finishes``."""
 
         async def boot() -> None:
             slot.place = await worker.boot()
@@ -468,7 +467,7 @@ class DeviceManager:
     async def _finishes(
         self, slot: _Slot, worker: Worker, step: Coroutine[Any, Any, None], *, limit_s: float | None
     ) -> bool:
-        """Waits for a step of bringing up; false when it fails, takes too long, or other settings are wanted by now."""
+        """Waits for a step of the boot; False if it fails, times out, or the settings have changed."""
         doing = asyncio.ensure_future(step)
         outdated = asyncio.ensure_future(self._outdated.wait())
         try:
@@ -480,7 +479,7 @@ class DeviceManager:
         except asyncio.CancelledError:
             worker.kill()
             raise
-        except Exception as error:  # noqa: BLE001 - any failure to boot is noted, shown to runners, and tried again
+        except Exception as error:  # noqa: BLE001 - any failed boot is recorded, shown to runners, and retried
             self._note_failed_boot(slot, error)
             return False
         finally:
@@ -491,13 +490,13 @@ class DeviceManager:
     def _note_failed_boot(self, slot: _Slot, error: Exception) -> None:
         slot.last_error = str(error) or f"not up within {slot.settings.boot_timeout_s:g} s"
         slot.failed_boots += 1
-        if is_misconfigured(error):  # no further attempt will mend it; they go on in case somebody does
+        if is_misconfigured(error):  # retries cannot succeed; they continue in case the host is repaired
             slot.failed_boots = max(slot.failed_boots, slot.settings.boot_attempts)
         slot.counters.count_failure(BOOT_FAILED)
         logger.warning("%s does not boot: %s", slot.device_id, slot.last_error)
 
     def _begin_anew(self) -> None:
-        """Ends all pauses and boots under other settings, and forgets what was wrong with those."""
+        """Cancels all pauses and boots of the old settings, and clears their errors."""
         for slot in self._slots.values():
             if slot.worker is None:
                 slot.failed_boots, slot.last_error = 0, ""
@@ -505,7 +504,7 @@ class DeviceManager:
         self._outdated = asyncio.Event()
 
     async def _pause(self, seconds: float) -> None:
-        """Waits; not any longer once the settings are others."""
+        """Waits, at most until the settings change."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._outdated.wait()

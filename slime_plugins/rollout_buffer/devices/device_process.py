@@ -1,10 +1,10 @@
-"""A device in a process of its own, under another Python if need be, behind the same five calls.
+"""A device in a process of its own, if needed under another Python, with the interface of ``Device``.
 
-What a kind of device imports need not fit the environment of the runner or of Ray's workers: ``android_world`` pins
-versions of numpy, pandas and protobuf. So the device worker starts ``python -m …device_process`` with the environment
-that has it, and carries each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the
-other, each after its length. Through a second pipe the child tells when its device has died between two calls. The
-child ends when its worker does: its standard input closes then, also after SIGKILL.
+The imports of a device kind may conflict with the environment of the runner or of Ray's workers: ``android_world`` pins
+numpy, pandas and protobuf. So the device worker starts ``python -m …device_process`` in an environment that has them
+and sends each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the other, each
+after its length. Over a second pipe the child reports a device that died between two calls. The child exits when its
+worker does: its standard input closes then, also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _ENDING_S = 5.0
 _WATCH_S = 1.0
 _MAX_NEWS = 4000
 _ORPHANED_S = 20.0
-"""Time to tidy up for a child whose parent is gone, also out of a call that hangs: its emulator holds the clone that
-the next worker wants. What it does not get done the emulator's guard does."""
+"""Cleanup time of a child whose parent is gone, even if a call hangs: its emulator holds the clone that the next
+worker needs. The emulator's watchdog does the rest.
+"""
 
 
 class DeviceProcess:
     """``create_device(kind, options, index)`` in a child process of ``python``; a ``Device`` like any other.
 
-    ``setting`` is what the host calls the path of ``python``, for messages.
+    ``setting`` is the name of the setting that holds ``python``, for messages.
 
-    Raises (when made): what making the device raised in the child, or ``DeviceError`` when the child ended.
+    The constructor raises the error of the device kind in the child, or ``DeviceError`` if the child exited.
     """
 
     def __init__(self, python: str, kind: str, options: Mapping[str, Any], index: int, *, setting: str) -> None:
@@ -59,27 +60,23 @@ class DeviceProcess:
             raise
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
-        """As ``Device.reset``."""
         observation: Observation = self._call("reset", task_name, params_idx)
         return observation
 
     def step(self, action: Action) -> Observation:
-        """As ``Device.step``."""
         observation: Observation = self._call("step", action)
         return observation
 
     def score(self) -> float:
-        """As ``Device.score``."""
         return float(self._call("score"))
 
     def health(self) -> Mapping[str, str]:
-        """As ``Device.health``."""
         facts: Mapping[str, str] = self._call("health")
         return facts
 
     def lost(self) -> str:
-        """As ``ReportsLoss.lost``: what the child said of its device, or that there is no child any more."""
-        with contextlib.suppress(ValueError):  # it was closed in this moment
+        """As ``ReportsLoss.lost``: the child's report, or the exit of the child."""
+        with contextlib.suppress(ValueError):  # closed in this moment
             news = self._news.read(_MAX_NEWS)
             if news is not None and not self._why_lost:
                 gone = f"the device's process is gone (exit code {self._child.poll()})"
@@ -87,13 +84,13 @@ class DeviceProcess:
         return self._why_lost
 
     def close(self) -> None:
-        """As ``Device.close``: a child that does not end in a minute is killed."""
+        """As ``Device.close``; kills a child that does not exit within a minute."""
         if self._child.stdin is not None and not self._child.stdin.closed:
             self._child.stdin.close()
         try:
             self._child.wait(timeout=_CLOSE_S)
         except subprocess.TimeoutExpired:
-            logger.error("the device's process %d does not end; killing it", self._child.pid)
+            logger.error("the device's process %d does not exit; killing it", self._child.pid)
             self._child.kill()
             self._child.wait()
         if self._child.stdout is not None:
@@ -113,24 +110,24 @@ class DeviceProcess:
         return result
 
     def _how_it_ended(self, called: str) -> str:
-        """Says what became of the child, which has closed its pipes and may take a moment to be gone."""
+        """Returns a message with the child's exit code; the child has closed its pipes and may take a moment to
+        exit."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(timeout=_ENDING_S)
         code = self._child.returncode
         if called != "create":
             return f"the device's process is gone (exit code {code})"
         return (
-            f"{self._named} ended with exit code {code} before there was a device; "
-            "the worker's log says why. Can it import this project? `rollout-buffer doctor` tries"
+            f"{self._named} exited with code {code} before it had a device; "
+            "the worker's log has the reason. Can it import this project? `rollout-buffer doctor` tries"
         )
 
 
 def _started(python: str, named: str) -> tuple[subprocess.Popen[bytes], FileIO]:
-    """Starts the child; returns it and the pipe with its news, which is read without waiting."""
+    """Starts the child; returns it and its non-blocking pipe of loss reports."""
     ours, its = os.pipe()
     os.set_blocking(ours, False)
     try:
-        # Its errors and logs go where the worker's go.
         command = [python, "-m", _MODULE, str(its)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[its])
     except OSError as error:
@@ -164,11 +161,11 @@ def _read(stream: IO[bytes]) -> Any:
 def main(words: Sequence[str]) -> int:
     """Serves one device over the standard streams until the parent closes them; returns the exit code.
 
-    ``words`` name the descriptor that takes the news of the device's death.
+    ``words`` hold the file descriptor for loss reports.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the packages print must not come between the answers
+    os.dup2(2, 1)  # prints of imported packages must not mix with replies
     calls: Queue[tuple[str, Sequence[Any]] | None] = Queue()
     threading.Thread(target=_listen, args=(calls,), daemon=True).start()
     device: Device[Any] | None = None
@@ -193,7 +190,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
-    """Hands calls on. When the parent is gone the device gets a while to close, also out of a call that hangs."""
+    """Queues calls. When the parent is gone, exits after the cleanup time even if a call hangs."""
     try:
         while True:
             calls.put(_read(sys.stdin.buffer))
@@ -203,7 +200,7 @@ def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
 
 
 def _notify_when_lost(device: Device[Any], news: int) -> None:
-    """Watches a device that knows when it has died, beside the calls, and says why it did, once."""
+    """Watches a device that detects its own loss, and reports the reason once."""
     os.set_inheritable(news, False)
 
     def watch(reporter: ReportsLoss) -> None:

@@ -1,14 +1,14 @@
-"""Who gets the next free device when several wait. Pure: the clock is a parameter, nothing waits here.
+"""Chooses the runner that gets the next free device. Pure: the clock is a parameter, nothing waits here.
 
-Two steps. First the purpose: while training and evaluation both wait, each is brought to its share of the devices,
-``evaluation_share`` and the rest. Then, within the purpose, the owner: whoever holds fewest, and among equals whoever
-was served longest ago. A purpose or owner that does not wait takes nothing, and leaves its share to the others.
+First the purpose: while training and evaluation both wait, each gets its share of the devices, ``evaluation_share`` and
+the rest. Then, within the purpose, the owner that holds the fewest devices; among equals the one that was served
+longest ago. A purpose or owner that does not wait leaves its share to the others.
 
-A runner that gave a device back, or was answered with less than it wanted, asks again a moment later. For that moment
-it counts as in line: what comes free just then would otherwise go to the other purpose, whose request waits.
+A runner that returned a device, or got fewer than it wanted, asks again a moment later. During that moment it counts as
+waiting; otherwise the other purpose, whose request is pending, would get every device that becomes free.
 
-So nobody waits for ever. Within a purpose, who holds nothing comes before all who hold something, and each of them
-is served once before any is served again.
+This prevents starvation: within a purpose, owners without a device come before owners with one, and each of them is
+served once before any is served again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 ASKS_AGAIN_WITHIN_S = 1.0
-"""How long a runner is expected to ask again: its way to the manager and back, on a busy machine."""
+"""Time within which a runner is expected to ask again: a round trip to the manager on a busy machine."""
 _REMEMBERED_S = 600.0
 
 
 class Purpose(StrEnum):
-    """What an episode is played for."""
+    """The purpose of an episode."""
 
     TRAINING = "training"  # its trajectory is trained on
     EVALUATION = "evaluation"  # its reward is reported
@@ -32,44 +32,44 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claimant:
-    """Somebody who waits for devices or holds some: one runner, for one purpose."""
+    """A runner that waits for or holds devices, for one purpose."""
 
     owner: str
     purpose: Purpose
 
 
 class FairShare:
-    """The line in front of the devices. ``evaluation_share`` is the part of them that evaluations get, in (0, 1)."""
+    """The queue for devices. ``evaluation_share`` is the share of evaluations, in (0, 1)."""
 
     def __init__(self, evaluation_share: float = 0.5) -> None:
         self.evaluation_share = evaluation_share
         self._waiting: set[Claimant] = set()
-        # When each was served last, or came first. Kept for a while after it left: an empty-handed poll that comes
-        # again must not go to the end of the line.
+        # When each claimant was last served, or joined. Stored for a while after it leaves: a poll that got nothing and
+        # comes again must not go to the end of the queue.
         self._place: dict[Claimant, float] = {}
         self._left_at: dict[Claimant, float] = {}
         self._turns: Counter[Purpose] = Counter()
-        # Until when each request that is expected soon counts as in line, soonest first.
+        # For each expected request, the time until which it counts as waiting, earliest first.
         self._expected: dict[Purpose, deque[float]] = {purpose: deque() for purpose in Purpose}
 
     def join(self, claimant: Claimant, now: float) -> None:
-        """Puts somebody in line; who was there a short while ago takes up the old place."""
+        """Adds a claimant to the queue; one that left recently gets its old place."""
         self._drop_absent(now)
         self._left_at.pop(claimant, None)
         self._place.setdefault(claimant, now)
         self._waiting.add(claimant)
 
     def leave(self, claimant: Claimant, now: float) -> None:
-        """Takes somebody out of the line."""
+        """Removes a claimant from the queue."""
         self._waiting.discard(claimant)
         self._left_at[claimant] = now
 
     def expect(self, purpose: Purpose, devices: int, now: float) -> None:
-        """A runner will ask for so many devices in a moment: they are kept for it, within its purpose's share."""
+        """Reserves devices for a runner that will ask for them in a moment, within its purpose's share."""
         self._expected[purpose].extend([now + ASKS_AGAIN_WITHIN_S] * devices)
 
     def serve(self, claimant: Claimant, now: float) -> None:
-        """Notes that somebody in line got a device; it stays in line, behind its equals."""
+        """Records that a claimant got a device; it stays in the queue, behind its equals."""
         if len(self._waiting_purposes({}, now)) > 1:
             self._turns[claimant.purpose] += 1
         self._place[claimant] = now
@@ -77,9 +77,9 @@ class FairShare:
             self._expected[claimant.purpose].popleft()
 
     def next(self, held: Mapping[Claimant, int], now: float) -> Claimant | None:
-        """Returns who gets the next free device, None when nobody waits. ``held`` is what everybody holds now.
+        """Returns the claimant that gets the next free device, None if none waits. ``held`` counts the devices of each.
 
-        It may be nobody in line, with the owner "": the device is kept then for who is expected to ask.
+        A claimant with the owner "" means: the device is reserved for an expected request.
         """
         if not self._waiting:
             return None
@@ -92,12 +92,12 @@ class FairShare:
         )
 
     def waiting(self) -> dict[str, int]:
-        """Returns how many runners wait, by purpose."""
+        """Returns the number of waiting runners by purpose."""
         counted = Counter(claimant.purpose for claimant in self._waiting)
         return {purpose.value: counted[purpose] for purpose in Purpose}
 
     def _waiting_purposes(self, held: Mapping[Claimant, int], now: float) -> list[Purpose]:
-        """Purposes in line, or expected there for more devices than ``held`` keeps for them."""
+        """Returns purposes that wait, or that are expected to ask for more devices than are reserved for them."""
         for expected in self._expected.values():
             while expected and expected[0] <= now:
                 expected.popleft()
@@ -106,10 +106,10 @@ class FairShare:
         return [purpose for purpose in Purpose if purpose in found or len(self._expected[purpose]) > kept[purpose]]
 
     def _claim_of(self, purpose: Purpose, held: Mapping[Claimant, int]) -> tuple[float, float]:
-        """Devices held and turns had, measured by the share: the smaller, the sooner the next turn.
+        """Returns devices held and turns taken, relative to the share: the smaller, the sooner the next turn.
 
-        Turns count only while both wait: who was alone did not take them from anybody. They decide between equals,
-        which on a single device is always.
+        Turns count only while both purposes wait. They decide between equals, which on a single device is always the
+        case.
         """
         share = self.evaluation_share if purpose is Purpose.EVALUATION else 1 - self.evaluation_share
         holds = sum(count for claimant, count in held.items() if claimant.purpose is purpose)

@@ -1,4 +1,4 @@
-"""Locks on files that last until they are closed or their process is gone."""
+"""File locks that end when the file is closed or its process exits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import IO
 
 
 def try_lock(path: Path) -> IO[str] | None:
-    """Returns the lock on a file, which is made where it is not there; None when another has it.
-
-    What the file holds is left to whoever gets the lock.
-    """
+    """Returns the lock on a file, which is created if missing; None if another process holds it."""
     lock = path.open("a+", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,7 @@
-"""What a device is to an episode: five calls, whatever stands behind them.
+"""The interface of a device: five calls.
 
-Two views of the same thing. ``Device`` is the plain, blocking object that lives in a device worker's process: a phone,
-an emulator, a browser page. ``DeviceLease`` is what an episode on the runner's event loop holds: the same calls,
-awaitable, carried to the worker by Ray.
+``Device`` is the blocking object in a device worker's process: a phone, an emulator, a browser page. ``DeviceLease`` is
+what an episode on the runner's event loop holds: the same calls, awaitable, sent to the worker by Ray.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from slime_plugins.rollout_buffer.types import Image
 
 
 class Action(Protocol):
-    """What a device is asked to do, as far as whoever carries it there must know. Each kind of device has its own."""
+    """An action, as far as the pool uses it. Each kind of device has its own class."""
 
     @property
     def kind(self) -> str:
-        """Which of the device's actions this is; for messages."""
+        """The name of the action, for messages."""
         ...
 
     @property
     def duration_s(self) -> float | None:
-        """How long the action itself lasts, on top of the time that any action may take."""
+        """Duration of the action itself, in addition to the time limit of any action."""
         ...
 
 
@@ -33,15 +32,14 @@ ActionT_contra = TypeVar("ActionT_contra", contravariant=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the agent gets to see after a reset or a step.
+    """What the agent observes after a reset or a step.
 
-    ``screenshot`` is already resized under the pixel cap and encoded: exactly the bytes that the engine receives, that
-    are stored, and that are trained on. ``screen_width`` and ``screen_height`` are the device's own pixels, the space
-    of ``Action.point``. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it
-    has none. ``note`` tells the agent what went wrong with its last action (text that could not be typed, an app that
-    does not exist); empty when all went well. ``elements`` is the screen in words, for agents that read, a line per
-    element; empty where the device offers none. ``done`` is true once the task itself says that it is over: no action
-    changes anything from then on.
+    ``screenshot`` is resized under the pixel limit and encoded: exactly the bytes that the engine receives, that are
+    stored, and that are trained on. ``screen_width`` and ``screen_height`` are the device's own pixels, the space of
+    ``Action.point``. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it has
+    none. ``note`` is an error message for the agent about its last action (text that could not be typed, an unknown
+    app); empty without an error. ``elements`` is a text description of the screen, one line per element; empty if the
+    device has none. ``done`` is True once the task has ended by itself: later actions change nothing.
     """
 
     goal: str
@@ -59,59 +57,53 @@ class Device(Protocol[ActionT_contra]):
     """One device. Calls come one at a time; each returns, or raises ``DeviceError`` or ``EnvironmentSetupError``."""
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
-        """Sets up the task from a clean state and returns the first look at it.
+        """Sets up the task from a clean state and returns the first observation.
 
         Raises:
-            EnvironmentSetupError: no such task, or it cannot be begun.
+            EnvironmentSetupError: there is no such task, or it cannot be set up.
             DeviceError: the device does not answer.
         """
         ...
 
     def step(self, action: ActionT_contra) -> Observation:
-        """Does the action and returns the settled screen. Impossible actions are reported in ``note``."""
+        """Performs the action and returns the settled screen. Impossible actions are reported in ``note``."""
         ...
 
     def score(self) -> float:
-        """The task's success in [0, 1], read from the device's state, before anything resets it.
+        """Returns the task's success in [0, 1], read from the device's state before a reset.
 
-        A kind of device whose tasks are scored in another range says so to its generator, and to its contract test.
+        A kind of device with another range declares it in its generator and in its conformance test.
         """
         ...
 
     def health(self) -> Mapping[str, str]:
-        """Short facts about the device; raises ``DeviceError`` when it is not usable."""
+        """Returns short facts about the device; raises ``DeviceError`` if it is not usable."""
         ...
 
     def close(self) -> None:
-        """Ends everything the device started; a second call does nothing."""
+        """Stops everything that the device started; a second call does nothing."""
         ...
 
 
 @runtime_checkable
 class ReportsLoss(Protocol):
-    """A ``Device`` that knows between two calls that it is gone: its episode need not wait for the next one."""
+    """A ``Device`` that detects its own loss between two calls: its episode fails without waiting for the next call."""
 
     def lost(self) -> str:
-        """Returns why the device cannot be used any more, "" while it can. Cheap; another call may be under way."""
+        """Returns why the device is unusable, "" while it works. Fast; may run during another call."""
         ...
 
 
 class DeviceLease(Protocol[ActionT_contra]):
-    """A device held by one episode. Awaitable twin of ``Device``; leaving the context gives it back to the pool."""
+    """A device leased to one episode. Awaitable form of ``Device``; leaving the context returns it to the pool."""
 
     @property
     def device_id(self) -> str:
-        """The pool's name for the device, for logs and counters."""
+        """The pool's name of the device, for logs and counters."""
         ...
 
-    async def reset(self, task_name: str, params_idx: int) -> Observation:
-        """As ``Device.reset``."""
-        ...
+    async def reset(self, task_name: str, params_idx: int) -> Observation: ...
 
-    async def step(self, action: ActionT_contra) -> Observation:
-        """As ``Device.step``."""
-        ...
+    async def step(self, action: ActionT_contra) -> Observation: ...
 
-    async def score(self) -> float:
-        """As ``Device.score``."""
-        ...
+    async def score(self) -> float: ...

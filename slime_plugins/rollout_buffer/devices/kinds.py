@@ -1,6 +1,6 @@
-"""Kinds of devices: each is a function, found at ``module:function`` or by the name that a package gave it.
+"""Kinds of devices: factory functions, named by ``module:function`` or by an entry point.
 
-Called in the device worker, so that what a kind imports is loaded there and nowhere else.
+They run in the device worker, so that only this process imports them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ _MISCONFIGURED = "misconfigured"
 
 
 class DeviceKind(Protocol):
-    """Makes device number ``index``, from 0 on, ready for its first ``reset``; may take as long as a device takes to
-    boot.
+    """Creates device number ``index``, from 0 on, ready for its first ``reset``; may take as long as a boot.
 
     Raises:
-        ConfigError: no such device can be made with these options here.
+        ConfigError: these options do not work on this host.
         DeviceError: the device did not come up.
     """
 
@@ -32,16 +31,16 @@ def create_device(kind: str, options: Mapping[str, Any], index: int) -> Device[A
     """Returns a device of the kind at ``module:function``.
 
     Raises:
-        ConfigError, DeviceError: as ``DeviceKind``; ConfigError also when there is no such function.
+        ConfigError, DeviceError: as ``DeviceKind``; ConfigError also if there is no such function.
     """
     return cast("DeviceKind", load_kind(kind))(options, index)
 
 
 def load_kind(address: str) -> Any:
-    """Returns the function at ``module:function``, or the one that an installed package calls so (``extensions.py``).
+    """Returns the function at ``module:function``, or an installed package's function of that name (``extensions.py``).
 
     Raises:
-        ConfigError: there is none, or it cannot be imported.
+        ConfigError: there is none, or its import fails.
     """
     module_name, colon, function_name = address.partition(":")
     if not colon:
@@ -53,13 +52,13 @@ def load_kind(address: str) -> Any:
 
 
 def misconfigured(message: str) -> DeviceError:
-    """Returns the error of a device that no further attempt brings up, because its settings or its host lack something.
+    """Returns the error of a device that cannot boot because of its settings or its host; retries cannot succeed.
 
-    Says the same as a ``ConfigError``, in a form that calls of devices may raise.
+    It has the message of a ``ConfigError``, as a ``DeviceError``, which device calls may raise.
     """
     return DeviceError(message, {"fault": _MISCONFIGURED})
 
 
 def is_misconfigured(error: Exception) -> bool:
-    """Returns True if the error, which may come from another process, is one of ``misconfigured``."""
+    """Returns True for an error of ``misconfigured``, also from another process."""
     return isinstance(error, DeviceError) and error.detail.get("fault") == _MISCONFIGURED

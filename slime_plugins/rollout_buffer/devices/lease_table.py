@@ -1,7 +1,7 @@
-"""Which device is lent to whom, and until when. Pure: the clock is a parameter, nothing waits here.
+"""The table of leases. Pure: the clock is a parameter, nothing waits here.
 
 Lease ids only grow. A device worker refuses calls under an id older than the newest it has seen, so an owner that lost
-its lease (stopped, swapped out, cut off) and wakes up again cannot touch a device that is somebody else's by now.
+its lease (suspended, swapped out, disconnected) cannot touch a device that was leased to another since.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.devices.fair_share import Claimant
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """A device in the hands of ``holder`` until ``expires_at``, by the clock of the table's caller."""
+    """A device leased to ``holder`` until ``expires_at``, on the clock of the table's caller."""
 
     lease_id: int
     device_id: str
@@ -24,7 +24,7 @@ class Lease:
 
 
 class LeaseTable:
-    """Free devices and leases. A known device is always either free, lent exactly once, or set aside."""
+    """Free devices and leases. A known device is either free, leased once, or set aside."""
 
     def __init__(self, *, lease_timeout_s: float, first_lease_id: int) -> None:
         self.lease_timeout_s = lease_timeout_s
@@ -34,19 +34,19 @@ class LeaseTable:
 
     @property
     def free(self) -> int:
-        """How many devices can be lent now."""
+        """Number of devices that can be leased now."""
         return len(self._free)
 
     @property
     def lent(self) -> int:
-        """How many devices are lent now."""
+        """Number of leased devices."""
         return len(self._leases)
 
     def add(self, device_id: str) -> None:
-        """Makes a device free to lend.
+        """Adds a device as free.
 
         Raises:
-            ValueError: it is free or lent already.
+            ValueError: it is free or leased already.
         """
         if device_id in self._free or any(lease.device_id == device_id for lease in self._leases.values()):
             raise ValueError(f"{device_id} is in the table already")
@@ -60,7 +60,7 @@ class LeaseTable:
         return True
 
     def lend(self, holder: Claimant, now: float) -> Lease | None:
-        """Lends the device that has been free for longest, or returns None when none is free."""
+        """Leases the device that has been free for longest; None if none is free."""
         if not self._free:
             return None
         lease = Lease(
@@ -74,7 +74,7 @@ class LeaseTable:
         return lease
 
     def renew(self, owner: str, lease_ids: Iterable[int], now: float) -> list[int]:
-        """Extends the owner's leases and returns the ids of those that it does not hold any more."""
+        """Extends the owner's leases and returns the ids of those that it has lost."""
         lost = []
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
@@ -96,14 +96,14 @@ class LeaseTable:
         return leases
 
     def take_back_expired(self, now: float) -> list[Lease]:
-        """Ends every lease whose time is over; their devices are set aside."""
+        """Ends every expired lease; their devices are set aside."""
         expired = [lease for lease in self._leases.values() if lease.expires_at <= now]
         for lease in expired:
             del self._leases[lease.lease_id]
         return expired
 
     def held(self) -> Counter[Claimant]:
-        """Returns how many devices everybody holds."""
+        """Returns the number of devices of each claimant."""
         return Counter(lease.holder for lease in self._leases.values())
 
     def holders(self) -> dict[str, str]:

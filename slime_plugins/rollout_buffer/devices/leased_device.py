@@ -1,4 +1,4 @@
-"""A device in the hands of one episode: deadlines on every call, and a report of how it went when it is given back."""
+"""A device leased to one episode: a deadline on every call, and a report at the end of the lease."""
 
 from __future__ import annotations
 
@@ -19,42 +19,36 @@ HUNG = "hung"
 DIED = "died"
 _MAX_ERROR = 500
 _WATCH_S = 120.0
-"""Each lent device costs its runner one call in so many seconds: with 256 of them, two a second."""
+"""Interval of the loss check; with 256 devices a runner makes two such calls a second."""
 
 _Result = TypeVar("_Result")
 
 
 class DeviceCalls(Protocol):
-    """A device worker from afar. Calls carry the lease they are made under, and raise ``EpisodeError`` only."""
+    """Calls to a remote device worker. They carry the lease id, and raise ``EpisodeError`` only."""
 
-    async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
-        """As ``Device.reset``."""
-        ...
+    async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation: ...
 
-    async def step(self, lease_id: int, action: Action) -> Observation:
-        """As ``Device.step``."""
-        ...
+    async def step(self, lease_id: int, action: Action) -> Observation: ...
 
-    async def score(self, lease_id: int) -> float:
-        """As ``Device.score``."""
-        ...
+    async def score(self, lease_id: int) -> float: ...
 
     async def lost(self, lease_id: int, wait_s: float) -> str:
-        """Returns why the device is gone as soon as it is, "" after ``wait_s``."""
+        """Returns the reason as soon as the device is lost, "" after ``wait_s``."""
         ...
 
 
 def device_died(message: str) -> DeviceError:
-    """Returns the error of a worker that is gone, which tells the pool to replace it."""
+    """Returns the error of a lost worker, after which the pool replaces it."""
     return DeviceError(message, {"fault": DIED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseReport:
-    """What happened on a device during one lease.
+    """Report of one lease.
 
-    ``called`` is false when nothing was asked of the device; ``fault`` is how the device failed, None if it did not,
-    and ``error`` the same in words.
+    ``called`` is False if the device was not called; ``fault`` is the kind of failure, None without one, and ``error``
+    its message.
     """
 
     called: bool = True
@@ -67,10 +61,10 @@ class LeaseReport:
 
 
 class LeasedDevice:
-    """The ``DeviceLease`` of both pools. Leaving its context gives the device back at once, without waiting.
+    """The ``DeviceLease`` of both pools. Leaving its context returns the device at once, without waiting.
 
-    A device that dies, or is lost to another, ends the context at once with a ``DeviceError``, whatever the episode
-    waits for; without a context the next call raises it.
+    If the device dies or the lease is lost, the context ends at once with a ``DeviceError``, whatever the episode
+    awaits; outside of a context the next call raises it.
     """
 
     def __init__(
@@ -101,7 +95,6 @@ class LeasedDevice:
 
     @property
     def device_id(self) -> str:
-        """The pool's name for the device."""
         return self._device_id
 
     async def __aenter__(self) -> LeasedDevice:
@@ -118,16 +111,16 @@ class LeasedDevice:
         why, self._task = self._interruption(), None
         if why is not None and isinstance(error, asyncio.CancelledError):
             raise why from error
-        if why is not None:  # it has come to its end by itself, before the interruption came through
+        if why is not None:  # the episode ended by itself before the interruption arrived
             await _swallow_cancellation()
 
     def give_back(self) -> None:
-        """Ends the lease, for those who cannot hold it as a context; a second call does nothing."""
+        """Ends the lease, for callers without a context; a second call does nothing."""
         give_back, self._give_back = self._give_back, _nothing_left
         give_back(self)
 
     async def reset(self, task_name: str, params_idx: int) -> Observation:
-        """As ``Device.reset``; a device that takes longer than ``reset_timeout_s`` counts as hung."""
+        """As ``Device.reset``; after ``reset_timeout_s`` the device counts as hung."""
         start = time.monotonic()
         observation = await self._within(
             self._settings.reset_timeout_s,
@@ -138,7 +131,7 @@ class LeasedDevice:
         return observation
 
     async def step(self, action: Action) -> Observation:
-        """As ``Device.step``; a device that takes longer than ``step_timeout_s`` counts as hung."""
+        """As ``Device.step``; after ``step_timeout_s`` the device counts as hung."""
         start = time.monotonic()
         observation = await self._within(
             self._settings.step_timeout_s + (action.duration_s or 0.0),
@@ -149,17 +142,17 @@ class LeasedDevice:
         return observation
 
     async def score(self) -> float:
-        """As ``Device.score``; a device that takes longer than ``score_timeout_s`` counts as hung."""
+        """As ``Device.score``; after ``score_timeout_s`` the device counts as hung."""
         return await self._within(
             self._settings.score_timeout_s, "reading the score", lambda: self._calls.score(self.lease_id)
         )
 
     def mark_lost(self) -> None:
-        """Says that the pool took the device back, because this runner was silent."""
-        self._lose(DeviceError(f"the lease of {self._device_id} ran out: its runner was silent for too long"))
+        """Fails the episode: the pool took the device back because this runner did not renew its lease."""
+        self._lose(DeviceError(f"the lease of {self._device_id} expired: its runner did not renew it in time"))
 
     async def watch(self) -> None:
-        """Returns when the device is gone; its episode has been told then. For the pool to run beside the episode."""
+        """Returns once the device is lost and its episode was interrupted. The pool runs it during the episode."""
         try:
             while not (why := await self._calls.lost(self.lease_id, _WATCH_S)):
                 pass
@@ -181,7 +174,7 @@ class LeasedDevice:
         )
 
     async def _within(self, deadline_s: float, doing: str, call: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Makes the call; turns its deadline and the loss of the lease into a ``DeviceError``, and notes failures."""
+        """Makes the call; converts a timeout and the loss of the lease into a ``DeviceError``, and records failures."""
         if self._lost is not None:
             raise self._lost
         try:
@@ -207,18 +200,18 @@ class LeasedDevice:
         self._lost = why
         if self._fault is None:
             self._note(why)
-        else:  # a call has told of it already, in its own words
+        else:  # a call has reported it already
             self._fault = str(why.detail.get("fault", self._fault))
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Ends what the episode waits for; whatever of ours it waits in turns that into the loss."""
+        """Cancels the episode's current wait; the cancelled call or context raises the loss instead."""
         if self._task is not None:
             self._interrupted = True
             self._task.cancel()
 
     def _interruption(self) -> DeviceError | None:
-        """Takes our interruption back and returns its reason; None if there was none, or others cancelled as well."""
+        """Withdraws our cancellation and returns its reason; None if there was none, or others cancelled as well."""
         if self._task is None or not self._interrupted:
             return None
         self._interrupted = False
@@ -232,10 +225,10 @@ class LeasedDevice:
 
 
 async def _swallow_cancellation() -> None:
-    """Takes up a cancellation that is on its way to this task."""
+    """Consumes a pending cancellation of this task."""
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
 
 
 def _nothing_left(_device: LeasedDevice) -> None:
-    """What a lease that has ended gives back."""
+    """Replaces the pool's callback after the end of a lease."""

@@ -1,7 +1,7 @@
 """The device pool without Ray: each device in a thread of this process. For tests and debugging.
 
-It is the same manager and the same client as in production; only the way of a call to its device is shorter. A hung
-device cannot be killed here, only abandoned: its thread stays until the process ends.
+It uses the same manager and client as the Ray pool. A hung device cannot be killed here, only abandoned: its thread
+stays until the process exits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WATCH_S = 1.0
 
 
 class LocalDevicePool(ManagedDevicePool):
-    """A ``DevicePool`` whose devices are threads; they end with it."""
+    """A ``DevicePool`` whose devices are threads of this process."""
 
     def __init__(self, settings: DevicePoolSettings, *, owner: str = "local") -> None:
         manager = DeviceManager(_launch, name=f"local-{os.getpid()}")
@@ -80,7 +80,7 @@ class _WorkerThread:
 
     async def _call(self, call: Callable[[], Any]) -> Any:
         if self._killed:
-            raise device_died("the device was given up")
+            raise device_died("the device was closed")
         answer: Future[Any] = Future()
         self._calls.put((call, answer))
         return await asyncio.wrap_future(answer)
@@ -92,7 +92,7 @@ class _WorkerThread:
                 continue
             try:
                 answer.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - carried over to whoever awaits the call
+            except BaseException as error:  # noqa: BLE001 - raised again in the caller
                 answer.set_exception(error)
 
 

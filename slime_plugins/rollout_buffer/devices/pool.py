@@ -1,6 +1,6 @@
-"""The runner's side of the device pool: waits in line for devices, keeps its leases alive, gives devices back.
+"""The runner's side of a device pool: waits for devices, renews leases, returns devices.
 
-However many episodes wait, the manager sees one request and one renewal of this runner at a time.
+Independent of the number of waiting episodes, the manager gets one request and one renewal of this runner at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GOODBYE_TIMEOUT_S = 10.0
 
 
 class DevicePool(Protocol):
-    """Lends devices to the episodes of one runner."""
+    """Leases devices to the episodes of one runner."""
 
     async def start(self) -> None:
         """Connects, and returns once a device can be used.
@@ -37,7 +37,7 @@ class DevicePool(Protocol):
         ...
 
     async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
-        """Returns the next free device, within a purpose first come, first served. Leaving its context gives it back.
+        """Returns the next free device, first come, first served within a purpose. Leaving its context returns it.
 
         Raises:
             DeviceError: none became free within ``acquire_timeout_s``.
@@ -45,56 +45,42 @@ class DevicePool(Protocol):
         ...
 
     async def counters(self) -> list[dict[str, Any]]:
-        """Returns what each device did and how it failed."""
+        """Returns the counters of each device."""
         ...
 
     async def snapshot(self) -> dict[str, Any]:
-        """Returns the farm's state: ``pool``, ``may_be_lent``, who waits, and the ``devices`` as ``counters`` do."""
+        """Returns the pool's state: ``pool``, ``may_be_lent``, waiting runners, and ``devices`` as in ``counters``."""
         ...
 
     async def close(self) -> None:
-        """Gives everything back and disconnects; a second call does nothing."""
+        """Returns all devices and disconnects; a second call does nothing."""
         ...
 
 
 class DeviceManagerCalls(Protocol):
-    """A ``DeviceManager``, wherever it is. Its calls raise ``DeviceError`` when it cannot be reached."""
+    """Calls to a ``DeviceManager``. They raise ``DeviceError`` if it cannot be reached."""
 
-    async def configure(self, settings: Mapping[str, Any]) -> None:
-        """As ``DeviceManager.configure``."""
-        ...
+    async def configure(self, settings: Mapping[str, Any]) -> None: ...
 
-    async def ready(self, wait_s: float) -> str:
-        """As ``DeviceManager.ready``."""
-        ...
+    async def ready(self, wait_s: float) -> str: ...
 
-    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
-        """As ``DeviceManager.acquire``."""
-        ...
+    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]: ...
 
-    async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
-        """As ``DeviceManager.renew``."""
-        ...
+    async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]: ...
 
-    async def release(self, lease_id: int, report: LeaseReport) -> None:
-        """As ``DeviceManager.release``."""
-        ...
+    async def release(self, lease_id: int, report: LeaseReport) -> None: ...
 
-    async def leave(self, owner: str) -> None:
-        """As ``DeviceManager.leave``."""
-        ...
+    async def leave(self, owner: str) -> None: ...
 
-    async def snapshot(self) -> dict[str, Any]:
-        """As ``DeviceManager.snapshot``."""
-        ...
+    async def snapshot(self) -> dict[str, Any]: ...
 
     async def close(self) -> None:
-        """Lets go of the manager; what it means for the devices is the manager's owner's to say."""
+        """Disconnects from the manager; the pool decides whether its devices end."""
         ...
 
 
 class ManagedDevicePool:
-    """The ``DevicePool`` over any manager. ``owner`` tells runners apart in the manager's eyes and in its logs."""
+    """The ``DevicePool`` over any manager. ``owner`` identifies this runner in the manager and its logs."""
 
     def __init__(self, manager: DeviceManagerCalls, settings: DevicePoolSettings, *, owner: str) -> None:
         self._manager = manager
@@ -107,7 +93,6 @@ class ManagedDevicePool:
         self._farewells: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """As ``DevicePool.start``."""
         why_not = await self._until_ready()
         if why_not:
             raise DeviceError(f"no device came up: {why_not}")
@@ -115,9 +100,9 @@ class ManagedDevicePool:
         self._background.append(asyncio.create_task(self._keep_leases()))
 
     async def _until_ready(self) -> str:
-        """Returns "" once a device can be used, or why none can. A manager that dies meanwhile comes back.
+        """Returns "" once a device can be used, or the reason why none can. Survives a restart of the manager.
 
-        The time runs while nothing happens: a farm that goes on making and booting devices is waited for.
+        The timeout counts only while nothing changes: a pool that continues to boot devices is waited for.
         """
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.boot_timeout_s
@@ -144,7 +129,6 @@ class ManagedDevicePool:
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
-        """As ``DevicePool.acquire``."""
         place = self._lines[purpose].join()
         try:
             async with asyncio.timeout(self._settings.acquire_timeout_s):
@@ -154,23 +138,20 @@ class ManagedDevicePool:
             seconds = self._settings.acquire_timeout_s
             raise DeviceError(f"no device became free within {seconds:g} s") from timeout
         except asyncio.CancelledError:
-            # The device may have been handed over in the very moment of the cancellation.
+            # A device may have been assigned at the moment of the cancellation.
             self._return_unclaimed(place)
             raise
 
     async def counters(self) -> list[dict[str, Any]]:
-        """As ``DevicePool.counters``."""
         snapshot = await self._manager.snapshot()
         devices: list[dict[str, Any]] = snapshot["devices"]
         return devices
 
     async def snapshot(self) -> dict[str, Any]:
-        """As ``DevicePool.snapshot``."""
         waiting = {line.purpose.value: line.count() for line in self._lines.values()}
         return await self._manager.snapshot() | {"episodes_waiting": waiting}
 
     async def close(self) -> None:
-        """As ``DevicePool.close``."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -183,10 +164,10 @@ class ManagedDevicePool:
             await self._leave()
         await self._manager.close()
 
-    # ---- waiting in line ---------------------------------------------------------------------------------------------
+    # ---- waiting -----------------------------------------------------------------------------------------------------
 
     async def _hand_out(self, line: _WaitQueue) -> None:
-        """Asks for as many devices as episodes wait for, for ever."""
+        """Requests as many devices as episodes wait for, in a loop."""
         while True:
             wanted = await line.somebody()
             try:
@@ -219,18 +200,19 @@ class ManagedDevicePool:
         place.cancel()
 
     async def _recover(self, error: DeviceError) -> None:
-        """After losing the manager: tells the new one our settings. Episodes wait on; their own deadline counts."""
+        """Configures the new manager after the loss of the old one. Episodes continue to wait under their own
+        deadlines."""
         logger.warning("the device manager does not answer, trying again: %s", error)
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         try:
             await self._manager.configure(self._host_settings())
         except DeviceError as still:
-            logger.warning("the device manager is still away: %s", still)
+            logger.warning("the device manager is still unreachable: %s", still)
 
-    # ---- holding and giving back -------------------------------------------------------------------------------------
+    # ---- leases ------------------------------------------------------------------------------------------------------
 
     async def _keep_leases(self) -> None:
-        """Renews what is held three times per lease, for ever; marks what was lost."""
+        """Renews leases three times per lease time, in a loop; marks lost ones."""
         while True:
             await asyncio.sleep(self._settings.lease_timeout_s / 3)
             try:
@@ -244,20 +226,21 @@ class ManagedDevicePool:
                     held.mark_lost()
 
     def _give_back(self, held: LeasedDevice) -> None:
-        """Sends the device back without waiting, so that a cancelled episode gives back just the same."""
+        """Returns the device without waiting, so that this also works in a cancelled episode."""
         if self._held.pop(held.lease_id, None) is None:
             return
         self._watches.pop(held.lease_id).cancel()
         self._send_in_background(self._manager.release(held.lease_id, held.report()))
 
     async def _leave(self) -> None:
-        """Leaves the line: what was asked for last would otherwise be lent to nobody, until its lease ends."""
+        """Cancels pending requests: a device granted to a runner that is gone would idle until its lease expires."""
         try:
             async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
                 await self._manager.leave(self._owner)
         except (DeviceError, TimeoutError) as error:
             logger.warning(
-                "the device manager heard no goodbye, what it lends to this runner comes back late: %s", error
+                "the device manager was not told that this runner leaves; its devices return when leases expire: %s",
+                error,
             )
 
     def _send_in_background(self, farewell: Coroutine[Any, Any, None]) -> None:
@@ -268,7 +251,9 @@ class ManagedDevicePool:
     def _log_failure(self, task: asyncio.Task[None]) -> None:
         self._farewells.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.warning("a device could not be given back and returns when its lease ends: %s", task.exception())
+            logger.warning(
+                "a device could not be returned; it becomes free when its lease expires: %s", task.exception()
+            )
 
     def _host_settings(self) -> dict[str, Any]:
         return self._settings.model_dump(mode="json")
@@ -279,13 +264,13 @@ def _counted(states: Counter[str]) -> str:
 
 
 def _commonest_error(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Says what most of the devices that have failed so far have failed with; "" while none has."""
+    """Returns the most frequent error of failed devices; "" if none has failed."""
     errors = Counter(str(device["last_error"]) for device in devices if device["last_error"])
     return "".join(f"; {count} failed: {error}" for error, count in errors.most_common(1))
 
 
 class _WaitQueue:
-    """Episodes that wait for a device for one purpose, in the order in which they came. Every step is O(1) on average:
+    """Episodes that wait for a device for one purpose, in order of arrival. Every operation is O(1) on average:
     thousands may wait."""
 
     def __init__(self, purpose: Purpose) -> None:
@@ -295,7 +280,7 @@ class _WaitQueue:
         self._somebody = asyncio.Event()
 
     def join(self) -> asyncio.Future[LeasedDevice]:
-        """Returns a place at the end of the line; cancelling it leaves the line."""
+        """Returns a future at the end of the queue; cancelling it leaves the queue."""
         place: asyncio.Future[LeasedDevice] = asyncio.get_running_loop().create_future()
         place.add_done_callback(self._note_who_leaves)
         self._places.append(place)
@@ -303,18 +288,17 @@ class _WaitQueue:
         return place
 
     async def somebody(self) -> int:
-        """Returns how many wait, once anybody does."""
+        """Waits until an episode waits; returns the number of waiting ones."""
         while not self.count():
             self._somebody.clear()
             await self._somebody.wait()
         return self.count()
 
     def count(self) -> int:
-        """Returns how many wait."""
         return len(self._places) - self._left_early
 
     def first(self) -> asyncio.Future[LeasedDevice] | None:
-        """Takes the first one out of the line who still waits."""
+        """Removes and returns the first waiting future."""
         while self._places:
             place = self._places.popleft()
             if not place.done():

@@ -1,4 +1,4 @@
-"""What a farm of devices is told: how many, on what, with which timeouts, and how its devices are made."""
+"""Settings of a device pool: size, resources, timeouts, and the factory of its devices."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slime_plugins.rollout_buffer.devices.settings_section import SettingsSectio
 
 
 class PoolKind(StrEnum):
-    """Where the devices live."""
+    """The place of the devices."""
 
     RAY = "ray"  # in named, detached Ray actors that outlive a runner
     LOCAL = "local"  # in threads of the runner
 
 
 class WorkerResources(SettingsSection):
-    """What each device worker reserves of one node of the Ray cluster; ``memory`` in bytes, 0 for none.
+    """Resources that each device worker reserves on one node of the Ray cluster; ``memory`` in bytes, 0 for none.
 
     ``custom`` names resources of your own, as in ``ray start --resources '{"phone": 8}'``.
     """
@@ -28,13 +28,13 @@ class WorkerResources(SettingsSection):
     custom: dict[str, Annotated[float, BeforeValidator(no_truth_value), Field(gt=0)]] = Field(default_factory=dict)
 
     def as_ray_names_them(self) -> dict[str, float]:
-        """Returns what is reserved, by the names under which a node's resources are listed."""
+        """Returns the reserved resources under Ray's names."""
         named = {"CPU": self.num_cpus, "memory": float(self.memory), **self.custom}
         return {name: amount for name, amount in named.items() if amount > 0}
 
 
 class PoolSettings(SettingsSection):
-    """What a host decides about any farm. Settings of a task with devices inherit these keys beside their own."""
+    """Host settings of any device pool. Settings of a task type with devices inherit these keys."""
 
     device_pool: PoolKind = PoolKind.RAY
     num_workers: int = Field(default=2, ge=1)
@@ -58,13 +58,13 @@ class PoolSettings(SettingsSection):
 
 
 class DevicePoolSettings(PoolSettings):
-    """A farm and the devices in it.
+    """A pool and its devices.
 
-    ``kind`` is ``module:function``, a ``kinds.DeviceKind``; it is called with ``device_options``, plain JSON. Farms of
-    different names share a cluster and nothing else; one on a cluster may do without a name.
+    ``kind`` is ``module:function``, a ``kinds.DeviceKind``; it is called with ``device_options``, plain JSON. Pools of
+    different names share only the cluster; one pool per cluster may have an empty name.
 
-    ``prepare`` is empty, or the ``module:function`` that is called like the kind, before each boot and outside of the
-    boot's limit: what a device needs on its host, made once, under limits of its own.
+    ``prepare`` is empty, or a ``module:function`` with the arguments of the kind, called before each boot and outside
+    of the boot timeout: it makes files that the device needs on its host, with its own time limits.
     """
 
     farm: str = Field(default="", pattern=r"^[a-z0-9_]*$")

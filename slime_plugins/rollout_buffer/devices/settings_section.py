@@ -1,6 +1,6 @@
-"""What all sections of the settings have in common: no unknown key, no infinity, no truth value for a number.
+"""Base class of settings: no unknown key, no infinity, no boolean for a number.
 
-YAML reads ``yes``, ``no``, ``on`` and ``off`` as truth values, and Python takes those for 1 and 0.
+YAML reads ``yes``, ``no``, ``on`` and ``off`` as booleans, and Python accepts those as 1 and 0.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 def no_truth_value(value: Any) -> Any:
-    """Returns the value of a setting that is no switch.
+    """Returns the value of a setting that is not boolean.
 
     Raises:
-        ValueError: it is a truth value.
+        ValueError: it is a boolean.
     """
     if isinstance(value, bool):
         raise ValueError("must not be true or false (YAML reads yes, no, on and off so)")
@@ -22,7 +22,7 @@ def no_truth_value(value: Any) -> Any:
 
 
 class SettingsSection(BaseModel):
-    """Settings that belong together; frozen, and strict about what they are given."""
+    """Frozen settings with strict types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""One device and the fence before it: the object that lives in a device worker, whatever carries the calls there."""
+"""One device and its fence: the object in a device worker's process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _Result = TypeVar("_Result")
 
 
 class DeviceWorker:
-    """Owns one device. Calls come one at a time; one made under an older lease than the newest is refused.
+    """Owns one device. Calls run one at a time; calls under an older lease than the newest are refused.
 
-    Every method raises ``EpisodeError`` only: what a device breaks with otherwise becomes a ``DeviceError`` here, with
-    its traceback in this worker's log.
+    Methods raise ``EpisodeError`` only: any other error of a device becomes a ``DeviceError``, with its traceback in
+    this worker's log.
     """
 
     def __init__(self, settings: DevicePoolSettings, index: int) -> None:
@@ -33,39 +33,37 @@ class DeviceWorker:
         self._watched = 0
 
     def prepare(self) -> None:
-        """Makes what the device needs on this host; returns when that is there."""
+        """Prepares the device's files on this host."""
         settings = self._settings
         if settings.prepare:
             self._guarded(lambda: load_kind(settings.prepare)(settings.device_options, self._index))
 
     def boot(self) -> None:
-        """Builds the device; returns when it can be used."""
+        """Creates the device; returns when it can be used."""
         self._device = self._guarded(lambda: _made(self._settings, self._index))
 
     def check_health(self) -> None:
-        """Returns when the calls before it are done, and the device says that it is well."""
+        """Returns when earlier calls have finished and the device is healthy."""
         device = self._booted()
         self._guarded(device.health)
 
     def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
-        """As ``Device.reset``; from now on only ``lease_id`` may call."""
+        """As ``Device.reset``; later calls need ``lease_id``."""
         if lease_id < self._lease_id:
             raise _lost()
         self._lease_id = lease_id
         return self._guarded(lambda: self._booted().reset(task_name, params_idx))
 
     def step(self, lease_id: int, action: Action) -> Observation:
-        """As ``Device.step``."""
         return self._guarded(lambda: self._leased(lease_id).step(action))
 
     def score(self, lease_id: int) -> float:
-        """As ``Device.score``."""
         return self._guarded(lambda: self._leased(lease_id).score())
 
     def lost(self, lease_id: int, wait_s: float) -> str:
-        """Returns why the device is gone as soon as it is; "" after ``wait_s``, or once a newer lease is watched.
+        """Returns the reason as soon as the device is lost; "" after ``wait_s``, or once a newer lease is watched.
 
-        The one call that may be made beside another.
+        The only call that may run concurrently with another.
         """
         self._watched = max(self._watched, lease_id)
         deadline = time.monotonic() + wait_s
@@ -76,7 +74,7 @@ class DeviceWorker:
         return ""
 
     def close(self) -> None:
-        """Ends the device; a second call does nothing."""
+        """Closes the device; a second call does nothing."""
         device, self._device = self._device, None
         if device is not None:
             self._guarded(device.close)
@@ -90,7 +88,7 @@ class DeviceWorker:
 
     def _booted(self) -> Device[Any]:
         if self._device is None:
-            raise DeviceError("the device worker holds no device: it was not booted, or is closed")
+            raise DeviceError("the device worker has no device: it was not booted, or is closed")
         return self._device
 
     def _leased(self, lease_id: int) -> Device[Any]:
@@ -104,10 +102,10 @@ class DeviceWorker:
         except EpisodeError:
             raise
         except ConfigError as error:
-            raise misconfigured(f"device {self._index} cannot be made: {error.message}") from error
-        except Exception as error:  # the boundary to devices: emulators, adb and phones of any make
+            raise misconfigured(f"device {self._index} cannot be created: {error.message}") from error
+        except Exception as error:  # boundary to device code: emulators, adb, phones
             logger.exception("device %d broke", self._index)
-            raise DeviceError(f"device {self._index} broke: {type(error).__name__}: {error}") from error
+            raise DeviceError(f"device {self._index} failed: {type(error).__name__}: {error}") from error
 
 
 def _made(settings: DevicePoolSettings, index: int) -> Device[Any]:
@@ -115,4 +113,4 @@ def _made(settings: DevicePoolSettings, index: int) -> Device[Any]:
 
 
 def _lost() -> DeviceError:
-    return DeviceError("the lease ran out: the device belongs to another episode now")
+    return DeviceError("the lease expired: the device now belongs to another episode")

@@ -1,6 +1,6 @@
-"""Temporary folders of device workers, which die in all ways: whoever comes next removes what the dead left behind.
+"""Temporary folders of device workers. A new worker removes the folders of workers that were killed.
 
-A folder belongs to whoever holds the lock on the file ``in_use`` in it; the kernel lets go of it with the process.
+The owner of a folder holds the lock on the file ``in_use`` in it; the kernel releases it when the process exits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _IN_USE = "in_use"
 
 
 class WorkerFolder:
-    """A new folder named ``PREFIX_…`` below the folder for temporary files, this process's until ``remove``."""
+    """A new folder named ``PREFIX_…`` in the temporary directory, owned by this process until ``remove``."""
 
     def __init__(self, prefix: str) -> None:
         root = Path(tempfile.gettempdir())
         with (root / f".{prefix.rstrip('0123456789')}.{os.getuid()}.lock").open("w") as making:
-            fcntl.flock(making, fcntl.LOCK_EX)  # a folder that is just being made has no holder yet
+            fcntl.flock(making, fcntl.LOCK_EX)  # a folder that is being created has no lock yet
             _remove_abandoned(root, prefix.rstrip("0123456789"))
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}_"))
             self._lock: IO[str] | None = try_lock(self.path / _IN_USE)
 
     def remove(self) -> None:
-        """Removes it; a second call does nothing."""
+        """Removes the folder; a second call does nothing."""
         lock, self._lock = self._lock, None
         if lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -45,6 +45,6 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
             continue
         lock = try_lock(path / _IN_USE)
         if lock is not None:
-            logger.info("removing %s, which a worker left behind", path)
+            logger.info("removing %s of a worker that is gone", path)
             shutil.rmtree(path, ignore_errors=True)
             lock.close()

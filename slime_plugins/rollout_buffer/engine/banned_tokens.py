@@ -1,13 +1,13 @@
-"""Tokens that may not be sampled, without a mark on the log-probs of those that are. Pure.
+"""Bans tokens from sampling without distorting the log-probs of the others. Pure.
 
-SGLang adds ``logit_bias`` to the logits before it computes log-probs, so that those of a request with banned tokens are
-of the distribution without them: each is too large by ``-log(1 - m)``, m the probability that the policy gives the
-banned tokens together. A trainer, which computes its log-probs without the bias, finds that as a gap at its first step
-already (5.7e-3 where m is 5.7e-3, measured on SGLang 0.5.23).
+SGLang adds ``logit_bias`` to the logits before it computes log-probs. With banned tokens, each returned log-prob is
+therefore too large by ``-log(1 - m)``, where m is the policy's total probability of the banned tokens. A trainer
+computes log-probs without the bias and sees this as a gap from its first step on (5.7e-3 for m = 5.7e-3, measured on
+SGLang 0.5.23).
 
-The ban is therefore just strong enough (``e^-40``) that the banned tokens' own log-probs still come back where the
-request asks for them (``token_ids_logprob``): what they were without the ban is what is taken from the others. A ban of
--100 would be lost in SGLang's fp32 softmax. Measured: the gap of 5.7e-3 becomes 2.2e-6.
+The ban is just strong enough (``e^-40``) that the log-probs of the banned tokens still come back when the request asks
+for them (``token_ids_logprob``). From these, the log-probs without the ban are computed. A ban of -100 would be lost in
+SGLang's fp32 softmax. Measured: the gap of 5.7e-3 becomes 2.2e-6.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 BAN_DEPTH: Final = 40.0
-"""By how much a ban lowers a log-prob: e^-40 is 4e-18, and fp32 still holds what it leaves of 1e-20."""
+"""A ban lowers a log-prob by this much: e^-40 is 4e-18, which fp32 still represents down to 1e-20."""
 GREEDY_BELOW: Final = 1e-6
-"""From here on SGLang takes the likeliest token, and log-probs are those at temperature 1."""
+"""Below this temperature SGLang decodes greedily, and log-probs are those at temperature 1."""
 
 
 def ban_bias(banned_ids: Collection[int], temperature: float) -> dict[str, float]:
-    """Returns the ``logit_bias`` that bans tokens. Logits are divided by the temperature after it is added."""
+    """Returns the ``logit_bias`` that bans tokens. SGLang adds it before it divides logits by the temperature."""
     depth = BAN_DEPTH * (temperature if temperature >= GREEDY_BELOW else 1.0)
     return {str(token_id): -depth for token_id in sorted(banned_ids)}
 
 
 def with_banned_mass(log_probs: Sequence[float], banned: Any) -> tuple[float, ...]:
-    """Returns the log-probs as they are without the ban.
+    """Returns the log-probs as they would be without the ban.
 
-    ``banned`` is SGLang's ``output_token_ids_logprobs``: for each sampled token the banned tokens' ``[log_prob, id,
-    text]``. An engine that sends none, or not one for each, leaves the log-probs as they are.
+    ``banned`` is SGLang's ``output_token_ids_logprobs``: for each sampled token, ``[log_prob, id, text]`` of every
+    banned token. If it is missing or its length differs, the log-probs are returned unchanged.
     """
     if not isinstance(banned, list) or len(banned) != len(log_probs):
         return tuple(log_probs)
@@ -42,7 +42,7 @@ def with_banned_mass(log_probs: Sequence[float], banned: Any) -> tuple[float, ..
 
 
 def _lost_mass(entries: Any) -> float:
-    """What the ban took from the banned tokens, as a share of what was sampled from; close to m / (1 - m)."""
+    """Returns the probability that the ban removed, as a share of the remaining probability; close to m / (1 - m)."""
     if not isinstance(entries, list):
         return 0.0
     left = math.fsum(math.exp(_log_prob(entry)) for entry in entries)

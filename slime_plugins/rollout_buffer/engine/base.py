@@ -1,9 +1,8 @@
-"""The inference engine as an episode sees it: token ids and images in, sampled ids and log-probs out.
+"""The ``Engine`` protocol: token ids and images in, sampled ids and log-probs out.
 
-``Engine`` is the seam. ``sglang.py`` has the client of an SGLang server or its router, ``openai.py`` that of servers
-that give no token ids; what both have in common is in ``http.py``, and ``factory.py`` makes the one that is asked for.
-``FakeEngine`` in ``testing/fake_engine.py`` is the scripted one for tests. All keep the same promises, and one
-conformance suite holds them to it.
+``sglang.py`` holds the client of an SGLang server or router, ``openai.py`` that of servers which return no token ids;
+``http.py`` holds their common part and ``factory.py`` creates them. ``testing/fake_engine.py`` is the scripted fake for
+tests. One conformance suite runs against all of them.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ class GenerateRequest:
     """One turn to sample.
 
     ``input_ids`` hold one image placeholder per entry of ``images``, in order. ``session_id`` is the trajectory's uid:
-    a router keeps all turns of a session on the engine that has their prefix cached. ``banned_ids`` are never sampled,
-    and the log-probs of the others are what they are without that ban.
+    a router sends all turns of a session to the engine that caches their prefix. ``banned_ids`` are never sampled; the
+    log-probs of other tokens are computed as without the ban.
     """
 
     input_ids: Sequence[int]
@@ -35,14 +34,15 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateReply:
-    """What was sampled. ``finish_reason`` is ``stop``, ``length`` or ``abort`` (only when the caller gave it up).
+    """The sampled ids of one turn. ``finish_reason`` is ``stop``, ``length`` or ``abort`` (only if the caller
+    cancelled).
 
-    ``weight_version_spans`` cover all of ``output_ids`` when the engine tells its versions; ``weight_version`` is the
-    last of them. ``prompt_tokens`` counts the prompt as the engine expanded it, images included. ``records`` holds by
-    kind what was asked for of single tokens beside (``slime.utils.mask_token_records``), in the places of the expanded
-    sequence: kept ids of the sampled tokens, experts of every token that the engine was not known to have told before.
-    ``prompt_receipt`` is what it said of the ids that it ran; ``ran_prompt_ids`` are those where they differ from what
-    it was sent.
+    ``weight_version_spans`` cover all of ``output_ids`` if the engine reports versions; ``weight_version`` is the last
+    one. ``prompt_tokens`` counts the prompt as the engine expanded it, images included. ``records`` holds the requested
+    per-token records by kind (``slime.utils.mask_token_records``), at positions of the expanded sequence: top-p ids of
+    the sampled tokens, and experts of each token whose experts the engine has not reported before. ``prompt_receipt``
+    is the result of the prompt check; ``ran_prompt_ids`` are the ids that the engine ran, if they differ from those
+    sent.
     """
 
     output_ids: tuple[int, ...]
@@ -59,10 +59,10 @@ class GenerateReply:
     def as_generation(
         self, prompt_ids: Sequence[int], *, images: tuple[str, ...] | None = None, length: int | None = None
     ) -> Generation:
-        """Returns the turn as a trajectory keeps it, after the prompt that was run, with its first ``length`` tokens.
+        """Returns the generation to store in a trajectory, with its first ``length`` tokens.
 
-        ``prompt_ids`` are those that were sent: the engine's own take their place where it ran others. A turn that is
-        cut has finish reason ``length``; None keeps it whole. ``images`` names those of the prompt.
+        ``prompt_ids`` are the ids that were sent; ids that the engine ran instead replace them. A shortened turn has
+        finish reason ``length``; None keeps all tokens. ``images`` names those of the prompt.
         """
         kept = len(self.output_ids) if length is None else length
         spans = (
@@ -85,46 +85,46 @@ class GenerateReply:
         )
 
     def record_bytes(self, cut: int = 0) -> dict[str, RecordBytes]:
-        """Returns the records as a trajectory keeps them, without those of the last ``cut`` tokens."""
+        """Returns the records to store in a trajectory, without those of the last ``cut`` tokens."""
         return {kind: RecordBytes.of(one.part(0, one.end - cut)) for kind, one in self.records.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLoad:
-    """How busy an engine is, over all its workers: requests that run, and that wait in its queues."""
+    """Load of an engine, summed over its workers: running and queued requests."""
 
     running: int
     waiting: int
 
 
 class Engine(Protocol):
-    """Samples turns. Implementations resume aborted generations and ride out weight updates by themselves."""
+    """Samples turns. Implementations resume aborted generations and retry through weight updates."""
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """Returns what was sampled after ``request.input_ids``.
+        """Returns the ids sampled after ``request.input_ids``.
 
         Raises:
-            EngineError: the engine refused the request or sent nonsense; an ``EngineAwayError`` when it stayed out of
-                reach, for this and for any other request, for longer than ``retry_timeout_s``.
+            EngineError: the engine refused the request or sent an invalid reply; an ``EngineAwayError`` if it was
+                unreachable, for all requests, for longer than ``retry_timeout_s``.
         """
         ...
 
     async def close(self) -> None:
-        """Ends open connections; a second call does nothing."""
+        """Closes open connections; a second call does nothing."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """How long the client retries. There is no read timeout: a paused engine holds a healthy request for minutes.
+    """Retry limits of the client. There is no read timeout: a paused engine may hold a request for minutes.
 
-    ``retry_timeout_s`` bounds the pauses between refused tries of one turn, summed since it last got a token; an engine
-    that restarts or loads weights may refuse for that long, and what answers in its place (a proxy's page, a redirect,
-    an empty body) is waited out as long. ``deadline_s`` bounds a whole turn, held requests included; None
-    = no bound. ``server_error_tries`` is how often HTTP 500 is tried: a router reports a lost worker that way, an
-    engine a request it cannot digest. ``connection_limit`` caps open connections; None = unlimited. A generation that
-    the engine aborted goes on from its partial tokens, unless ``resume_aborted`` is false: then it is returned as it
-    is, with finish reason ``abort``.
+    ``retry_timeout_s`` limits the sum of the pauses between failed tries of one turn since its last token. It covers
+    engines that restart or load weights, and other programs that answer in the engine's place (a proxy's page, a
+    redirect, an empty body). ``deadline_s`` limits a whole turn, held requests included; None = no limit.
+    ``server_error_tries`` is the number of tries after HTTP 500: a router reports a lost worker that way, an engine a
+    request that crashes it. ``connection_limit`` limits open connections; None = unlimited. The client resumes a
+    generation that the engine aborted from its partial tokens; with ``resume_aborted`` false it returns the partial
+    output with finish reason ``abort``.
     """
 
     retry_timeout_s: float = 900.0

@@ -1,9 +1,8 @@
-"""When a job should wait for its engine instead of playing on: a circuit breaker around all of its turns.
+"""A circuit breaker over all turns of a job: pauses the job while its engine does not work.
 
-It opens when the engine has answered nobody for a while, or failed one attempt after the other, and does not answer a
-question of one token either. It closes when that question is answered. An engine that is out of reach may come back,
-and is waited for without end; one that is there, and itself refuses even that question for minutes, will not mend
-itself: ``verdict`` says so.
+It opens when the engine has answered no request for a while, or consecutive attempts failed, and a probe of one token
+fails too. It closes when a probe succeeds. The job waits without limit for an unreachable engine. If the engine is
+reachable and itself refuses every probe for minutes, ``verdict`` returns the reason and the job fails.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 AWAY_TIMEOUT_S: Final = 60.0
 FAILURES_IN_A_ROW: Final = 16
 INSTANCES_OF_FAILURES: Final = 2
-"""Failures of one input line alone are most likely its own."""
+"""Failures of a single input line are probably caused by that line."""
 PROBE_INTERVAL_S: Final = 10.0
 REFUSED_TIMEOUT_S: Final = 600.0
-"""A trainer that loads weights or a server that is being set up may refuse for a while."""
+"""A trainer that loads weights, or a server that starts, may refuse requests for a while."""
 
 
 class CircuitBreaker:
-    """Watches the engine of one job; ``trouble`` and ``has_recovered`` are to be asked again and again."""
+    """Watches the engine of one job; the caller polls ``trouble`` and ``has_recovered``."""
 
     def __init__(self, engine: HttpEngine) -> None:
         self._engine = engine
@@ -36,14 +35,14 @@ class CircuitBreaker:
         self._failed_instances: set[str] = set()
         self._last_failure = ""
         self.answers_others = False
-        """The engine was asked after a burst of failures, and answered: the job's own requests are at fault."""
+        """The engine answered a probe after a burst of failures: the job's own requests are at fault."""
         self._probed_at = -math.inf
         self._refused_since: float | None = None
-        """Since when every question was refused by the engine itself."""
+        """The time since which the engine itself has refused every probe."""
         self._probing: asyncio.Task[bool] | None = None
 
     def failed(self, instance_id: str, error: EngineError) -> None:
-        """Notes that an attempt died of the engine."""
+        """Counts an attempt that failed with an engine error."""
         self._failures += 1
         self._failed_instances.add(instance_id)
         self._last_failure = error.message
@@ -51,7 +50,7 @@ class CircuitBreaker:
             self._away_s = math.inf
 
     def succeeded(self) -> None:
-        """Notes that an episode came to its end: the engine answers."""
+        """Resets the failure count: an episode finished."""
         self.answers_others = False
         self._reset_failures()
 
@@ -60,7 +59,7 @@ class CircuitBreaker:
         self._failed_instances.clear()
 
     def trouble(self) -> str:
-        """Returns why no further episode should begin, as what follows "the engine"; empty while it works.
+        """Returns why no further episode should start, as a predicate of "the engine"; empty while it works.
 
         Only time between calls of this method counts, so a pause of the job does not.
         """
@@ -78,7 +77,7 @@ class CircuitBreaker:
         return f"fails every attempt: {self._last_failure}" if answered is False else ""
 
     def has_recovered(self) -> bool:
-        """Returns whether the engine has answered a question; one is asked now and then, in the background."""
+        """Returns whether the engine has answered a probe; sends probes in the background."""
         self._looked_at = None
         recovered = self._probe() is True
         if recovered:
@@ -87,14 +86,14 @@ class CircuitBreaker:
         return recovered
 
     def verdict(self) -> str:
-        """Returns why waiting is of no use, as what follows "the engine"; empty while it may be."""
+        """Returns why waiting is pointless, as a predicate of "the engine"; empty otherwise."""
         refused_s = 0.0 if self._refused_since is None else time.monotonic() - self._refused_since
         if refused_s <= REFUSED_TIMEOUT_S:
             return ""
-        return f"refuses everything, even a question of one token, for {refused_s:.0f} s: {self._engine.probe_refusal}"
+        return f"refuses every request, even a probe of one token, for {refused_s:.0f} s: {self._engine.probe_refusal}"
 
     async def close(self) -> None:
-        """Takes the question back that is under way."""
+        """Cancels the probe in flight."""
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.gather(self._probing, return_exceptions=True)
@@ -106,7 +105,7 @@ class CircuitBreaker:
         self._away_s = self._away_s + passed if self._engine.is_away else 0.0
 
     def _probe(self) -> bool | None:
-        """The answer to the question that was asked last; None while there is none."""
+        """Returns the result of the last probe; None while there is none."""
         if self._probing is not None and self._probing.done():
             probing, self._probing = self._probing, None
             answered = not probing.cancelled() and probing.result()

@@ -1,4 +1,4 @@
-"""The one place that makes an engine's client: which kind it is, and what it needs to know of the model behind it."""
+"""Creates the client of an engine from its API and the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def make_engine(
     tokenizer_path: str | Path | None = None,
     requires_exact_prompts: bool = False,
 ) -> HttpEngine:
-    """Returns the client of the server at ``base_url``: SGLang's, which takes and gives token ids.
+    """Returns the client of the server at ``base_url``.
 
-    Any other ``api`` is an engine of an installed package (``extensions.py``), which takes and gives them too.
-    With ``chat_model`` it is that of an OpenAI-compatible server instead, for evaluations: ``tokenizer`` must be the
-    one of its envelope then, and its key comes from the environment. With a tokenizer, or the folder of one, ids that
-    the model does not have are refused; with a tokenizer, an engine that has another one too. That engine is asked what
-    it does to prompts; ``requires_exact_prompts`` refuses one that changes them.
+    ``api`` is SGLang's by default, or the name of an engine of an installed package (``extensions.py``). With
+    ``chat_model`` it is an OpenAI-compatible server, for evaluations: ``tokenizer`` must be that of its envelope, and
+    the API key comes from the environment. With a tokenizer or its folder, sampled ids outside the vocabulary are
+    refused; with a tokenizer, so is an engine with another tokenizer, and the engine is probed for changed prompts.
+    ``requires_exact_prompts`` refuses an engine that changes them.
 
     Raises:
-        ConfigError: ``base_url`` is no http or https address, or no package has that engine.
+        ConfigError: ``base_url`` is no http or https address, or no package provides that engine.
     """
     if api != "sglang":
         return cast("HttpEngine", load(Group.ENGINES, api)(base_url, settings))

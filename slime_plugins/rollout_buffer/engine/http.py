@@ -1,9 +1,9 @@
-"""What engines over HTTP have in common: how long they are retried, their probe, and how they say that they are away.
+"""Common part of engines over HTTP: retries, probes, and reports of an unreachable engine.
 
-A generation is one thing to its caller and may be several calls to the engine. The trainer pauses its engines to
-update weights: requests in flight come back as aborted with part of their output, new ones are held without an answer
-until the engine continues. The client appends what it got to the prompt and goes on, so that nothing sampled is lost
-and each token keeps the weight version that sampled it.
+One generation may need several calls. The trainer pauses its engines to update weights: running requests return as
+aborted with partial output, new ones wait without an answer until the engine continues. The client appends the partial
+output to the prompt and continues, so that no sampled token is lost and each token has the weight version that sampled
+it.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ KEEP_ALIVE_S: Final = 3.0  # SGLang closes idle connections after 5 s; a request
 WARNING_INTERVAL_S: Final = 30.0
 MAX_REPLY_BYTES: Final = 256 * 1024 * 1024
 MAX_BYTES_READ_AT_ONCE: Final = 1024 * 1024
-"""A longer reply, as one with routed experts is, is read in a thread: it would hold up the event loop."""
+"""A longer reply, such as one with routed experts, is parsed in a thread: parsing would block the event loop."""
 PROBE_TIMEOUT_S: Final = 30.0
 MIN_LOGGED_SILENCE_S: Final = 30.0
-"""An engine that has calls and answered none of them for this long is said to be silent."""
+"""An engine with calls in flight that has answered none for this long is reported as silent."""
 
 
 class HttpEngine:
-    """Samples through one route of a server, with the retries of the settings. Subclasses say what is sent and heard.
+    """Samples through one route of a server and retries. Subclasses build requests and parse replies.
 
-    One object serves thousands of coroutines. ``base_url`` may change while requests are under way
-    (``set_base_url``): a restarted trainer has a new port.
+    One object serves thousands of coroutines. ``set_base_url`` may change the address while requests are in flight: a
+    restarted trainer has a new port.
     """
 
     route: ClassVar[str]
-    """Where a turn is posted to, below the base URL."""
+    """Route of a turn, below the base URL."""
 
     def __init__(
         self, base_url: str, settings: EngineSettings | None = None, *, randomness: random.Random | None = None
@@ -84,34 +84,34 @@ class HttpEngine:
 
     @property
     def turns(self) -> int:
-        """How many turns were sampled so far."""
+        """Number of turns sampled so far."""
         return self._turns
 
     @property
     def tokens(self) -> int:
-        """How many tokens they have."""
+        """Number of tokens sampled so far."""
         return self._tokens
 
     @property
     def fidelity(self) -> EngineFidelity | None:
-        """What the engine was found to do to prompts; None where nobody asked yet, or it cannot be asked."""
+        """The result of the prompt probe; None if the engine was not probed or cannot be."""
         return None
 
     async def probe_prompts(self) -> EngineFidelity | None:
-        """Asks the engine, once at each address, what it does to prompts; None where it gives no answer."""
+        """Probes the engine, once per address, for changes to prompts; None if it does not answer."""
         return None
 
     async def load(self) -> EngineLoad | None:
-        """Returns how busy the engine is; None where it does not say."""
+        """Returns the engine's load; None if it does not report it."""
         return None
 
     @property
     def base_url(self) -> str:
-        """Where the next call goes."""
+        """The address of the next call."""
         return self._base_url
 
     def set_base_url(self, base_url: str) -> None:
-        """Sends every call from now on to ``base_url``; calls under way are taken from the old address and sent again.
+        """Sends every following call to ``base_url``; calls in flight are cancelled and sent again.
 
         Raises:
             ConfigError: not an http or https address.
@@ -126,31 +126,31 @@ class HttpEngine:
 
     @property
     def is_away(self) -> bool:
-        """True since a call was refused and none was answered after it; not while weights are updated."""
+        """True since a call was refused and none has been answered since; not during weight updates."""
         return self._refused_since is not None and self._refusal != ABORTED
 
     @property
     def refusal(self) -> str:
-        """What was said last in place of an answer, as what follows "the engine"; empty when nothing was."""
+        """The last refusal, as a predicate of "the engine"; empty if there was none."""
         return self._refusal
 
     @property
     def probe_refusal(self) -> str:
-        """What the engine itself said against the last question of ``answers``; empty when nothing or nobody did."""
+        """The engine's own refusal of the last probe; empty if it answered or something else refused."""
         return self._probe_refusal
 
     async def answers(self) -> bool:
-        """Asks for one token, and returns whether it came.
+        """Requests one token and returns whether it came.
 
-        Calls at the same time share one question. An engine that holds it, as while its weights are updated, is given
-        half a minute.
+        Concurrent calls share one probe. An engine that holds the request, as during a weight update, gets half a
+        minute.
         """
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(self._probing)
 
     def report(self, *, unasked: bool = False) -> EngineReport:
-        """Says how the engine is: nothing is wrong while nobody waits for it, unless ``unasked`` is given."""
+        """Returns the engine's state: without trouble while no request waits for it, unless ``unasked`` is given."""
         now, url = time.monotonic(), redacted(self._base_url)
         waiting = self._waiting or len(self._in_flight)
         is_updating = self._refusal == ABORTED
@@ -165,11 +165,11 @@ class HttpEngine:
         return EngineReport(url=url, waiting=waiting)
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """Returns what was sampled, resumed across aborts; cancelling it also ends the work on the engine.
+        """Returns the sampled turn, resumed across aborts; cancelling the call also aborts the request on the engine.
 
         Raises:
-            EngineError: the engine refused the request, sent nonsense, or ran over ``retry_timeout_s`` or its deadline.
-                An ``EngineAwayError`` when that is not about this request: it gives no answer to any other either.
+            EngineError: the engine refused the request, sent an invalid reply, or exceeded ``retry_timeout_s`` or the
+                deadline. An ``EngineAwayError`` if it answers no other request either.
         """
         try:
             async with asyncio.timeout(self._settings.deadline_s):
@@ -183,10 +183,10 @@ class HttpEngine:
         return reply
 
     async def check_records(self, params: SamplingParams) -> None:
-        """Asks for tokens with what ``params`` ask of single tokens; an engine that gives no answer yet is left be.
+        """Requests tokens with the per-token records of ``params``; an engine that gives no answer yet passes.
 
         Raises:
-            EngineError: it answers without them, or with those of other tokens.
+            EngineError: it answers without the records, or with those of other tokens.
         """
         if not asked_records(params):
             return
@@ -198,14 +198,13 @@ class HttpEngine:
                     request = GenerateRequest(input_ids=ids, sampling_params=sampling, session_id=uuid.uuid4().hex)
                     replies.append(await self.generate(request))
         except (TimeoutError, EngineAwayError):
-            logger.warning("the engine at %s does not say yet what it tells of tokens", redacted(self._base_url))
+            logger.warning("the engine at %s has not confirmed its per-token records yet", redacted(self._base_url))
             return
         experts = [reply.records[ROUTED_EXPERTS] for reply in replies if ROUTED_EXPERTS in reply.records]
         if experts and (misplaced := why_misplaced(experts)):
             raise EngineError(f"the engine at {redacted(self._base_url)} {misplaced}")
 
     async def close(self) -> None:
-        """Ends open connections; a second call does nothing."""
         self._closed = True
         if self._probing is not None:
             self._probing.cancel()
@@ -213,45 +212,45 @@ class HttpEngine:
         if self._session is not None:
             await self._session.close()
 
-    # --- what servers differ in --------------------------------------------------------------------------------------
+    # --- for subclasses -----------------------------------------------------------------------------------------------
 
     def _headers(self, session_id: str) -> dict[str, str]:
-        """What is sent beside the body of a turn of that session."""
+        """Returns the headers of a turn of that session."""
         raise NotImplementedError
 
     def _body(self, request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
-        """The body that asks for what comes after ``sampled``; ``rid`` is new for every call."""
+        """Returns the request body for the tokens after ``sampled``; ``rid`` is new for every call."""
         raise NotImplementedError
 
     def _part(self, answer: HttpAnswer) -> SampledPart:
-        """What an answer sampled.
+        """Returns the part of a turn in an answer.
 
         Raises:
-            RefusalError: the same call may succeed later.
-            EngineError: it will not.
+            RefusalError: a retry may succeed.
+                EngineError: a retry would fail.
         """
         raise NotImplementedError
 
     def _check(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
-        """Looks at what came after ``sampled`` before it is taken.
+        """Checks the part that follows ``sampled`` before it is appended.
 
         Raises:
-            EngineError: a turn of ``request`` cannot go on like that.
+            EngineError: the part is invalid for ``request``.
         """
 
     async def _with_receipt(
         self, request: GenerateRequest, parts: Sequence[SampledPart], reply: GenerateReply
     ) -> GenerateReply:
-        """Adds to a finished reply what the engine said of the prompt that it ran, where it can say it."""
+        """Adds the prompt check to a finished reply, if the engine reports the prompt that it ran."""
         return reply
 
     def _probe_request(self) -> GenerateRequest:
-        """The smallest turn that an engine can be asked for."""
+        """Returns the smallest possible turn."""
         sampling = SamplingParams(max_new_tokens=1)
         return GenerateRequest(input_ids=(0,), sampling_params=sampling, session_id="probe")
 
     def _given_up(self, base_url: str, rid: str) -> None:
-        """Called when nobody waits for a call any more; a server that can be told to drop it is told."""
+        """Called when a call is cancelled; subclasses abort the request on the server."""
 
     # --- one turn ----------------------------------------------------------------------------------------------------
 
@@ -270,7 +269,6 @@ class HttpEngine:
         return await self._with_receipt(request, sampled.parts, sampled.reply("length"))
 
     async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], budget: _RetryBudget) -> SampledPart:
-        """What one answered call sampled after ``sampled``; refused calls are made again."""
         while True:
             try:
                 return await self._answered_part(request, sampled)
@@ -278,13 +276,13 @@ class HttpEngine:
                 await self._wait(budget, refusal)
 
     async def _answered_part(self, request: GenerateRequest, sampled: Sequence[int]) -> SampledPart:
-        """What one call sampled after ``sampled``.
+        """Returns the part of a turn from one call.
 
         Raises:
-            RefusalError: it was not answered by an engine that works.
-            EngineError: the engine refused it, or sent nonsense.
+            RefusalError: no working engine answered.
+                EngineError: the engine refused the call or sent an invalid reply.
         """
-        rid = uuid.uuid4().hex  # a new one each time: the engine may still be busy with a call that broke off
+        rid = uuid.uuid4().hex  # new each time: the engine may still run a call whose connection broke
         answer = await self._post(self._body(request, sampled, rid), request.session_id, rid)
         self._last_sign_at = time.monotonic()
         try:
@@ -298,7 +296,7 @@ class HttpEngine:
         return part
 
     def _note_answer(self) -> None:
-        """An engine answered: whatever is refused from now on is refused since now."""
+        """Resets the refusal state: an engine answered."""
         self._answered_at, self._refused_since = time.monotonic(), None
 
     async def _probe(self) -> bool:
@@ -314,9 +312,9 @@ class HttpEngine:
         return True
 
     async def _post(self, body: bytes, session_id: str, rid: str) -> HttpAnswer:
-        """The engine's answer to one call.
+        """Returns the engine's answer to one call.
 
-        A task of its own carries the call, so that ``set_base_url`` can end it without cancelling the episode.
+        The call runs in its own task, so that ``set_base_url`` can cancel it without cancelling the episode.
         """
         base_url = self._base_url
         self._last_sign_at = self._last_sign_at if self._in_flight else time.monotonic()
@@ -338,7 +336,7 @@ class HttpEngine:
     async def _exchange(self, url: str, body: bytes, session_id: str) -> HttpAnswer:
         headers = {"Content-Type": "application/json", **self._headers(session_id)}
         try:
-            # As a stream, so that the megabytes of a long episode's screenshots do not hold up the event loop.
+            # Streamed, so that megabytes of screenshots do not block the event loop.
             async with self._open_session().post(
                 url, data=io.BytesIO(body), headers=headers, allow_redirects=False
             ) as response:
@@ -346,7 +344,7 @@ class HttpEngine:
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
             raise RefusalError(f"cannot be reached ({network_reason(error)})") from error
         except aiohttp.InvalidURL as error:
-            raise EngineError("the engine's address is no URL that can be asked") from error
+            raise EngineError("the engine's address is not a valid URL") from error
         except aiohttp.ClientError as error:
             raise RefusalError(f"does not speak HTTP as an engine does ({type(error).__name__})") from error
 
@@ -366,11 +364,11 @@ class HttpEngine:
             self._waiting -= 1
 
     async def _end_or_renew(self, budget: _RetryBudget, refusal: RefusalError) -> None:
-        """Ends a turn that was refused too often; a server error that everybody gets is not the turn's, and waited out.
+        """Fails a turn that was refused too often; renews its budget if the server error affects every request.
 
         Raises:
-            EngineError: others are answered.
-            EngineAwayError: nobody is, for longer than ``retry_timeout_s``.
+            EngineError: the engine answers other requests.
+                EngineAwayError: it answers none, for longer than ``retry_timeout_s``.
         """
         spent = f"({budget.tries + 1} tries, {budget.waited_s:.0f} s of waiting)"
         message = f"the engine at {self._base_url} {refusal} {spent}"
@@ -395,7 +393,7 @@ class HttpEngine:
 
 
 class RefusalError(Exception):
-    """The engine did not take the call this time; the same call may succeed later. Ends in ``HttpEngine``."""
+    """A call that failed and may succeed when repeated. Handled in ``HttpEngine``."""
 
     def __init__(self, what: str, *, server_error: bool = False) -> None:
         super().__init__(redacted(what))
@@ -404,7 +402,7 @@ class RefusalError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpAnswer:
-    """What came back of one call."""
+    """Status and body of one HTTP reply."""
 
     status: int
     body: bytes
@@ -412,7 +410,7 @@ class HttpAnswer:
 
 @dataclass(kw_only=True, slots=True)
 class _RetryBudget:
-    """Paces the tries of one turn: pauses that double up to a cap, each shortened by up to half at random."""
+    """Retry pauses of one turn: they double up to a limit, each shortened by up to half at random."""
 
     settings: EngineSettings
     randomness: random.Random
@@ -420,29 +418,27 @@ class _RetryBudget:
     server_errors: int = 0
     waited_s: float = 0.0
     refused_at: float | None = None
-    """When it was refused first since it last got a token."""
+    """The time of the first refusal since the last token."""
 
     def renew(self) -> None:
-        """Forgets earlier refusals: the engine has sampled something."""
+        """Resets the budget after the engine sampled a token."""
         self.tries, self.server_errors, self.waited_s, self.refused_at = 0, 0, 0.0, None
 
     def is_older_than(self, moment: float) -> bool:
-        """Returns True if it was refused before ``moment``."""
         return self.refused_at is not None and self.refused_at <= moment
 
     @property
     def is_over(self) -> bool:
-        """True when there is no time left to wait."""
+        """True when no time is left to wait."""
         return self.waited_s >= self.settings.retry_timeout_s
 
     def is_spent_on(self, refusal: RefusalError) -> bool:
-        """Counts a refusal, and tells whether it was one too many."""
+        """Counts a refusal and returns True if the limit is exceeded."""
         self.refused_at = time.monotonic() if self.refused_at is None else self.refused_at
         self.server_errors += refusal.server_error
         return self.is_over or self.server_errors >= self.settings.server_error_tries
 
     async def pause(self) -> None:
-        """Pauses before the next try."""
         pause_s = self._next_pause_s()
         self.tries += 1
         self.waited_s += pause_s
@@ -469,7 +465,7 @@ class _Sampled:
     records: dict[str, list[TokenRecords]] = field(default_factory=dict)
 
     def append(self, part: SampledPart) -> None:
-        """Adds a part behind what is there; spans of one version that meet become one."""
+        """Appends a part; adjacent spans of one version are merged."""
         offset = len(self.ids)
         for span in part.spans:
             moved = replace(span, start=span.start + offset, end=span.end + offset)
@@ -481,11 +477,11 @@ class _Sampled:
         self.parts.append(part)
         for kind, found in part.records.items():
             known = self.records.setdefault(kind, [])
-            # What a pass of an earlier part told stands: it is the one that sampled.
+            # Records of an earlier part take precedence: its pass sampled the token.
             known.append(found.part(known[-1].end, found.end) if known else found)
 
     def reply(self, finish_reason: str) -> GenerateReply:
-        """All parts as one generation. The prompt is that of the first: later ones hold output of this turn."""
+        """Returns all parts as one reply. The prompt is that of the first: later prompts hold output of this turn."""
         return GenerateReply(
             output_ids=tuple(self.ids),
             output_log_probs=tuple(self.log_probs),
@@ -507,7 +503,7 @@ class _Sampled:
         return records
 
     def _prompt_tokens(self) -> int | None:
-        """The count of the first part; a later one stands for it only if nothing had been sampled before."""
+        """Returns the count of the first part; of a later one only if nothing had been sampled before it."""
         for part in self.parts:
             if part.prompt_tokens is not None or part.ids:
                 return part.prompt_tokens
@@ -520,17 +516,17 @@ class _Sampled:
 
 
 def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) -> SampledPart:
-    """Returns what an answer sampled, read by ``parse``.
+    """Returns the part of a turn in an answer, parsed by ``parse``.
 
     Raises:
-        RefusalError: it says nothing against the request, or is no engine's.
-        EngineError: it does, or ``parse`` finds nonsense in it.
+        RefusalError: the answer does not come from an engine, or a retry may succeed.
+            EngineError: the engine refused the request, or its reply is invalid.
     """
     if answer.status == 200:
         try:
             return parse(answer.body)
         except ForeignReplyError as error:
-            raise RefusalError(f"answers HTTP 200 with what no engine says: {error}") from error
+            raise RefusalError(f"answers HTTP 200 with a body that is no engine's reply: {error}") from error
     if answer.status == 503 and (partial := _partial_output(answer.body)) is not None:
         return partial
     sentence = engine_sentence(answer.body)
@@ -544,7 +540,7 @@ def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) ->
 
 
 def _partial_output(body: bytes) -> SampledPart | None:
-    """What an abort that came as HTTP 503 carries of its output; None when it carries nothing, as is usual."""
+    """Returns the partial output of an abort that came as HTTP 503; None if it has none, the usual case."""
     try:
         return replace(parse_generate_reply(body), finish_reason="abort")
     except (EngineError, ForeignReplyError):
@@ -552,7 +548,7 @@ def _partial_output(body: bytes) -> SampledPart | None:
 
 
 async def _whole_body(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer; what is longer than any engine's is none."""
+    """Returns the body of an answer; refuses one above the size limit."""
     content = bytearray()
     async for piece in response.content.iter_any():
         content += piece
@@ -569,11 +565,11 @@ def _checked_base_url(base_url: str) -> str:
 
 def _ignore_result(call: asyncio.Task[Any]) -> None:
     if not call.cancelled():
-        call.exception()  # looked at, or asyncio would report it as never retrieved
+        call.exception()  # retrieved, so that asyncio does not log it
 
 
 def _socket_with_keepalive(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A socket that notices a dead peer: a held request is silent for minutes, and so is a host that vanished."""
+    """Returns a socket with TCP keepalive: a held request is silent for minutes, and so is a dead peer."""
     family, kind, protocol, _, _ = address
     opened = socket.socket(family=family, type=kind, proto=protocol)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,9 +1,9 @@
-"""How many tokens an image becomes in a prompt, by model family: the size rule of its image processor, without it.
+"""Number of prompt tokens of an image, by model family: the size rule of its image processor, without the processor.
 
 An image is resized so that both sides are multiples of a factor (patch size times merge size) and its area lies within
 bounds; each square of that factor is one token. The two marker tokens around an image are not counted. Families differ
-in the factor and the bounds alone. A model whose ``preprocessor_config.json`` sets other bounds counts otherwise at
-the far ends; the episode compares its own count with the engine's and says so.
+only in the factor and the bounds. A model with other bounds in ``preprocessor_config.json`` gives other counts near the
+bounds; the episode compares its count with the engine's and logs a difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_ASPECT_RATIO = 200
 
 
 class ImageFamily(StrEnum):
-    """Models that see images by one size rule."""
+    """Model families by size rule."""
 
     QWEN3_VL = "qwen3_vl"  # patches of 16 pixels, merged two by two
     QWEN2_5_VL = "qwen2_5_vl"  # patches of 14 pixels, merged two by two
@@ -36,7 +36,7 @@ class SizeRule:
 
     @property
     def pixels_per_token(self) -> int:
-        """What one image token covers."""
+        """Pixels per image token."""
         return self.factor**2
 
 
@@ -44,21 +44,21 @@ SIZE_RULES = {
     ImageFamily.QWEN3_VL: SizeRule(factor=32, smallest_area=65_536, largest_area=16_777_216),
     ImageFamily.QWEN2_5_VL: SizeRule(factor=28, smallest_area=3_136, largest_area=12_845_056),
 }
-"""As the published checkpoints set them. Another family is a line here, and one in the trainer's own table."""
+"""Values of the published checkpoints. A new family needs a line here and one in the trainer's own table."""
 
 
 def image_tokens(width: int, height: int, family: ImageFamily) -> int:
-    """Returns how many tokens an image of that size takes, its two markers not counted.
+    """Returns the number of tokens of an image, without its two markers.
 
     Raises:
-        ValueError: a side is not positive, or one side is more than 200 times the other: no processor takes that.
+        ValueError: a side is not positive, or one side is more than 200 times the other.
     """
     resized = resized_size(width, height, SIZE_RULES[family])
     return math.prod(resized) // SIZE_RULES[family].pixels_per_token
 
 
 def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:
-    """Returns width and height, in pixels, that the processor gives an image before it cuts it into patches.
+    """Returns the width and height, in pixels, to which the processor resizes an image.
 
     Raises:
         ValueError: as ``image_tokens``.
@@ -66,7 +66,7 @@ def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:
     if min(width, height) < 1 or max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
         raise ValueError(f"no image processor takes a picture of {width}x{height}")
     factor = rule.factor
-    # round() goes to the even neighbour at a half, and so do the processors: 1200 / 32 = 37.5 becomes 38.
+    # round() rounds a half to even, as the processors do: 1200 / 32 = 37.5 becomes 38.
     rounded = (round(width / factor) * factor, round(height / factor) * factor)
     if math.prod(rounded) > rule.largest_area:
         shrink = math.sqrt((height * width) / rule.largest_area)
@@ -78,12 +78,12 @@ def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:
 
 
 def family_with(pixels_per_token: int) -> ImageFamily | None:
-    """Returns the family whose tokens cover that many pixels, None when no known one does."""
+    """Returns the family whose tokens cover that many pixels, or None."""
     return next((family for family, rule in SIZE_RULES.items() if rule.pixels_per_token == pixels_per_token), None)
 
 
 def size_rule_of(folder: str | Path | None) -> SizeRule | None:
-    """Returns the size rule that a model's image processor is set to; None where there is none of this kind."""
+    """Returns the size rule in a model folder's image processor settings; None if there is none of this kind."""
     if folder is None:
         return None
     try:
@@ -99,7 +99,7 @@ def size_rule_of(folder: str | Path | None) -> SizeRule | None:
 
 
 def _processor_settings(folder: Path) -> dict[str, Any]:
-    """The file of transformers 4, or its part of that of transformers 5."""
+    """Reads the settings file of transformers 4, or the section of transformers 5."""
     alone = folder / "preprocessor_config.json"
     if alone.is_file():
         return dict(json.loads(alone.read_text("utf-8")))
@@ -107,8 +107,8 @@ def _processor_settings(folder: Path) -> dict[str, Any]:
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
-    """Returns width and height of an encoded image, from its header; None when the bytes are no picture."""
-    from PIL import Image as PillowImage  # of the extra `android`: the sizes above are asked for without it, too
+    """Returns width and height of an encoded image, from its header; None if the bytes are no image."""
+    from PIL import Image as PillowImage  # in the extra `android`; the functions above work without it
 
     try:
         with PillowImage.open(io.BytesIO(data)) as opened:

@@ -1,8 +1,7 @@
-"""An ``Engine`` over ``POST /chat/completions``: any OpenAI-compatible server, for evaluations.
+"""An ``Engine`` over ``POST /chat/completions`` of any OpenAI-compatible server, for evaluations.
 
-Such a server gives no token ids and, of most models, no log-probs of them. What it says is enough to measure a policy
-and not enough to train one: a trajectory that was played with it has its messages and no generations:
-the runner leaves them out.
+Such a server returns no token ids and, for most models, no log-probs. Its replies suffice for evaluation and not for
+training: the runner stores trajectories with messages and without generations.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from slime_plugins.rollout_buffer.engine.openai_protocol import (
 from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart
 
 ENVELOPE_TOKENIZER_PATH: Final = DEMO_TOKENIZER_PATH
-"""The tokenizer that a generator must write its prompts with, so that they can be read as messages again."""
+"""The tokenizer with which a generator must encode its prompts, so that they can be decoded into messages."""
 
 
 class OpenAiEngine(HttpEngine):
-    """Asks a chat server for turns. Prompts must be written with the tokenizer at ``ENVELOPE_TOKENIZER_PATH``.
+    """Client of a chat server. Prompts must be encoded with the tokenizer at ``ENVELOPE_TOKENIZER_PATH``.
 
-    ``prompt_tokens`` of its replies is None and their ids are the envelope's: budgets that count tokens are estimates.
+    ``prompt_tokens`` of its replies is None and token ids are the envelope's: token budgets are estimates.
     """
 
     route = "/chat/completions"
@@ -51,7 +50,7 @@ class OpenAiEngine(HttpEngine):
         api_key: str | None = None,
         randomness: random.Random | None = None,
     ) -> None:
-        """``base_url`` ends where the API begins, like ``https://host/v1``; ``api_key`` None sends none."""
+        """``base_url`` is the root of the API, like ``https://host/v1``; with ``api_key`` None no key is sent."""
         super().__init__(base_url, settings, randomness=randomness)
         self._model = model
         self._envelope = Envelope(tokenizer)
@@ -77,7 +76,7 @@ class OpenAiEngine(HttpEngine):
             return self._sampled("", "length")
         if answer.status == 400 and self._token_limit_name == "max_tokens" and wants_other_token_limit(answer.body):
             self._token_limit_name = "max_completion_tokens"
-            raise RefusalError("calls the cap of a reply max_completion_tokens")
+            raise RefusalError("names the token limit max_completion_tokens")
         return part_of_answer(answer, self._read)
 
     def _read(self, body: bytes) -> SampledPart:

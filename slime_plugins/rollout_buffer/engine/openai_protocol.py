@@ -1,9 +1,9 @@
-"""What is said to an OpenAI-compatible server and what is heard from it, by an engine that is asked in token ids.
+"""Requests to and replies from an OpenAI-compatible server, for an engine that works on token ids.
 
-Pure functions. Generators write prompts as ids, and such a server wants messages: the ids of the project's own ChatML
-tokenizer are an envelope here. ``messages_of`` opens it again, exactly, because a turn begins and ends with ids of its
-own, and ``reply_ids`` puts an answer into one. The model never sees these ids; its server renders the messages with the
-model's own template. So nothing that comes of it can be trained on tokens: it is for measuring.
+Pure functions. Generators encode prompts as ids, but such a server takes messages. So prompts are encoded with the
+project's own ChatML tokenizer: ``messages_of`` decodes them exactly, because each turn begins and ends with special
+ids, and ``reply_ids`` encodes an answer. The model never sees these ids; its server renders the messages with its own
+template. The result is for evaluation and cannot be trained on.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from slime_plugins.rollout_buffer.types import Image, Message, SamplingParams
 
 ROLES: Final = frozenset({"system", "user", "assistant"})
 IN_TOKEN_IDS: Final = frozenset({"logit_bias", "stop_token_ids", "max_tokens", "sampling_seed"})
-"""Sampling parameters that mean nothing to such a server, or are sent under another name."""
+"""Sampling parameters that such a server does not have, or that are sent under another name."""
 FINISH_REASONS: Final = {"stop": "stop", "length": "length", "eos": "stop"}
 _MARKER: Final = re.compile(r"(?<=<)(?=\|[a-z_]+\|>)")
 
 
 class Envelope:
-    """Reads prompt ids as messages and writes replies as ids, with the project's ChatML tokenizer."""
+    """Decodes prompt ids into messages and encodes replies, with the project's ChatML tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         known = tokenizer.get_added_vocab()
@@ -37,10 +37,10 @@ class Envelope:
         self._around_images = frozenset({int(known["<|vision_start|>"]), int(known["<|vision_end|>"])})
 
     def messages_of(self, ids: Sequence[int], images: Sequence[Image]) -> list[Message]:
-        """Returns the conversation that ``ids`` are, without the generation prompt at its end.
+        """Returns the conversation in ``ids``, without the generation prompt at its end.
 
         Raises:
-            EngineError: they are no ChatML, or have another number of placeholders than there are images.
+            EngineError: the ids are no ChatML, or the numbers of placeholders and images differ.
         """
         pictures = iter(images)
         messages = [self._message(turn, pictures) for turn in self._turns(ids)]
@@ -51,11 +51,11 @@ class Envelope:
         return messages
 
     def question_ids(self, text: str) -> tuple[int, ...]:
-        """Returns the prompt of a conversation in which a user has said ``text``."""
+        """Returns the prompt ids of a conversation with one user message ``text``."""
         return (self._begin, *self._ids(f"user\n{text}"), self._end, self._begin, *self._ids("assistant\n"))
 
     def reply_ids(self, text: str, *, closed: bool) -> tuple[int, ...]:
-        """Returns a reply as ids; ``closed`` says that it came to its own end, which is then its last id.
+        """Returns a reply as ids; with ``closed`` the end-of-turn id is appended.
 
         Text that looks like a special token stays text.
         """
@@ -63,7 +63,7 @@ class Envelope:
         return (*(token for piece in pieces for token in piece), *([self._end] if closed else []))
 
     def _turns(self, ids: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-        """Yields role and content of each turn; the open one at the end, which the model is to write, is left out."""
+        """Yields role and content of each turn, without the open turn at the end."""
         held: list[int] | None = None
         for token in ids:
             if token == self._begin:
@@ -111,7 +111,7 @@ class Envelope:
 def chat_body(
     *, model: str, messages: Sequence[Message], sampling_params: SamplingParams, token_limit_name: str
 ) -> bytes:
-    """Returns the body of one ``POST /chat/completions``. ``token_limit_name`` is how the server calls the cap."""
+    """Returns the body of one ``POST /chat/completions``; ``token_limit_name`` is the server's name of the limit."""
     extra = {key: value for key, value in sampling_params.extra.items() if key not in IN_TOKEN_IDS}
     seed = sampling_params.extra.get("sampling_seed")
     body = extra | {
@@ -126,18 +126,16 @@ def chat_body(
 
 
 def read_reply(body: bytes) -> tuple[str, str]:
-    """Returns what an answer says and its finish reason, ``stop`` or ``length``.
+    """Returns the text of a reply and its finish reason, ``stop`` or ``length``.
 
     Raises:
-        ForeignReplyError: it is no chat completion.
-        EngineError: it ended in a way that is no end of a turn (a content filter).
+        ForeignReplyError: the body is no chat completion.
+            EngineError: the finish reason is another one (a content filter).
     """
     choice = _first_choice(body)
     reason = choice.get("finish_reason")
     if reason == "tool_calls":
-        raise EngineError(
-            "the server turned the reply into tool calls, of which it was told none: switch its parser off"
-        )
+        raise EngineError("the server returned tool calls although none were offered: switch its parser off")
     if reason not in FINISH_REASONS:
         raise EngineError(f"the server ended the reply with finish_reason {str(reason)[:100]!r}")
     message = choice.get("message")
@@ -152,14 +150,14 @@ def read_reply(body: bytes) -> tuple[str, str]:
 
 
 def is_context_overflow(body: bytes) -> bool:
-    """True if a refusal says that prompt and reply are longer than the model's context: the episode's own end."""
+    """Returns True if a refusal states that prompt and reply exceed the model's context: the episode ends then."""
     error = _error(body)
     text = str(error.get("message", "")).lower()
     return error.get("code") == "context_length_exceeded" or "context length" in text or "maximum context" in text
 
 
 def wants_other_token_limit(body: bytes) -> bool:
-    """Returns True if a refusal says that the cap is called ``max_completion_tokens``."""
+    """Returns True if a refusal states that the limit is named ``max_completion_tokens``."""
     error = _error(body)
     return "max_completion_tokens" in str(error.get("message", "")) and "max_tokens" in f"{error}"
 

@@ -1,10 +1,10 @@
-"""Pure: the ids that an engine was sent as a prompt, compared with those that it says it ran.
+"""Pure: compares the prompt ids sent to an engine with the ids that it reports to have run.
 
-Text is compared id by id. An image is one placeholder in what is sent and a run of it in what is run; how long that run
-is, is the engine's word. An engine that decodes a prompt and tokenises the text again runs other ids than were sampled
-(slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388): what is sampled after them is
-trained after them. Of an engine that does not say what it ran, a prompt is taken as it was sent where its ids are what
-the tokenizer makes of their own text: tokenising that again changes nothing.
+Text is compared id by id. An image is one placeholder in the ids sent and a run of them in the ids run; the length of
+that run is taken from the engine. An engine that decodes a prompt and tokenises the text again runs other ids than were
+sampled (slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388); training then uses the
+engine's ids. If an engine reports no ids, a prompt counts as run unchanged if encoding its decoded text gives the same
+ids: tokenising it again changes nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Final
 from slime_plugins.rollout_buffer.chat_tokens import image_placeholder_of
 from slime_plugins.rollout_buffer.types import PromptCheck, PromptReceipt
 
-NOT_PROVEN: Final = "the engine does not say which ids it ran, and those it was sent do not encode to themselves"
-RESUMED_ELSEWHERE: Final = "the engine was interrupted, and went on after other ids than it had sampled"
+NOT_PROVEN: Final = "the engine does not report the ids it ran, and those it was sent do not encode to themselves"
+RESUMED_ELSEWHERE: Final = "the engine was interrupted and resumed after other ids than it had sampled"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedPrompt:
-    """What a turn's prompt was found to be; ``ran_ids``, None where it was equal, has one placeholder per image."""
+    """Result of the check of one prompt; ``ran_ids``, None if equal, have one placeholder per image."""
 
     receipt: PromptReceipt
     ran_ids: list[int] | None = None
@@ -33,12 +33,12 @@ class PromptChecker:
     """Compares prompts of one model."""
 
     def __init__(self, tokenizer: Any = None) -> None:
-        """Without a tokenizer no image is known in a prompt, and no prompt is proved to encode to itself."""
+        """Without a tokenizer, images in a prompt are not recognised, and no prompt is proved to encode to itself."""
         self._tokenizer = tokenizer
         self.placeholder_id = None if tokenizer is None else image_placeholder_of(tokenizer)
 
     def check(self, sent: Sequence[int], ran: Sequence[int] | None, images: int) -> CheckedPrompt:
-        """Compares a prompt that was sent, of so many images, with the engine's expanded one."""
+        """Compares a sent prompt with that number of images with the engine's expanded one."""
         if ran is None or (images and self.placeholder_id is None):
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.UNKNOWN))
         sent, ran = list(sent), list(ran)
@@ -58,7 +58,7 @@ class PromptChecker:
         return CheckedPrompt(receipt=receipt, ran_ids=collapsed)
 
     def with_placeholders(self, sent: Sequence[int], ran: Sequence[int]) -> list[int]:
-        """Puts placeholders in the place of the one image of a prompt whose positions came as something else."""
+        """Replaces the image tokens of a one-image prompt by placeholders, if the engine reports other ids for them."""
         assert self.placeholder_id is not None
         place = list(sent).index(self.placeholder_id)
         after = len(sent) - place - 1
@@ -66,7 +66,7 @@ class PromptChecker:
         return [*ran[:place], *[self.placeholder_id] * run, *ran[len(ran) - after :]] if run > 0 else list(ran)
 
     def encodes_to_itself(self, ids: Sequence[int]) -> bool:
-        """True if the tokenizer makes the same ids of their own text. True without a tokenizer: nothing is known.
+        """Returns True if the tokenizer encodes the decoded text to the same ids, or if there is no tokenizer.
 
         It takes about as long as encoding the prompt; may be called from any thread where the tokenizer is a fast one.
         """
@@ -80,7 +80,7 @@ class PromptChecker:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def encoded(self, text: str) -> list[int]:
-        """Returns the ids that the tokenizer makes of a text, nothing added to it."""
+        """Returns the ids of a text, without special tokens added."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is not None:
             return list(backend.encode(text, add_special_tokens=False).ids)
@@ -88,7 +88,7 @@ class PromptChecker:
 
 
 def _runs_between(sent: list[int], ran: list[int], placeholder: int) -> list[int] | None:
-    """Returns the length of the run at each placeholder where all other ids are equal; None where they are not."""
+    """Returns the length of the run at each placeholder if all other ids are equal; else None."""
     runs: list[int] = []
     at = 0
     for text, is_last in _texts(sent, placeholder):
@@ -117,7 +117,7 @@ def _texts(ids: list[int], placeholder: int) -> Iterator[tuple[list[int], bool]]
 
 
 def _collapsed(ran: list[int], placeholder: int) -> tuple[list[int], list[int]]:
-    """Returns the ids with each run of placeholders as one, and how long the runs are."""
+    """Returns the ids with each run of placeholders as one, and the lengths of the runs."""
     ids: list[int] = []
     runs: list[int] = []
     for token_id, run in groupby(ran):

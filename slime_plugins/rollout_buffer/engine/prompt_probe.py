@@ -1,9 +1,9 @@
-"""What an engine is asked before its first turn, to learn what it does to prompts; and what its answers say, in words.
+"""Probes sent to an engine before its first turn, to find out whether it changes prompts; and their evaluation.
 
-Pure. One prompt of text and, for a model that sees, one for each of a few image sizes. In each of them a word is split
-into ids that its own tokenizer would not choose, as policies do when they sample; a system prompt and special tokens
-are among them. An engine that does not tell which ids it ran (SGLang before 0.5.13) is asked for the log-probs of its
-input, which come with ids; there, an image's are not its placeholder.
+Pure. One text prompt and, for a vision model, one prompt for each of a few image sizes. Each holds a word split into
+ids that the tokenizer would not choose, as sampled text does, a system prompt and special tokens. An engine that does
+not report the ids it ran (SGLang before 0.5.13) is asked for the log-probs of its input, which include ids; for an
+image these are not its placeholder.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from slime_plugins.rollout_buffer.types import Image, PromptCheck
 
 SYSTEM_TEXT: Final = "You are the probe of a rollout buffer."
 IMAGE_SIZES: Final = ((40, 56), (540, 1200))
-"""Widths and heights: one that a size rule enlarges, and a phone's screen under the default cap, whose sides round."""
+"""Widths and heights: one that a size rule enlarges, and a phone screen under the default pixel limit."""
 IMAGE_MARKUP: Final = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 MAX_SHOWN_IDS: Final = 6
 
 
 class PromptIntegrity(StrEnum):
-    """What an engine does to prompts of one kind."""
+    """Result of the probe for prompts of one kind."""
 
     EXACT = "exact"  # the engine runs the ids that it receives
     CHANGED = "changed"
@@ -38,9 +38,9 @@ class PromptIntegrity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineFidelity:
-    """What the probe of one engine found; ``images`` is None where its model, or we, can do nothing with one.
+    """Result of the probe of one engine; ``images`` is None if the model takes none or Pillow is missing.
 
-    ``findings`` are sentences, of which each follows "the engine".
+    ``findings`` are predicates of "the engine".
     """
 
     text: PromptIntegrity = PromptIntegrity.UNKNOWN
@@ -48,15 +48,15 @@ class EngineFidelity:
     findings: tuple[str, ...] = ()
 
     def of(self, *, images: bool) -> PromptIntegrity:
-        """Returns what it does to prompts with images, or without."""
+        """Returns the result for prompts with images, or without."""
         return (self.images or PromptIntegrity.UNKNOWN) if images else self.text
 
     @property
     def complaint(self) -> str:
-        """Why no exact prompts can be promised of it; empty when they can."""
+        """Why the engine does not qualify for exact prompts; empty if it does."""
         told = {"prompts of text": self.text, "prompts with images": self.images}
         silent = [
-            f"does not say which ids it runs of {kind}"
+            f"does not report the ids it ran for {kind}"
             for kind, kept in told.items()
             if kept is PromptIntegrity.UNKNOWN
         ]
@@ -65,7 +65,7 @@ class EngineFidelity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbePrompt:
-    """One prompt to ask with. ``image_tokens`` is what the model's own size rule makes of its image, if it is known."""
+    """One prompt of the probe. ``image_tokens`` is the count by the model's size rule, None if unknown."""
 
     ids: tuple[int, ...]
     images: tuple[Image, ...] = ()
@@ -74,20 +74,19 @@ class ProbePrompt:
 
     @property
     def kind(self) -> str:
-        """What its findings say it is."""
         return "prompts with images" if self.images else "prompts of text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptProbe:
-    """What to ask an engine of one model, and how its answers are read."""
+    """The prompts of the probe for one model, and the evaluation of the engine's answers."""
 
     text: ProbePrompt
     images: tuple[ProbePrompt, ...]
     checker: PromptChecker
 
     def verdict(self, answers: Sequence[tuple[ProbePrompt, Sequence[int] | None]]) -> EngineFidelity:
-        """Says what an engine does that ran these ids; None where it does not say. What was not asked is untold."""
+        """Returns the result for the ids that the engine ran, None where it reported none."""
         findings: list[str] = []
         kept: dict[bool, PromptIntegrity] = {}
         for prompt, ran in answers:
@@ -130,7 +129,7 @@ class PromptProbe:
             return f"drops the system prompt of {prompt.kind}"
         added = len(ran) - len(sent)
         if added > 0 and ran[added:] == sent:
-            return f"puts {_shown(ran[:added])} before {prompt.kind}, as a second begin token would be"
+            return f"puts {_shown(ran[:added])} before {prompt.kind}, like a second begin token"
         at = next((n for n, (one, other) in enumerate(zip(sent, ran, strict=False)) if one != other), None)
         at = min(len(sent), len(ran)) if at is None else at
         return (
@@ -140,7 +139,7 @@ class PromptProbe:
 
 
 def prompt_probe(tokenizer: Any, rule: SizeRule | None) -> PromptProbe:
-    """Returns the probe for a tokenizer of transformers. ``rule`` is that of the model's folder, None if unknown."""
+    """Returns the probe for a transformers tokenizer. ``rule`` is that of the model's folder, None if unknown."""
     checker = PromptChecker(tokenizer)
     split = _split_word(checker)
     special = [str(token) for token in tokenizer.all_special_tokens if str(token) not in IMAGE_MARKUP]
@@ -167,19 +166,20 @@ def _tokens_by(rule: SizeRule, width: int, height: int) -> int:
 
 
 def _system_text(tokenizer: Any) -> str:
-    """The chat template's system prompt; a plain line where the tokenizer has no template, or one without any."""
+    """Returns the chat template's system prompt; a plain line if the tokenizer has no template or the template no
+    system prompt."""
     try:
         rendered = tokenizer.apply_chat_template(
             [{"role": "system", "content": SYSTEM_TEXT}, {"role": "user", "content": "-"}], tokenize=False
         )
-    except Exception:  # noqa: BLE001 - templates are programs of others; the probe does without
+    except Exception:  # noqa: BLE001 - a template may raise anything; the probe uses the plain line
         return f"{SYSTEM_TEXT}\n"
     before, found, _ = str(rendered).rpartition("-")
     return before if found and SYSTEM_TEXT in before else f"{SYSTEM_TEXT}\n"
 
 
 def _split_word(checker: PromptChecker) -> list[int]:
-    """Ids that say something and are not what the tokenizer makes of it; empty where it has one way to say anything."""
+    """Returns ids that decode to a word but that the tokenizer would not choose for it; empty if there are none."""
     for word in PLAIN_TEXT.split():
         letters = [token for letter in word for token in checker.encoded(letter)]
         if not checker.encodes_to_itself(letters) and checker.decoded(letters) == word:
@@ -189,7 +189,7 @@ def _split_word(checker: PromptChecker) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _picture(width: int, height: int) -> Image:
-    from PIL import Image as PillowImage  # of the extra `android`: whoever sends images has it
+    from PIL import Image as PillowImage  # in the extra `android`, which image tasks need
 
     made = io.BytesIO()
     PillowImage.linear_gradient("L").resize((width, height)).convert("RGB").save(made, "PNG")

@@ -1,4 +1,4 @@
-"""When how an engine is should be told on: every few seconds while it gives no tokens, and once when it does again."""
+"""Limits reports of an engine's state: one every few seconds during trouble, and one after recovery."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
 
 class ReportThrottle:
-    """Of one engine's reports, lets pass those that somebody should keep; nothing while it is well."""
+    """Selects the reports of one engine to store; none while it works."""
 
     def __init__(self) -> None:
         self._told_at = -math.inf
         self._in_trouble = False
 
     def is_due(self, report: EngineReport) -> bool:
-        """Returns whether to keep the report; then it counts as kept."""
+        """Returns True if the report is to be stored, and records that it was."""
         in_trouble = report.code is not EngineTrouble.NONE
         if not (in_trouble or self._in_trouble) or time.monotonic() - self._told_at < ENGINE.beats_every_s:
             return False

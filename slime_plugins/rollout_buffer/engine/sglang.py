@@ -1,6 +1,6 @@
 """An ``Engine`` over ``POST /generate`` of an SGLang server or its router: exact tokens, log-probs, weight versions.
 
-What it says and hears is spelled in ``engine/sglang_protocol.py``.
+``engine/sglang_protocol.py`` builds the requests and parses the replies.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ SESSION_HEADER: Final = "X-SMG-Routing-Key"
 TOKENIZE_TIMEOUT_S: Final = 10.0
 PROBE_TIMEOUT_S: Final = 60.0
 MODEL_ROUTES: Final = ("/model_info", "/get_model_info")
-"""SGLang's own, the newer first."""
-WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not ask the router thousands of times
+"""Routes of SGLang, newest first."""
+WORKERS_REMEMBERED_S: Final = 10.0  # limits router requests when thousands of episodes are cancelled
 LOAD_ROUTES: Final = ("/v1/loads?include=core", "/get_load")
-"""SGLang's own, the newer first."""
+"""Routes of SGLang, newest first."""
 LOAD_TIMEOUT_S: Final = 5.0
 _ANSWERS_NO: Final = {
-    ROUTED_EXPERTS: "does not tell which experts it chose (return_routed_experts): start SGLang with "
+    ROUTED_EXPERTS: "does not return routed experts (return_routed_experts): start SGLang with "
     "--enable-return-routed-experts on a model that has experts, or train without routing replay",
-    TOP_P_TOKENS: "does not tell the ids that top_p kept (return_top_p_token_ids); the SGLang of slime's image does: "
+    TOP_P_TOKENS: "does not return the ids kept by top_p (return_top_p_token_ids); the SGLang of slime's image does: "
     "use that, or set top_p to 1",
 }
 NO_LOAD_REMEMBERED_S: Final = 60.0
@@ -90,11 +90,11 @@ class SglangEngine(HttpEngine):
         requires_exact_prompts: bool = False,
         randomness: random.Random | None = None,
     ) -> None:
-        """``vocabulary_size`` is how many token ids the model has; without it only absurd ones are refused.
+        """``vocabulary_size`` is the number of token ids of the model; without it only absurd ids are refused.
 
-        With ``tokenizer_probe``, an engine whose ``/tokenize`` shows another tokenizer is sent no turn. ``prompts``
-        compares what each turn was sent with what was run. With ``prompt_probe``, an engine is asked what it does to
-        prompts before its first turn; with ``requires_exact_prompts``, one that changes them is sent none.
+        With ``tokenizer_probe``, no turn is sent to an engine whose ``/tokenize`` shows another tokenizer. ``prompts``
+        compares the ids sent with those run. With ``prompt_probe``, an engine is probed for changes to prompts before
+        its first turn; with ``requires_exact_prompts``, an engine that changes them gets no turn.
         """
         super().__init__(base_url, settings, randomness=randomness)
         self._vocabulary_size = vocabulary_size
@@ -110,15 +110,15 @@ class SglangEngine(HttpEngine):
         self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """As any engine's; one whose tokenizer is not the job's is refused before it is sent any id."""
+        """As ``Engine.generate``; an engine with another tokenizer is refused before any id is sent."""
         await self._check_tokenizer()
         fidelity = await self.probe_prompts()
         if self._requires_exact_prompts and fidelity is not None and fidelity.complaint:
-            raise EngineError(f"exact prompts are required, and the engine {fidelity.complaint}")
+            raise EngineError(f"exact prompts are required, but the engine {fidelity.complaint}")
         return await super().generate(request)
 
     async def close(self) -> None:
-        """Ends open connections after pending aborts were sent; a second call does nothing."""
+        """Closes connections after pending aborts were sent; a second call does nothing."""
         asked = [*self._tokenizer_checks.values(), *self._probes.values()]
         for question in asked:
             question.cancel()
@@ -128,10 +128,10 @@ class SglangEngine(HttpEngine):
         await super().close()
 
     async def _check_tokenizer(self) -> None:
-        """Compares tokenizers once with each engine; thousands of turns share the question.
+        """Compares tokenizers once per engine; concurrent turns share the request.
 
         Raises:
-            EngineError: the engine's is another one.
+            EngineError: the engine has another tokenizer.
         """
         if self._tokenizer_probe is None or self._closed:
             return
@@ -142,7 +142,7 @@ class SglangEngine(HttpEngine):
             self._tokenizer_checks[url] = check
         complaint = await asyncio.shield(check)
         if complaint is None and self._tokenizer_checks.get(url) is check:
-            del self._tokenizer_checks[url]  # nobody answered: the next turn asks again
+            del self._tokenizer_checks[url]  # no answer: the next turn tries again
         if complaint:
             raise EngineError(
                 f"the engine at {url} has another tokenizer than the job: {complaint}; "
@@ -150,7 +150,7 @@ class SglangEngine(HttpEngine):
             )
 
     async def _tokenizer_complaint(self, url: str, probe: TokenizerProbe) -> str | None:
-        """How the engine's tokenizer differs; empty when it does not or nothing is said, None without an answer."""
+        """Returns how the engine's tokenizer differs; empty if it does not or is unknown, None without an answer."""
         body = {"prompt": probe.text, "add_special_tokens": False}
         try:
             async with asyncio.timeout(TOKENIZE_TIMEOUT_S):
@@ -159,18 +159,17 @@ class SglangEngine(HttpEngine):
                 ) as response:
                     return probe.complaint(await response.read()) if response.status == 200 else ""
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
-            logger.debug("%s does not say how it tokenizes: %s", url, error)
+            logger.debug("%s has no usable /tokenize: %s", url, error)
             return None
 
     @property
     def fidelity(self) -> EngineFidelity | None:
-        """As ``HttpEngine.fidelity``."""
         asked = self._probes.get(self._base_url)
         is_answered = asked is not None and asked.done() and not asked.cancelled() and asked.exception() is None
         return asked.result() if asked is not None and is_answered else None
 
     async def probe_prompts(self) -> EngineFidelity | None:
-        """As ``HttpEngine.probe_prompts``; thousands of turns share the question."""
+        """As ``HttpEngine.probe_prompts``; concurrent turns share the probe."""
         if self._prompt_probe is None or self._closed:
             return None
         url = self._base_url
@@ -179,7 +178,7 @@ class SglangEngine(HttpEngine):
             asked = self._probes[url] = asyncio.create_task(self._probed_prompts(url, self._prompt_probe))
         fidelity = await asyncio.shield(asked)
         if fidelity is None and self._probes.get(url) is asked:
-            del self._probes[url]  # nobody answered: the next turn asks again
+            del self._probes[url]  # no answer: the next turn tries again
         return fidelity
 
     async def _probed_prompts(self, url: str, probe: PromptProbe) -> EngineFidelity | None:
@@ -188,14 +187,14 @@ class SglangEngine(HttpEngine):
                 prompts = [probe.text, *(probe.images if await self._sees_images(url) else ())]
                 fidelity = probe.verdict([(prompt, await self._ran_ids(url, prompt)) for prompt in prompts])
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
-            logger.debug("the engine at %s does not say what it does to prompts: %s", redacted(url), error)
+            logger.debug("the prompt probe of the engine at %s failed: %s", redacted(url), error)
             return None
         for finding in fidelity.findings:
             logger.warning("the engine at %s %s", redacted(url), finding)
         return fidelity
 
     async def _sees_images(self, url: str) -> bool:
-        worker = (await self._worker_urls(url))[0]  # a router does not say what its workers serve
+        worker = (await self._worker_urls(url))[0]  # a router does not report the model of its workers
         for route in MODEL_ROUTES:
             async with self._open_session().get(
                 f"{worker}{route}", headers=key_headers(worker), allow_redirects=False
@@ -206,7 +205,7 @@ class SglangEngine(HttpEngine):
         return False
 
     async def _ran_ids(self, url: str, prompt: ProbePrompt) -> list[int] | None:
-        """The ids that the engine ran of a prompt, its images as placeholders; None where it does not say."""
+        """Returns the ids that the engine ran for a prompt, images as placeholders; None if it reports none."""
         for by_log_probs in (False, True):
             body = probe_body(prompt.ids, prompt.images, by_log_probs=by_log_probs)
             headers = {"Content-Type": "application/json", SESSION_HEADER: "probe", **key_headers(url)}
@@ -222,9 +221,9 @@ class SglangEngine(HttpEngine):
         return None
 
     async def load(self) -> EngineLoad | None:
-        """Returns how many requests run and wait on all workers together; None where one of them does not say.
+        """Returns the running and waiting requests of all workers; None if one of them does not report them.
 
-        An engine that does not is asked again after a minute.
+        An engine without a report is asked again after a minute.
         """
         url = self._base_url
         if self._closed or time.monotonic() - self._says_no_load.get(url, -math.inf) < NO_LOAD_REMEMBERED_S:
@@ -233,7 +232,7 @@ class SglangEngine(HttpEngine):
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 loads = await asyncio.gather(*(self._load_of(worker) for worker in await self._worker_urls(url)))
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
-            logger.debug("the engine at %s does not say how busy it is: %s", redacted(url), error)
+            logger.debug("the engine at %s does not report its load: %s", redacted(url), error)
             self._says_no_load = {url: time.monotonic()}
             return None
         return EngineLoad(running=sum(load.running for load in loads), waiting=sum(load.waiting for load in loads))
@@ -264,10 +263,10 @@ class SglangEngine(HttpEngine):
         )
 
     def _experts_from(self, request: GenerateRequest, ids: Sequence[int]) -> int:
-        """The first pass whose experts are still to be told.
+        """Returns the first position whose experts are still to be reported.
 
-        An engine that was found to change prompts may run others for what it was sent and told before: it is asked for
-        the whole sequence each time.
+        An engine that changes prompts may have run other ids for a prefix that it reported before: it reports the whole
+        sequence each time.
         """
         asked = asked_records(request.sampling_params)
         if ROUTED_EXPERTS not in asked or self._probe_found(PromptIntegrity.CHANGED, request):
@@ -280,9 +279,9 @@ class SglangEngine(HttpEngine):
     def _check(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
         cap = request.sampling_params.max_new_tokens - len(sampled)
         if len(part.ids) > cap:
-            raise EngineError(f"the engine sent {len(part.ids)} tokens for a cap of {cap}")
+            raise EngineError(f"the engine sent {len(part.ids)} tokens for a limit of {cap}")
         if not part.ids and not sampled and part.finish_reason != "abort":
-            raise EngineError(f"the engine sent no token and calls that {part.finish_reason!r}")
+            raise EngineError(f"the engine sent no token and finish_reason {part.finish_reason!r}")
         beyond = first_beyond(part.ids, self._vocabulary_size)
         if beyond is not None:
             of = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
@@ -312,9 +311,10 @@ class SglangEngine(HttpEngine):
         return replace(reply, prompt_receipt=receipt, ran_prompt_ids=checked.ran_ids)
 
     def _checked_prompt(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> CheckedPrompt | None:
-        """What the first part that sampled ran; None where none did. Later ones must have run its ids, and what came.
+        """Returns the check of the prompt of the first part that sampled; None if no part did.
 
-        A part whose prompt the engine does not tell makes the whole unknown.
+        Later parts must have run the same ids and the output so far. A part without reported ids makes the result
+        unknown.
         """
         checked: CheckedPrompt | None = None
         prompt, sampled = list(request.input_ids), list[int]()
@@ -336,7 +336,7 @@ class SglangEngine(HttpEngine):
         return fidelity is not None and fidelity.of(images=bool(request.images)) is kept
 
     async def _is_proven(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> bool:
-        """Returns True if each prompt that sampled something is what the tokenizer makes of its text."""
+        """Returns True if the tokenizer encodes the decoded text of each prompt to the same ids."""
         sampled: list[int] = []
         for part in (part for part in parts if part.ids):
             prompt = [*request.input_ids, *sampled]
@@ -353,7 +353,7 @@ class SglangEngine(HttpEngine):
         task.add_done_callback(self._aborts.discard)
 
     async def _abort(self, base_url: str, rid: str) -> None:
-        """Tells the engine to drop a request, best effort: an orphan would hold its cache until its length cap."""
+        """Aborts a request on the engine, best effort: it would hold KV cache until its length limit."""
         try:
             async with asyncio.timeout(self._settings.abort_timeout_s):
                 urls = await self._worker_urls(base_url)
@@ -368,7 +368,7 @@ class SglangEngine(HttpEngine):
             await response.read()
 
     async def _worker_urls(self, base_url: str) -> tuple[str, ...]:
-        """The engines behind ``base_url``: a router does not pass aborts on, so each worker is told."""
+        """Returns the engines behind ``base_url``: a router does not forward aborts, so each worker gets them."""
         known = self._workers
         if known.base_url == base_url and time.monotonic() - known.known_at < WORKERS_REMEMBERED_S:
             return known.urls

@@ -1,6 +1,6 @@
-"""What is said to SGLang's HTTP server and what is heard from it: bytes in both directions, and nothing else.
+"""Requests to and replies from SGLang's HTTP server, as bytes.
 
-Pure functions. The only file that spells the JSON keys of SGLang's ``/generate`` for a client.
+Pure functions. The only file with the JSON keys of SGLang's ``/generate`` on the client's side.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVers
 
 FINISH_REASONS: Final = ("stop", "length", "abort")
 PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
-"""HTTP statuses that say nothing against the request: the same one may succeed later."""
+"""HTTP statuses after which the same request may succeed later."""
 
 
 MAX_COUNT: Final = 2**53
 
 
 class ForeignReplyError(Exception):
-    """A body that no engine sends: something between answered in its place. Ends in ``part_of_answer``."""
+    """A body that no engine sends: a proxy or another program answered. Handled in ``part_of_answer``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledPart:
-    """What one call sampled, in order. ``spans`` count from the first id of this part."""
+    """The sampled part of one call. ``spans`` count from the first id of this part."""
 
     ids: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -51,7 +51,7 @@ class SampledPart:
     cached_tokens: int | None
     records: Mapping[str, TokenRecords] = field(default_factory=dict)
     prompt_ids: tuple[int, ...] | None = None
-    """Those that the engine ran, its images expanded; None where it does not say."""
+    """The ids that the engine ran, images expanded; None if it does not report them."""
 
 
 def generate_body(
@@ -64,9 +64,9 @@ def generate_body(
     banned_ids: Collection[int] = (),
     experts_from: int = 0,
 ) -> bytes:
-    """The body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all.
+    """Returns the body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all.
 
-    ``experts_from`` is the first pass whose experts are still to be told, where the parameters ask for experts.
+    ``experts_from`` is the first position whose experts are to be returned, if the parameters request experts.
     An engine too old for ``return_prompt_token_ids`` (SGLang before 0.5.13) ignores it.
     """
     sampling = sampling_params_body(sampling_params, max_new_tokens)
@@ -82,8 +82,8 @@ def generate_body(
     if banned_ids:
         ban = ban_bias(banned_ids, sampling_params.temperature)
         sampling["logit_bias"] = {**(sampling.get("logit_bias") or {}), **ban}
-        # Log-probs of kept ids alone have lost nothing to the ban. Greedy: the temperature of its log-probs depends on
-        # who else is in the batch.
+        # Log-probs of top-p ids are not affected by the ban. Greedy decoding is excluded: the temperature of its
+        # log-probs depends on the other requests of the batch.
         if sampling.get("top_k") != 1 and TOP_P_TOKENS not in asked_records(sampling_params):
             body["token_ids_logprob"] = sorted(banned_ids)
     if images:
@@ -92,7 +92,7 @@ def generate_body(
 
 
 def probe_body(input_ids: Sequence[int], images: Sequence[Image], *, by_log_probs: bool) -> bytes:
-    """The body that asks which ids are run of a prompt; ``by_log_probs`` as engines before 0.5.13 tell it."""
+    """Returns the body that requests the ids run for a prompt; ``by_log_probs`` for engines before 0.5.13."""
     body: dict[str, Any] = {
         "input_ids": list(input_ids),
         "sampling_params": sampling_params_body(SamplingParams(max_new_tokens=1, temperature=0.0), 1),
@@ -104,7 +104,7 @@ def probe_body(input_ids: Sequence[int], images: Sequence[Image], *, by_log_prob
 
 
 def parse_probe_reply(body: bytes) -> list[int] | None:
-    """The ids that were run, out of the reply to either form of ``probe_body``; None where they are not in it.
+    """Returns the ids that were run, from the reply to either form of ``probe_body``; None if it has none.
 
     Raises:
         ForeignReplyError: not a finished reply of an engine.
@@ -132,9 +132,9 @@ def parse_sees_images(body: bytes) -> bool:
 
 
 def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
-    """``params`` in SGLang's words, without those that are not among its sampling parameters.
+    """Returns ``params`` under SGLang's names, without those that SGLang does not have.
 
-    The last three keep the decoded text identical to the ids; without them stop tokens and spacing are edited.
+    The last three keep the decoded text identical to the ids; without them SGLang edits stop tokens and spaces.
     """
     extra = {key: value for key, value in params.extra.items() if key not in ("max_tokens", EXPERTS_KEY)}
     return extra | {
@@ -148,11 +148,11 @@ def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[st
 
 
 def parse_generate_reply(body: bytes) -> SampledPart:
-    """The sampled part in the body of an HTTP 200.
+    """Returns the sampled part in the body of an HTTP 200.
 
     Raises:
-        ForeignReplyError: not an engine's reply at all.
-        EngineError: not the one that SGLang documents, or log-probs that are missing, too few, or none.
+        ForeignReplyError: the body is no engine's reply.
+            EngineError: the body is not as SGLang documents it, or log-probs are missing or invalid.
     """
     reply = _json_object(body)
     meta = reply.get("meta_info")
@@ -176,7 +176,7 @@ def parse_generate_reply(body: bytes) -> SampledPart:
 
 
 def engine_sentence(body: bytes) -> str:
-    """What the engine said in an error reply, out of the shapes that SGLang and its router use."""
+    """Returns the engine's message in an error reply, in any of the forms that SGLang and its router use."""
     try:
         reply = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -188,10 +188,10 @@ def engine_sentence(body: bytes) -> str:
 
 
 def is_refusal_of_request(status: int, body: bytes) -> bool:
-    """Returns True if an HTTP error is the engine's word about this one request: the same one would fail again.
+    """Returns True if an HTTP error concerns this one request: the same request would fail again.
 
-    Any other says something about the way to the engine: a proxy's page, a route or an address that is not there yet,
-    a missing permission. A body that is too large (413) is the request's fault whoever says so.
+    Any other error concerns the way to the engine: a proxy's page, a route or address that is not there yet, a missing
+    permission. A body that is too large (413) always concerns the request.
     """
     if status == 413:
         return True
@@ -208,10 +208,10 @@ def is_refusal_of_request(status: int, body: bytes) -> bool:
 
 
 def parse_loads(body: bytes) -> EngineLoad:
-    """What ``GET /v1/loads`` of a worker says, or ``GET /get_load`` of an older one: one entry per data-parallel rank.
+    """Returns the load in ``GET /v1/loads`` of a worker, or ``GET /get_load`` of an older one: one entry per DP rank.
 
     Raises:
-        ForeignReplyError: it is neither.
+        ForeignReplyError: the body is neither.
     """
     try:
         reply = orjson.loads(body)
@@ -223,14 +223,14 @@ def parse_loads(body: bytes) -> EngineLoad:
 
 
 def _running_of(load: Mapping[str, Any]) -> int:
-    """``num_reqs`` of the older form counts those that wait, too."""
+    """Returns the running requests; ``num_reqs`` of the older form includes waiting ones."""
     if "num_running_reqs" in load:
         return int(load["num_running_reqs"])
     return max(0, int(load["num_reqs"]) - int(load.get("num_waiting_reqs", 0)))
 
 
 def urls_of_workers(body: bytes) -> tuple[str, ...]:
-    """The addresses in a router's reply to ``GET /workers``.
+    """Returns the addresses in a router's reply to ``GET /workers``.
 
     Raises:
         ForeignReplyError: not a JSON object.
@@ -248,14 +248,14 @@ def _sampled_tokens(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[
     output_ids = reply.get("output_ids")
     entries = meta.get("output_token_logprobs")
     if entries is None and not output_ids and not meta.get("completion_tokens"):
-        return (), ()  # aborted before it was scheduled: there is nothing to have log-probs of
+        return (), ()  # aborted before it was scheduled: no log-probs
     if not isinstance(entries, list):
         raise EngineError("the engine's reply has no output_token_logprobs")
     tokens = [_token(entry) for entry in entries]
     ids = tuple(token_id for token_id, _ in tokens)
     reported = meta.get("completion_tokens")
     if not isinstance(output_ids, list) and type(reported) is int and reported != len(ids):
-        raise EngineError(f"the engine says that it sampled {reported} tokens, and sent log-probs of {len(ids)}")
+        raise EngineError(f"the engine reports {reported} sampled tokens, but sent log-probs of {len(ids)}")
     if isinstance(output_ids, list) and tuple(output_ids) != ids:
         raise EngineError(
             f"the engine sent {len(output_ids)} output ids and log-probs of {len(ids)}: they do not belong together",
@@ -265,7 +265,7 @@ def _sampled_tokens(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[
 
 
 def _token(entry: Any) -> tuple[int, float]:
-    """Id and log-prob of one entry ``[log_prob, id, text]``."""
+    """Returns id and log-prob of one entry ``[log_prob, id, text]``."""
     if not isinstance(entry, list) or len(entry) < 2 or type(entry[1]) is not int:
         raise EngineError(f"an entry of output_token_logprobs is {str(entry)[:100]}, not [log-prob, id, text]")
     log_prob = checked_log_prob(entry[0])
@@ -293,7 +293,8 @@ def _finish_reason(meta: Mapping[str, Any]) -> str:
 
 
 def _weight_version_spans(meta: Mapping[str, Any], version: str | None, length: int) -> tuple[WeightVersionSpan, ...]:
-    """Who sampled what: the engine's own per-token record if it covers this part exactly, else its one version."""
+    """Returns the weight version of each token: the engine's per-token spans if they cover the part, else its
+    version."""
     spans = _reported_spans(meta.get("weight_versions"))
     starts = [0, *(span.end for span in spans)]
     if spans and starts[:-1] == [span.start for span in spans] and starts[-1] == length:
@@ -311,7 +312,7 @@ def _reported_spans(reported: Any) -> list[WeightVersionSpan]:
 
 
 def _optional_int(meta: Mapping[str, Any], key: str) -> int | None:
-    """A count; what could be none, or could not be written as JSON, is left out."""
+    """Returns a count; None if it is missing or invalid."""
     value = meta.get(key)
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 
@@ -327,7 +328,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _lax_json(body: bytes) -> Any:
-    """JSON as Python writes it, with NaN and Infinity: an engine's own nonsense, and no proxy's page."""
+    """Parses JSON with NaN and Infinity, as Python's encoder in an engine writes it."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -335,5 +336,5 @@ def _lax_json(body: bytes) -> Any:
 
 
 def _shortened(body: bytes) -> str:
-    """The beginning of a body on one line, for a person."""
+    """Returns the beginning of a body on one line."""
     return " ".join(body[:500].decode("utf-8", errors="replace").split())[:300]

@@ -1,7 +1,7 @@
-"""A text by which an engine's tokenizer is compared with the job's: another one samples nonsense, or ends the server.
+"""Compares an engine's tokenizer with the job's by encoding a text: another tokenizer gives nonsense or a crash.
 
-SGLang looks ids up in its embedding without a check: one id beyond its vocabulary ends the scheduler, and with it the
-trainer's server (seen with 0.5.23). A vocabulary that is merely ordered otherwise is worse: nothing stops.
+SGLang does not check ids before its embedding lookup: one id beyond its vocabulary crashes the scheduler and with it
+the trainer's server (seen with 0.5.23). A vocabulary in another order gives nonsense without an error.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import Any
 
 PLAIN_TEXT = "Tap the 3rd button, then wait 12345 ms.\n\n\tdef f(x): return x\nnaïve façade — 你好, мир 🙂 "
 SPECIAL_TOKENS = 8
-"""How many of the tokenizer's special tokens are in the text: those of the chat template are its first."""
+"""Number of the tokenizer's special tokens in the text: the chat template's come first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerProbe:
-    """A text and the ids that the job's tokenizer has for it."""
-
     text: str
     ids: tuple[int, ...]
 
     def complaint(self, body: bytes) -> str:
-        """Says how the reply of a ``/tokenize`` route differs; empty when it does not, or is no such reply."""
+        """Returns how the reply of a ``/tokenize`` route differs; empty if it does not, or is no such reply."""
         try:
             found = json.loads(body)["tokens"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -35,7 +33,7 @@ class TokenizerProbe:
 
 
 def tokenizer_probe(tokenizer: Any) -> TokenizerProbe:
-    """Returns the probe of a transformers tokenizer, its special tokens among the text."""
+    """Returns the probe of a transformers tokenizer; its text includes special tokens."""
     text = PLAIN_TEXT + "".join(map(str, tokenizer.all_special_tokens[:SPECIAL_TOKENS]))
     return TokenizerProbe(text=text, ids=tuple(tokenizer.encode(text, add_special_tokens=False)))
 

@@ -1,24 +1,24 @@
-"""The one reader of tool calls in what a model wrote. Pure; any text whatever gives an answer.
+"""The parser of tool calls in model output. Pure; it accepts any text.
 
-A call is what stands between ``<tool_call>`` and ``</tool_call>``, in the dialect that its first characters tell:
+A call is the text between ``<tool_call>`` and ``</tool_call>``. Its first characters select the dialect:
 
     hermes       {"name": …, "arguments": {…}}                            Hermes, Qwen2.5, Qwen3, mobile_use
     qwen3_coder  <function=NAME><parameter=KEY>value</parameter>…</function>   Qwen3-Coder, Qwen3.5
 
-Rules where a model leaves room, the same for everybody who reads calls:
+Rules for incomplete or ambiguous output, for all callers:
 
-* What is thought is no call. Thoughts are ``<think>`` blocks: one that was never closed goes to the end, and all that
-  stands before a ``</think>`` without a beginning was opened by the prompt. Thoughts are also the ``<thinking>`` blocks
-  that prompts ask for, once they are closed.
-* Marks inside of a string of a call that can be read belong to the string.
-* Arguments may be a string of JSON, may be called ``parameters``, and may be missing, which is none.
-* Line breaks inside of JSON strings are taken. A value of ``qwen3_coder`` is a text where the tool's schema says so;
-  otherwise it is what it is as JSON, or else a text.
-* A call whose end mark is missing counts when it is complete, and nothing but the next call or the end follows.
-* Everything else after ``<tool_call>`` is a call with a ``problem``. Nothing is mended: numbers that are none, integers
-  beyond 64 bits and halves of surrogate pairs are problems too, because nobody could send them on.
+* A call inside a thought is ignored. Thoughts are ``<think>`` blocks: one that was never closed goes to the end, and
+  text before a ``</think>`` without a start was opened by the prompt. Closed ``<thinking>`` blocks, which prompts ask
+  for, are thoughts too.
+* Marks inside of a string of a valid call belong to the string.
+* Arguments may be a JSON string, may be named ``parameters``, and may be missing.
+* Line breaks inside of JSON strings are accepted. A value of ``qwen3_coder`` is a string if the tool's schema says so;
+  otherwise it is parsed as JSON, or else a string.
+* A call without its end mark counts if it is complete and only the next call or the end of the text follows.
+* Everything else after ``<tool_call>`` is a call with a ``problem``. Nothing is repaired: NaN, infinity, integers
+  beyond 64 bits and halves of surrogate pairs are problems too, because they cannot be serialised again.
 
-What is done about a problem, or about a second call, is the caller's business.
+The caller decides how to handle a problem, or a second call.
 """
 
 from __future__ import annotations
@@ -43,14 +43,12 @@ _FUNCTION_END = re.compile(r"\s*</function>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _PARAMETER_END = "</parameter>"
 _MAX_WORD = 16
-"""What JSON cannot be told to be wrong without: ``false``, or an escape, and some room."""
+"""Characters by which the window may cut a token of JSON, such as ``false`` or an escape."""
 
 Tools = Sequence[Mapping[str, Any]]
 
 
 class SegmentKind(StrEnum):
-    """What a piece of a reply is."""
-
     TEXT = "text"
     THOUGHT = "thought"  # with its marks
     CALL = "call"  # with its marks
@@ -58,7 +56,7 @@ class SegmentKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """One call. ``problem`` is a clause that says why it cannot be made; ``raw`` is what stood between the marks."""
+    """One call. ``problem`` is a clause with the reason why it is invalid; ``raw`` is the text between the marks."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +66,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """A piece of a reply. The texts of all segments, joined, are the reply; ``call`` is set where the kind is CALL."""
+    """A piece of a reply. The joined texts of all segments are the reply; ``call`` is set if the kind is CALL."""
 
     kind: SegmentKind
     text: str
@@ -77,7 +75,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """A way to write a call. ``read`` returns name and arguments of what begins at an offset, and where it ends."""
+    """A syntax of calls. ``read`` returns name and arguments of the call at an offset, and its end."""
 
     name: str
     begins: re.Pattern[str]
@@ -85,13 +83,13 @@ class Dialect:
 
 
 class _MalformedError(ValueError):
-    """Carries the problem of a call to the one place that makes a record of it."""
+    """Carries the problem of a call to ``_call_at``, which records it."""
 
 
 def read_segments(text: str, tools: Tools = ()) -> list[Segment]:
-    """Returns a reply in its pieces, in order; none is empty.
+    """Returns the segments of a reply, in order; none is empty.
 
-    ``tools`` are the offered functions in OpenAI's form: they say which values are texts.
+    ``tools`` are the offered functions in OpenAI's form: their schemas decide which values are strings.
     """
     segments: list[Segment] = []
     at = 0
@@ -103,7 +101,7 @@ def read_segments(text: str, tools: Tools = ()) -> list[Segment]:
 
 
 def read_function(function: Any) -> ToolCall:
-    """Returns the call that ``name`` and ``arguments`` stand for, as a model writes them and a server sends them."""
+    """Returns the call of a ``name`` and ``arguments`` object, as models write and servers send it."""
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name or not _is_unicode(name):
         return ToolCall(name="", problem="the tool call does not name a function")
@@ -113,11 +111,11 @@ def read_function(function: Any) -> ToolCall:
         return ToolCall(name=name, problem=str(error))
 
 
-# ---- where thoughts and calls are ------------------------------------------------------------------------------------
+# ---- segments --------------------------------------------------------------------------------------------------------
 
 
 def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
-    """Returns where thoughts begin and end. Marks inside of a call that can be read are no marks."""
+    """Returns start and end of each thought. Marks inside of a valid call are ignored."""
     spans: list[tuple[int, int]] = []
     at, last_end = 0, text.rfind("</thinking>")
     while (mark := _MARK.search(text, at)) is not None:
@@ -126,7 +124,7 @@ def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
             _, end, is_whole = _call_at(text, start, tools)
             at = end if is_whole else at
         elif mark[0] == "</think>":
-            spans = [(0, at)]  # the prompt opened it, or a thought mentioned the mark: all before it is thought
+            spans = [(0, at)]  # opened by the prompt, or the mark is quoted in a thought: all before it is thought
         elif mark[0] == "<think>" or at <= last_end:
             end = text.find(f"</{mark[0][1:]}", at)
             at = end + len(mark[0]) + 1 if end >= 0 else len(text)
@@ -135,7 +133,7 @@ def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
 
 
 def _texts_and_calls(text: str, tools: Tools) -> Iterator[Segment]:
-    """Yields what stands outside of thoughts: texts and calls."""
+    """Yields the segments outside of thoughts: texts and calls."""
     at = 0
     while (start := text.find(CALL, at)) >= 0:
         call, end, _ = _call_at(text, start, tools)
@@ -148,9 +146,9 @@ def _texts_and_calls(text: str, tools: Tools) -> Iterator[Segment]:
 
 
 def _call_at(text: str, start: int, tools: Tools) -> tuple[ToolCall, int, bool]:
-    """Returns the call whose mark begins at ``start``, where its piece ends, and whether it is whole.
+    """Returns the call whose mark begins at ``start``, the end of its segment, and whether it is complete.
 
-    A call is whole when it was read to its end in its dialect; what it names and brings may be a problem still.
+    A complete call was parsed to its end; its name or arguments may still have a problem.
     """
     inside = start + len(CALL)
     try:
@@ -169,7 +167,7 @@ def _dialect_at(text: str, at: int) -> Dialect:
 
 
 def _end_of_call(text: str, at: int) -> int:
-    """Returns where a call ends that was read up to ``at``."""
+    """Returns the end of a call that was parsed up to ``at``."""
     after = _space_end(text, at)
     if text.startswith(CALL_END, after):
         return after + len(CALL_END)
@@ -179,7 +177,7 @@ def _end_of_call(text: str, at: int) -> int:
 
 
 def _broken(text: str, inside: int, problem: str) -> tuple[ToolCall, int, bool]:
-    """A call that could not be read goes to its end mark, or to the next call, or to the end."""
+    """Returns an invalid call: it extends to its end mark, the next call, or the end of the text."""
     following = text.find(CALL, inside)
     limit = len(text) if following < 0 else following
     closing = text.find(CALL_END, inside, limit)
@@ -228,12 +226,12 @@ def _read_qwen3_coder(text: str, at: int, tools: Tools) -> tuple[dict[str, Any],
 
 @lru_cache(maxsize=1)
 def _parameter_ends(text: str) -> list[int]:
-    """Returns where parameters are closed: looked for by each of a thousand broken calls, a text is read once."""
+    """Returns the offsets of all parameter ends, in one pass over the text, even with a thousand broken calls."""
     return [match.start() for match in re.finditer(_PARAMETER_END, text)]
 
 
 def _value(text: str, *, is_text: bool) -> Any:
-    """A parameter's value; the template writes one line break before and one after it."""
+    """Returns a parameter's value; the template writes one line break before and one after it."""
     plain = text.removeprefix("\n").removesuffix("\n")
     if is_text:
         return plain
@@ -246,7 +244,7 @@ def _value(text: str, *, is_text: bool) -> Any:
 
 
 def _text_parameters(tools: Tools, name: str) -> frozenset[str]:
-    """Returns the parameters of a function that its schema declares as strings."""
+    """Returns the parameters that a function's schema declares as strings."""
     for tool in tools:
         function = tool.get("function", tool)
         if not isinstance(function, Mapping) or function.get("name") != name:
@@ -263,7 +261,7 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect(name="hermes", begins=re.compile(r"\{"), read=_read_hermes),
     Dialect(name="qwen3_coder", begins=re.compile(r"<function="), read=_read_qwen3_coder),
 )
-"""How calls are written. What begins like none of them is read, and refused, as the first."""
+"""All dialects. A call that matches none is parsed, and refused, as the first."""
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -288,7 +286,6 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
 
 
 def _whole(text: str, what: str) -> Any:
-    """Returns the one JSON value that a text is."""
     value, end = _decoded(text, _space_end(text, 0), what)
     if text[end:].strip():
         _refuse(f"{what} is not valid JSON (more follows after it)")
@@ -296,10 +293,10 @@ def _whole(text: str, what: str) -> Any:
 
 
 def _decoded(text: str, at: int, what: str, window: int = 4096) -> tuple[Any, int]:
-    """Returns the JSON value that begins at ``at``, and where it ends.
+    """Returns the JSON value at ``at``, and its end.
 
-    It is looked for in ``window`` characters, and in more if they cut it: an error counts the lines of all that it is
-    given, and a model in a loop writes thousands of broken calls.
+    Parses ``window`` characters first, and more if they cut the value: a JSON error counts the lines of the whole
+    input, and a looping model writes thousands of broken calls.
     """
     shown = text[at : at + window]
     try:
@@ -318,7 +315,7 @@ def _decoded(text: str, at: int, what: str, window: int = 4096) -> tuple[Any, in
 
 
 def _check_value(value: Any, depth: int = 0) -> None:
-    """Refuses what JSON can spell and others cannot read again."""
+    """Refuses values that JSON can represent but that cannot be serialised again."""
     if depth > MAX_NESTING:
         _refuse(f"the arguments are nested deeper than {MAX_NESTING} levels")
     if isinstance(value, dict):
@@ -339,7 +336,7 @@ def _check_value(value: Any, depth: int = 0) -> None:
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which no file, socket or keyboard takes."""
+    """Returns False for half of a surrogate pair, which JSON can represent but UTF-8 cannot."""
     return text.isprintable() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

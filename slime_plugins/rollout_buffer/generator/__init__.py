@@ -1,7 +1,7 @@
-"""Who plays a task type: ``registry.py`` finds the files, ``base_generator.py`` is what they implement.
+"""Generators of task types: ``registry.py`` finds them, ``base_generator.py`` is their protocol.
 
-Importing a module below this one loads nothing beside it. ``BaseGenerator`` and ``query_single_turn``, which slime's
-plain generators import from here, come when they are asked for.
+Importing a submodule imports nothing else. ``BaseGenerator`` and ``query_single_turn``, which slime's
+plain generators import from here, are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``python -m slime_plugins.rollout_buffer.generator [FOLDER …]``: writes what the registry finds as JSON to stdout.
+"""``python -m slime_plugins.rollout_buffer.generator [FOLDER …]``: prints the registry's catalog as JSON.
 
-The supervisor asks this way, so that a generator file which crashes, hangs or hoards memory cannot take it along. Which
-file is being loaded it says as a heartbeat on ``--progress-fd``; files given with ``--skip`` are left out.
+The supervisor runs it in a process of its own, because a generator file may crash, hang or use all memory. It writes
+the file being loaded as a heartbeat to ``--progress-fd``; files given with ``--skip`` are not loaded.
 """
 
 import argparse
@@ -21,7 +21,7 @@ if __name__ == "__main__":
     progress = None if options.progress_fd is None else Heartbeat(options.progress_fd)
 
     def print_file(file: Path) -> None:
-        """Says which file is loaded next."""
+        """Reports the next file to load."""
         if progress is not None:
             progress.beat(file=str(file))
 

@@ -1,4 +1,4 @@
-"""What the registry finds under the task type ``android_world``. The package behind it is ``android_world/``."""
+"""The task type ``android_world``; its implementation is in ``android_world/``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TASK_TYPE = "android_world"
 
 
 def NEEDS_RAY() -> bool:  # noqa: N802 - the name that the registry looks for
-    """Returns True if this host's devices live in a Ray cluster; wrong settings are told when a job starts."""
+    """Returns True if this host's devices live in a Ray cluster; invalid settings are reported when a job starts."""
     try:
         return load_settings({}).device_pool is PoolKind.RAY
     except ConfigError:
@@ -19,11 +19,10 @@ def NEEDS_RAY() -> bool:  # noqa: N802 - the name that the registry looks for
 
 
 REWARD_RANGE = (-0.5, 1.5)
-"""Bounds for every setting that ``RewardSettings`` accepts: at worst the full penalty, 0.5; at best success unscaled
-(the step scale is at most 1, because its decay cannot be negative) plus the largest bonus, 0.5. With the shipped
-constants rewards lie in [-0.5, 1.1]."""
+"""Bounds for every setting that ``RewardSettings`` accepts: from the full penalty, -0.5, to unscaled success (the step
+scale is at most 1, because its decay cannot be negative) plus the largest bonus, 0.5. With the shipped constants
+rewards lie in [-0.5, 1.1]."""
 
 
 def create_generator() -> AndroidWorldGenerator:
-    """Returns a generator that is not started yet."""
     return AndroidWorldGenerator()

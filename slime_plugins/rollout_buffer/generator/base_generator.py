@@ -1,9 +1,9 @@
-"""What a generator is: something that plays one episode per call. And two templates for conversations.
+"""The protocol of a generator, which plays one episode per call, and two templates for conversations.
 
-To write a generator of your own with one prompt and one reply, copy ``math_generator.py``: subclass
-``SingleTurnGenerator``, override ``reward``, and give your file a ``TASK_TYPE`` and a ``create_generator``. For more
-turns subclass ``MultiTurnGenerator`` and override ``converse``. For anything else implement the three methods of
-``Generator``; ``android_world_generator.py`` is the example.
+For a generator with one prompt and one reply, copy ``math_generator.py``: subclass ``SingleTurnGenerator``, override
+``reward``, and define ``TASK_TYPE`` and ``create_generator`` in your file. For more turns subclass
+``MultiTurnGenerator`` and override ``converse``. For other tasks implement the three methods of ``Generator``;
+``android_world_generator.py`` is the example.
 
 ``BaseGenerator`` and ``query_single_turn`` are slime's, for generators that import them from here.
 """
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """slime's names bring an HTTP client along, which no other generator needs."""
+    """Imports slime's names on first use: their HTTP client is not needed by other generators."""
     if name not in ("SAMPLING_PARAMS", "BaseGenerator", "query_single_turn"):
         raise AttributeError(f"module {__name__} has no attribute {name}")
     from slime_plugins.rollout_buffer.generator import plain_generator
@@ -58,12 +58,11 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorContext:
-    """What the runner hands to a generator once, before the first episode.
+    """Passed to a generator once, before the first episode.
 
-    ``tokenizer`` is the trainer's own, loaded from the job's ``tokenizer_path``; None when the job named none.
-    ``concurrency`` is the largest number of episodes that will be played at once. ``ray_address`` says which Ray
-    cluster holds the devices; None when the generator asked for no devices. ``options`` are the payload's keys that
-    the job itself does not use.
+    ``tokenizer`` is the trainer's, loaded from the job's ``tokenizer_path``; None if the job names none.
+    ``concurrency`` is the maximum number of concurrent episodes. ``ray_address`` is the Ray cluster of the devices;
+    None if the generator needs none. ``options`` are the payload's keys that the job itself does not use.
     """
 
     job_id: str
@@ -76,42 +75,43 @@ class GeneratorContext:
 
 @runtime_checkable
 class Generator(Protocol):
-    """Plays episodes of one task type. A module in ``generator/`` that defines ``TASK_TYPE`` offers one through
+    """Plays episodes of one task type. A module in ``generator/`` that defines ``TASK_TYPE`` provides one by
     ``create_generator() -> Generator``; it may also define any of the five group functions, and ``REWARD_RANGE``,
-    ``NEEDS_RAY``, ``REQUIRED_KEYS``, ``OPTION_KEYS``. ``play`` is called many times at once on one event loop and must
+    ``NEEDS_RAY``, ``REQUIRED_KEYS``, ``OPTION_KEYS``. ``play`` is called concurrently on one event loop and must
     never block it.
     """
 
     async def start(self, context: GeneratorContext) -> None:
-        """Gets ready: connects to devices, compiles prompts. Called once, before the first ``play``."""
+        """Prepares for episodes: connects to devices, compiles prompts. Called once, before the first ``play``."""
         ...
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
-        """Plays one episode to its end and returns its record, under ``episode.uid``.
+        """Plays one episode and returns its trajectory, under ``episode.uid``.
 
         Raises:
-            EpisodeError: the attempt died of its device, engine or environment. It earns no reward and is retried.
+            EpisodeError: the attempt failed with a device, engine or environment error. It gets no reward and is
+            retried.
         """
         ...
 
     async def close(self) -> None:
-        """Gives everything back. Called once, also after a failed ``start``."""
+        """Releases all resources. Called once, also after a failed ``start``."""
         ...
 
 
 @runtime_checkable
 class ReportsDevices(Protocol):
-    """What a ``Generator`` offers beside, when it plays on devices: their state, for whoever watches the job."""
+    """Implemented by a ``Generator`` with devices: their state, for dashboards and metrics."""
 
     async def devices(self) -> Mapping[str, Any]:
-        """Returns ``pool``, the farm's name, and ``devices``, a list of records; all of it fit for JSON.
+        """Returns ``pool``, the name of the device pool, and ``devices``, a list of records; all fit for JSON.
 
         Each record has ``device_id``, ``state``, ``last_error``, ``episodes``, ``steps``, ``replacements``,
         ``recyclings``, ``quarantines``, ``failures`` by kind, ``reset_s_p50``, ``reset_s_p95``, ``step_s_p50``,
-        ``step_s_p95`` and ``actions_per_minute``; what is not known is None.
+        ``step_s_p95`` and ``actions_per_minute``; unknown values are None.
 
         Raises:
-            DeviceError: the farm does not answer now.
+            DeviceError: the pool does not answer now.
         """
         ...
 
@@ -196,7 +196,7 @@ _ENDINGS = {
 class MultiTurnGenerator:
     """A conversation of as many turns as it takes, and a reward: override ``converse``.
 
-    A reply that was cut ends the episode with reward 0: an answer that has not ended is none.
+    A reply that was cut by its token limit ends the episode with reward 0.
     """
 
     REQUIRED_KEYS: ClassVar[tuple[str, ...]] = ("tokenizer_path",)
@@ -207,22 +207,22 @@ class MultiTurnGenerator:
         self._chat: ChatTokens | None = None
 
     async def converse(self, chat: Chat, instance: Instance) -> float | Score:
-        """Plays one episode in ``chat`` and returns what it earned. Override this.
+        """Plays one episode in ``chat`` and returns its reward. Override this.
 
-        It runs on the event loop that all episodes share: a computation of more than a few milliseconds belongs in
+        It runs on the event loop of all episodes: run a computation of more than a few milliseconds in
         ``await asyncio.to_thread(...)``, one that may never end in a process of its own. ``chat.timer.phase(NAME)``
         counts the seconds of a part of it.
 
         Raises:
-            EpisodeError: the episode cannot be played for a reason that is not the policy's; the attempt is repeated.
+            EpisodeError: the episode fails for a reason other than the policy; the attempt is retried.
         """
         raise NotImplementedError(f"{type(self).__name__} must override converse")
 
     async def start(self, context: GeneratorContext) -> None:
-        """Remembers the engine and prepares the tokenizer's chat template.
+        """Stores the engine and prepares the tokenizer's chat template.
 
         Raises:
-            ConfigError: the job names no tokenizer, or one without a usable chat template.
+            ConfigError: the job names no tokenizer, or its chat template is unusable.
         """
         self._engine = context.engine
         self._chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
@@ -231,7 +231,7 @@ class MultiTurnGenerator:
         """Plays one episode and returns its record.
 
         Raises:
-            EpisodeError: the engine broke, the input line cannot be used, or ``converse`` raised one.
+            EpisodeError: the engine failed, the input line is invalid, or ``converse`` raised it.
         """
         chat = Chat(episode, *self._started())
         try:
@@ -264,7 +264,7 @@ class MultiTurnGenerator:
         )
 
     async def close(self) -> None:
-        """Does nothing; the engine belongs to the runner. Override this to end what your ``start`` began."""
+        """Does nothing: the engine belongs to the runner. Override this to close what your ``start`` opened."""
 
     def _started(self) -> tuple[Engine, ChatTokens]:
         if self._engine is None or self._chat is None:
@@ -282,27 +282,27 @@ class SingleTurnGenerator(MultiTurnGenerator):
     """One prompt, one reply, one reward: the template to copy.
 
     An input line looks like ``{"instance_id": "1", "prompt": [{"role": "user", "content": "..."}], ...}``; a ``prompt``
-    that is a plain string becomes one user message. Everything else on the line is for ``reward``.
+    that is a string becomes one user message. ``reward`` may use all other keys.
 
-    A reply that was cut is not asked about.
+    A reply that was cut gets 0 without a call of ``reward``.
     """
 
     async def reward(self, instance: Instance, text: str) -> float | Score:
-        """Returns what the reply ``text`` to ``instance`` earns. Override this.
+        """Returns the reward of the reply ``text`` to ``instance``. Override this.
 
-        It runs on the event loop that all episodes share: a computation of more than a few milliseconds belongs in
+        It runs on the event loop of all episodes: run a computation of more than a few milliseconds in
         ``await asyncio.to_thread(...)``, one that may never end in a process of its own.
 
         Raises:
-            EpisodeError: the reward cannot be told for a reason that is not the policy's; the attempt is repeated.
+            EpisodeError: the reward is unknown for a reason other than the policy; the attempt is retried.
         """
         raise NotImplementedError(f"{type(self).__name__} must override reward")
 
     def messages(self, instance: Instance) -> list[Message]:
-        """Returns the prompt of an input line as messages. Override this to build prompts in another way.
+        """Returns the prompt of an input line as messages. Override this to build other prompts.
 
         Raises:
-            EnvironmentSetupError: the line has no prompt that can be read.
+            EnvironmentSetupError: the line has no valid prompt.
         """
         prompt = instance.data.get("prompt")
         if isinstance(prompt, str) and prompt:
@@ -314,7 +314,7 @@ class SingleTurnGenerator(MultiTurnGenerator):
         )
 
     async def converse(self, chat: Chat, instance: Instance) -> float | Score:
-        """Samples one reply and asks ``reward`` what it earns."""
+        """Samples one reply and returns its ``reward``."""
         text = await chat.sample(*self.messages(instance))
         with chat.timer.phase("reward"):
             return await self.reward(instance, text)

@@ -1,9 +1,9 @@
-"""Where settings come from, layer over layer, and which layer a wrong one is to blame on.
+"""Settings from several layers; errors name the layer.
 
     defaults  <  YAML file  <  environment  <  command line
 
-Each layer remembers where every key stands, so that a mistake is named with its line, variable or option. Which
-settings they become is the caller's to say.
+Each layer stores the place of every key, so that an error names its line, variable or option. The caller passes the
+settings model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Address = tuple[str | int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """Values, nested as the settings are, and where each stands: ``config.yaml: line 3: ``, say."""
+    """Values, nested as the settings are, and the place of each, such as ``config.yaml: line 3: ``."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[Address, str] = field(default_factory=dict)
@@ -37,10 +37,10 @@ class Layer:
 
 
 def from_file(path: Path) -> Layer:
-    """Returns the settings in a YAML file; each key stands in its line.
+    """Returns the settings in a YAML file, with their line numbers.
 
     Raises:
-        ConfigError: the file cannot be read, is no mapping, or sets a key twice.
+        ConfigError: the file cannot be read, is no mapping, or has a duplicate key.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def from_assignments(assignments: Sequence[str], option: str) -> Layer:
 
 
 def as_variables(assignments: Sequence[str], prefix: str) -> dict[str, str]:
-    """Returns what ``from_assignments`` reads as the variables that ``from_variables`` reads, for child processes."""
+    """Converts ``key=value`` texts into the variables of ``from_variables``, for child processes."""
     pairs = (text.partition("=") for text in assignments)
     return {prefix + key.strip().upper().replace(".", "__"): value for key, _, value in pairs}
 
@@ -114,11 +114,11 @@ def _key_lines(node: yaml.Node | None, above: Address = ()) -> Iterator[tuple[Ad
         yield from _key_lines(value, address)
 
 
-# ---- putting together ------------------------------------------------------------------------------------------------
+# ---- merging ---------------------------------------------------------------------------------------------------------
 
 
 def merged(layers: Sequence[Layer]) -> Layer:
-    """Returns the layers put over each other, the last one on top, section by section."""
+    """Returns the merged layers; later ones override earlier ones, section by section."""
     values: dict[str, Any] = {}
     places: dict[Address, str] = {}
     for layer in layers:
@@ -136,14 +136,14 @@ def _put_over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]
     return put
 
 
-# ---- becoming settings -----------------------------------------------------------------------------------------------
+# ---- validation ------------------------------------------------------------------------------------------------------
 
 
 def validated(model: type[_Settings], layer: Layer) -> _Settings:
     """Returns the settings in a layer.
 
     Raises:
-        ConfigError: a key is unknown or out of range; names it and where it stands.
+        ConfigError: a key is unknown or out of range; names the key and its place.
     """
     try:
         return model.model_validate(layer.values)
@@ -157,10 +157,10 @@ def validated(model: type[_Settings], layer: Layer) -> _Settings:
 def with_job_options(
     settings: _Settings, options: Mapping[str, Any], *, section: str, keys: frozenset[str], variable: str
 ) -> _Settings:
-    """Returns the host's settings under what a job's payload says in its ``section``, which may name ``keys`` only.
+    """Returns the host's settings overridden by ``section`` of a job's payload, which may set ``keys`` only.
 
     Raises:
-        ConfigError: as ``validated``; or a key is the host's, whose file the environment variable ``variable`` names.
+        ConfigError: as ``validated``; or a key is the host's, set in the file that the variable ``variable`` names.
     """
     overrides = options.get(section) or {}
     if not isinstance(overrides, Mapping):
@@ -186,13 +186,13 @@ def setting_names(model: type[BaseModel], above: str = "") -> Iterator[str]:
             yield f"{above}{name}"
 
 
-# ---- what is wrong ---------------------------------------------------------------------------------------------------
+# ---- error messages --------------------------------------------------------------------------------------------------
 
 
 def describe_problem(problem: Mapping[str, Any], layer: Layer, names: Sequence[str]) -> str:
-    """Says in one sentence what pydantic found and where: ``config.yaml: line 3: max_turns: Input should be …``.
+    """Returns a pydantic error as one sentence with its place: ``config.yaml: line 3: max_turns: Input should be …``.
 
-    ``names`` are all settings, with dots; a key that is none of them gets the one that was probably meant.
+    ``names`` are all settings, with dots; an unknown key gets a suggestion.
     """
     location: Address = tuple(problem["loc"])
     key = ".".join(str(part) for part in location) or "the settings"
@@ -204,14 +204,14 @@ def describe_problem(problem: Mapping[str, Any], layer: Layer, names: Sequence[s
 
 
 def suggestion(key: str, names: Sequence[str]) -> str:
-    """Returns ``; did you mean …?`` when a setting is called nearly so, or is so called in another section."""
+    """Returns ``; did you mean …?`` if a setting has a similar name, or the same name in another section."""
     elsewhere = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
     close = elsewhere or difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _place_of(location: Address, places: Mapping[Address, str]) -> str:
-    """Returns where the key stands, or else the section around it, or else all of it. YAML keys need not be texts."""
+    """Returns the place of the key, else of the section around it, else of the layer. YAML keys need not be strings."""
     location = tuple(str(part) for part in location)
     while location and location not in places:
         location = location[:-1]

@@ -1,4 +1,4 @@
-"""What the registry finds under the task type ``statelm``. The package behind it is ``context_editing/``."""
+"""The task type ``statelm``; its implementation is in ``context_editing/``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ TASK_TYPE = "statelm"
 REQUIRED_KEYS = ("tokenizer_path",)
 
 REWARD_RANGE = (LOWEST_PENALTY, 1.0)
-"""From the largest penalty that the settings take for a full context to a right answer."""
+"""From the largest allowed penalty for a full context to the score of a right answer."""
 
 
 def create_generator() -> ContextEditingGenerator:
-    """Returns a generator that is not started yet."""
     return ContextEditingGenerator()

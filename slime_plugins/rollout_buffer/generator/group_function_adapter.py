@@ -1,6 +1,6 @@
-"""Lets group functions with slime's signatures work on our records.
+"""Adapts group functions with slime's signatures to our records.
 
-slime's form hands round ``(instance_id, items)`` with items as dicts. A generator module may define any of
+slime's functions take ``(instance_id, items)`` with items as dicts. A generator module may define any of
 
     is_valid_group((instance_id, items), min_valid_group_size, task_type) -> bool or (valid, finished)
     filter_item(item, task_type) -> bool
@@ -9,7 +9,7 @@ slime's form hands round ``(instance_id, items)`` with items as dicts. A generat
     get_group_data_meta_info({instance_id: items}) -> dict
     transform_group((instance_id, items), task_type) -> (instance_id, items)      (slime's newer name for normalising)
 
-What a module does not define is the default of ``rules/groups.py``.
+The defaults are those of ``rules/groups.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SlimeGroup = tuple[str, list[Item]]
 
 
 def group_functions_of(module: ModuleType) -> GroupFunctions:
-    """Returns the group functions of a generator module: its own, adapted, and the defaults for the rest."""
+    """Returns the group functions of a generator module: its own, adapted, and defaults."""
     adapters: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "is_valid_group": ("is_valid_group", _is_valid_group),
         "filter_item": ("filter_item", _filter_item),
@@ -92,7 +92,7 @@ def _as_item(member: Member) -> Item:
 
 
 def _as_members(answer: Any, before: Sequence[Member]) -> list[Member]:
-    """Takes rewards and order from what the function returned; a uid that stands twice is a copy of its trajectory."""
+    """Applies the returned rewards and order; a repeated uid is a copy of its trajectory."""
     items = answer[1] if isinstance(answer, tuple) else answer
     known = {member.uid: member for member in before}
     seen: Counter[str] = Counter()

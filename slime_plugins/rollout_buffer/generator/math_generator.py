@@ -1,8 +1,8 @@
-"""Math problems with one right answer: the template of ``base_generator.py``, filled in. Copy this file for your own.
+"""Math problems with one right answer. A single-turn generator to copy for your own task.
 
 An input line: ``{"instance_id": "7", "prompt": [{"role": "user", "content": "What is 6 * 7?"}], "label": "42"}``
-(``answer`` is taken in place of ``label``). The reward is 1 if the last ``\\boxed{}`` of the reply, or without one its
-last number, equals the label as a mathematical expression, else 0.
+(``answer`` is an alias of ``label``). The reward is 1 if the last ``\\boxed{}`` of the reply, or without one its last
+number, equals the label as a mathematical expression, else 0.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class MathGenerator(SingleTurnGenerator):
         await self._judge.start()
 
     async def reward(self, instance: Instance, text: str) -> float:
-        """Returns 1 for the right answer and 0 for a wrong one, for none, and for one that takes too much to compare.
+        """Returns 1 for a right answer, else 0; also 0 if the comparison takes too long.
 
         Raises:
-            EnvironmentSetupError: the line has no label to compare with.
-            JudgeError: nobody could compare them: the judge's processes died or fell silent.
+            EnvironmentSetupError: the line has no label.
+                JudgeError: no verdict: the judge's processes crashed or hung.
         """
         label = instance.data.get("label", instance.data.get("answer"))
         if not isinstance(label, str | int | float) or not str(label).strip():
@@ -49,10 +49,8 @@ class MathGenerator(SingleTurnGenerator):
         return float(is_same_text(answer, str(label)) or await self._judge.are_equal(str(label), answer))
 
     async def close(self) -> None:
-        """Ends the judge."""
         await self._judge.close()
 
 
 def create_generator() -> MathGenerator:
-    """Returns a generator that is not started yet."""
     return MathGenerator()

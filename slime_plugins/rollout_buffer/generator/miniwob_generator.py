@@ -1,4 +1,4 @@
-"""What the registry finds under the task type ``miniwob``. The rooms behind it are in ``miniwob/``."""
+"""The task type ``miniwob``; its implementation is in ``miniwob/``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TASK_TYPE = "miniwob"
 
 
 def NEEDS_RAY() -> bool:  # noqa: N802 - the name that the registry looks for
-    """Returns True if this host's pages live in a Ray cluster; wrong settings are told when a job starts."""
+    """Returns True if this host's pages live in a Ray cluster; invalid settings are reported when a job starts."""
     try:
         return load_settings({}).device_pool is PoolKind.RAY
     except ConfigError:
@@ -22,5 +22,4 @@ REWARD_RANGE = (-1.0, 1.0)
 
 
 def create_generator() -> MiniWobGenerator:
-    """Returns a generator that is not started yet."""
     return MiniWobGenerator()

@@ -1,4 +1,4 @@
-"""Where the seconds of an episode went. Who traces episodes sees the same phases."""
+"""Durations of an episode's phases. Traces use the same phases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.observability import tracing
 
 
 class PhaseTimer:
-    """Sums seconds by phase. ``clock`` returns seconds and never goes back."""
+    """Sums seconds by phase. ``clock`` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the time spent inside to ``name``, however it is left."""
+        """Adds the duration of the context to ``name``, also after an exception."""
         start = self._clock()
         try:
             with tracing.phase(name):
@@ -28,5 +28,4 @@ class PhaseTimer:
             self._seconds[name] += self._clock() - start
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of each phase so far."""
         return dict(self._seconds)

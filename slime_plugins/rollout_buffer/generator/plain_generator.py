@@ -1,11 +1,11 @@
-"""slime's ``BaseGenerator`` and ``query_single_turn``, for generators in the plain form that import them.
+"""slime's ``BaseGenerator`` and ``query_single_turn``, for generators with ``run_rollout``.
 
     def run_rollout(data):
         generator = BaseGenerator(data["remote_engine_url"], data["remote_buffer_url"], task_type=TASK_TYPE)
         generator.entry(data["input_file"], query_single_turn, my_reward)
 
-The names, arguments and items are slime's. What differs: plays run in threads of this process, an item is sent until it
-is stored, a play that raises is counted instead of ending its worker, ids are compared as text, and nothing sleeps.
+Names, arguments and items are slime's. Differences: plays run in threads of this process, an item is sent until it is
+stored, a play that raises is counted instead of stopping its worker, ids are compared as text, and there are no sleeps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 SAMPLING_PARAMS: Final[dict[str, Any]] = {"top_p": 1}
-"""What every play samples with, beside the generator's ``max_tokens``; a module that wants more puts it in here."""
+"""Sampling parameters of every play, in addition to the generator's ``max_tokens``; a module may add its own."""
 QUERY_TRIES: Final = 6
 MAX_PAUSE_S: Final = 10.0
 
@@ -49,12 +49,12 @@ logger = logging.getLogger(__name__)
 def query_single_turn(
     client: Any, messages: Messages, sampling_params: Mapping[str, Any], tools: Any = None
 ) -> tuple[Messages, str]:
-    """Samples the reply to ``messages`` from an OpenAI client and returns the conversation with it, and why it ended.
+    """Samples the reply to ``messages`` from an OpenAI client; returns the conversation and the finish reason.
 
-    A reply that a weight update cuts goes on from what was sampled, within the same ``max_tokens``.
+    A reply cut by a weight update is continued, within the same ``max_tokens``.
 
     Raises:
-        EngineError: no reply came in six tries; slime returned an empty one, which no reward function expects.
+        EngineError: no reply in six tries; slime returned an empty one, which reward functions do not expect.
     """
     text, used, reason = "", 0, ""
     problem: object = "it answered without a choice"
@@ -64,7 +64,7 @@ def query_single_turn(
             break
         try:
             response = client.chat.completions.create(**_query(messages, sampling_params, tools, text, room))
-        except Exception as error:  # noqa: BLE001 - the client is the caller's: whatever it raises is tried again
+        except Exception as error:  # noqa: BLE001 - the caller's client may raise anything; every error is retried
             problem = error
             time.sleep(backoff_s(tried + 1, first_s=0.5, longest_s=MAX_PAUSE_S))
             continue
@@ -94,7 +94,7 @@ def _query(
 
 
 class BaseGenerator:
-    """Plays every line of an input file with functions of one's own and writes the items to the buffer."""
+    """Plays every line of an input file with your functions and writes the items to the buffer."""
 
     def __init__(
         self,
@@ -110,11 +110,11 @@ class BaseGenerator:
     ) -> None:
         """Takes slime's arguments.
 
-        ``num_process`` plays run at once, in threads. ``num_repeats`` passes are made for each epoch: one, where slime
-        made ten. ``queue_size`` is not needed. Each of ``skip_instance_ids`` skips its instance in one pass.
+        ``num_process`` plays run concurrently, in threads. Each epoch has ``num_repeats`` passes (default one; slime's
+        was ten). ``queue_size`` is ignored. Each of ``skip_instance_ids`` skips its instance in one pass.
 
         Raises:
-            ConfigError: the package ``openai`` is missing, with which the engine is asked.
+            ConfigError: the package ``openai`` is not installed.
         """
         self.remote_engine_url = remote_engine_url
         self.remote_buffer_url = remote_buffer_url
@@ -126,7 +126,9 @@ class BaseGenerator:
         self.num_repeats = int(num_repeats)
         self.skip_instance_ids = [str(instance_id) for instance_id in skip_instance_ids or ()]
         self.client = _openai_client(remote_engine_url)
-        from slime_plugins.rollout_buffer.client import RolloutBufferClient  # every runner loads this file
+        from slime_plugins.rollout_buffer.client import (
+            RolloutBufferClient,
+        )  # not at the top: every runner loads this file
 
         self._buffer = RolloutBufferClient(remote_buffer_url, token=os.environ.get("ROLLOUT_BUFFER_TOKEN") or None)
 
@@ -138,10 +140,10 @@ class BaseGenerator:
             self.run(input_file, rollout_func, reward_func)
 
     def run(self, input_file: str, rollout_func: RolloutFunction, reward_func: RewardFunction) -> str:
-        """Plays every line ``num_repeat_per_sample`` times and sends each item as it is done; returns "finished".
+        """Plays every line ``num_repeat_per_sample`` times and sends each finished item; returns "finished".
 
         Raises:
-            GeneratorError: not one play succeeded; names the commonest error.
+            GeneratorError: every play failed; names the most frequent error.
             OSError: the input file cannot be read.
         """
         SAMPLING_PARAMS["max_tokens"] = self.max_tokens
@@ -155,10 +157,10 @@ class BaseGenerator:
         return "finished"
 
     def send_data_to_buffer(self, data: Item) -> None:
-        """Writes an item to the job's address, ``remote_buffer_url``, again and again until it is stored.
+        """Writes an item to the job's address, ``remote_buffer_url``; retries until it is stored.
 
         Raises:
-            RequestError: the buffer refuses the item and says why.
+            RequestError: the buffer refuses the item.
         """
         pause_s = 0.5
         while True:
@@ -174,7 +176,7 @@ class BaseGenerator:
                 return
 
     def _lines_to_play(self, lines: list[Item]) -> Iterator[Item]:
-        """Each line as often as it is to be played, the members of a group one after the other."""
+        """Yields each line as often as it is to be played, the members of a group in sequence."""
         skips = Counter(self.skip_instance_ids)
         for _ in range(self.num_repeats):
             for line in lines:
@@ -216,13 +218,13 @@ def _openai_client(engine_url: str) -> Any:
         import openai
     except ImportError as error:
         raise ConfigError(
-            "BaseGenerator asks the engine with the package openai, which is not installed: pip install openai"
+            "BaseGenerator needs the package openai, which is not installed: pip install openai"
         ) from error
     return openai.OpenAI(api_key="test", base_url=engine_url if "/v1" in engine_url else f"{engine_url.rstrip('/')}/v1")
 
 
 def _lines_of(input_file: str) -> list[Item]:
-    """The lines in a random order, as slime plays them; a line without an id gets its number."""
+    """Returns the lines in random order, as slime plays them; a line without an id gets its number."""
     with Path(input_file).open(encoding="utf-8") as file:
         lines = [{"instance_id": number, **json.loads(line)} for number, line in enumerate(file) if line.strip()]
     random.shuffle(lines)
@@ -234,7 +236,7 @@ def _replies(messages: Messages) -> int:
 
 
 class _Plays:
-    """The plays under way, and what became of those that are over."""
+    """Running plays, and counts of finished and failed ones."""
 
     def __init__(self) -> None:
         self._running: set[Future[Item]] = set()
@@ -245,7 +247,7 @@ class _Plays:
         self._running.add(play)
 
     def collect(self, *, down_to: int) -> None:
-        """Waits until no more than so many are under way."""
+        """Waits until at most ``down_to`` plays are running."""
         while len(self._running) > down_to:
             finished, self._running = wait(self._running, return_when=FIRST_COMPLETED)
             self._done += len(finished)
@@ -253,7 +255,7 @@ class _Plays:
             self._failures.update(f"{type(error).__name__}: {error}" for error in errors if error is not None)
 
     def report(self) -> None:
-        """Says how many failed and why most of them did; raises GeneratorError when all did."""
+        """Logs the number of failures and their most frequent error; raises GeneratorError if all failed."""
         if not self._failures:
             return
         (commonest, times), *_ = self._failures.most_common(1)

@@ -1,4 +1,4 @@
-"""The registry: which generator plays which task type.
+"""The registry of generators by task type.
 
 A generator is a Python file in this folder, in a folder given with ``--generator-dir``, or a module that an installed
 package names in the group ``rollout_buffer.task_types`` (``extensions.py``). It defines ``TASK_TYPE`` and one of
@@ -6,12 +6,11 @@ package names in the group ``rollout_buffer.task_types`` (``extensions.py``). It
 * ``create_generator() -> Generator``: the protocol of ``base_generator.py``, one episode per call;
 * ``run_rollout(data)``: slime's plain form. It gets the whole payload and writes finished items to ``/buffer/write``.
 
-It may define ``REWARD_RANGE = (low, high)``, ``NEEDS_RAY = True`` (or a function that says it of this host's settings),
-``REQUIRED_KEYS = ("tokenizer_path",)`` (keys of the start payload: a job without them is refused at its start; a class
-in it may say so in the module's place),
-``OPTION_KEYS = ("max_turns",)`` (the options it takes beside those: a job with any other is refused) and any of the
-five group functions with slime's signatures. A file that does not load is reported with its traceback and stops no
-other.
+It may define ``REWARD_RANGE = (low, high)``, ``NEEDS_RAY = True`` (or a function of this host's settings),
+``REQUIRED_KEYS = ("tokenizer_path",)`` (required keys of the start payload; a class in the module may define them
+instead), ``OPTION_KEYS = ("max_turns",)`` (further allowed keys; a job with any other key is refused) and any of the
+five group functions with slime's signatures. A file that fails to load is reported with its traceback and does not
+affect other files.
 """
 
 from __future__ import annotations
@@ -50,24 +49,22 @@ NOT_GENERATORS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plugin:
-    """One generator file, loaded."""
-
     task_type: str
     source: Path
-    """Its file; of an installed package's, the module's name."""
+    """Its file; for an installed package the module's name."""
     needs_ray: bool
     reward_range: tuple[float, float] | None
     functions: GroupFunctions
     required_keys: tuple[str, ...] = ()
     option_keys: tuple[str, ...] | None = None
-    """None takes any option."""
+    """None allows any option."""
     create_generator: Callable[[], Generator] | None = None
     run_rollout: Callable[[dict[str, Any]], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """Everything that was found: plugins by task type, and of each file that does not load why: place, traceback."""
+    """The plugins by task type, and place and traceback of the error of each file that failed to load."""
 
     plugins: dict[str, Plugin] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
@@ -78,7 +75,7 @@ def discover(
 ) -> Catalog:
     """Loads every generator file of the built-in folder and of ``folders``. Never raises for a broken file.
 
-    Files in ``skip`` are left out; ``on_file`` hears of each before it is loaded.
+    Files in ``skip`` are not loaded; ``on_file`` is called with each file before it is loaded.
     """
     catalog = Catalog()
     files = [path for folder in (BUILT_IN_FOLDER, *folders) for path in sorted(folder.glob("*.py"))]
@@ -91,7 +88,7 @@ def discover(
         name = path.name if path not in of_packages else f"{path} of {of_packages[path].package}"
         try:
             plugin = _load_file(path)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - someone else's file: its traceback is the answer
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's file may raise anything: the catalog has its traceback
             catalog.broken[name] = place_and_traceback(error, path)
             continue
         if plugin is not None and plugin.task_type in catalog.plugins:
@@ -103,10 +100,10 @@ def discover(
 
 
 def load_file(path: Path, task_type: str) -> Plugin | None:
-    """Returns the generator in a file, without a look at any other; None when it is not that of the task type.
+    """Returns the generator in a file; None if the file has another task type. Loads no other file.
 
     Raises:
-        Exception: what the file raises.
+        Exception: any error of the file.
     """
     plugin = _load_file(path)
     return plugin if plugin is not None and plugin.task_type == task_type else None
@@ -116,7 +113,7 @@ def load(task_type: str, folders: Sequence[Path] = (), *, skip: Sequence[Path] =
     """Returns the generator of a task type; files in ``skip`` are not loaded.
 
     Raises:
-        GeneratorError: no file has it; names the files that do not load.
+        GeneratorError: no file has it; names the files that failed to load.
     """
     catalog = discover(folders, skip=skip)
     if task_type in catalog.plugins:
@@ -132,7 +129,7 @@ def _load_file(path: Path) -> Plugin | None:
         return None
     create, run_rollout = getattr(module, "create_generator", None), getattr(module, "run_rollout", None)
     if not isinstance(task_type, str) or not (callable(create) or callable(run_rollout)):
-        raise GeneratorError("TASK_TYPE must be a string, with create_generator() or run_rollout(data) beside it")
+        raise GeneratorError("TASK_TYPE must be a string, and the file needs create_generator() or run_rollout(data)")
     reward_range = getattr(module, "REWARD_RANGE", None)
     return Plugin(
         task_type=task_type,
@@ -160,10 +157,10 @@ def _needs_ray(module: ModuleType) -> bool:
 
 
 def _import(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, so that two files never share a module; of a package, the module.
+    """Imports a file under a unique module name, so that two files never share a module; for a package, its module.
 
-    The text is compiled as it is now: bytecode of an earlier one may have the same second and size. Tracebacks show
-    this text, whatever the file becomes.
+    The present text is compiled: cached bytecode of an earlier text may have the same second and size. Tracebacks show
+    this text, even if the file changes.
     """
     if path.suffix != ".py":
         return importlib.import_module(str(path))
@@ -183,9 +180,9 @@ def _import(path: Path) -> ModuleType:
 
 
 def describe(catalog: Catalog, files: Mapping[str, str]) -> str:
-    """Returns the catalog as one line of JSON, for the supervisor, which looks through a short-lived process.
+    """Returns the catalog as one line of JSON, for the supervisor, which runs the registry in a short-lived process.
 
-    ``files`` are those of the folders, as they were before they were loaded.
+    ``files`` are the files of the folders before they were loaded.
     """
     task_types = {
         name: {

@@ -1,15 +1,15 @@
-"""Episodes that somebody else's rollout server plays: each slot is one ``POST /rollout`` to it, we are its trainer.
+"""Episodes played by another rollout server: each slot is one ``POST /rollout`` to it; this process is its trainer.
 
 An input line: ``{"instance_id": "7", "prompt": [{"role": "user", "content": "Calculate 15 * 23"}], "label": "345"}``.
-The runner serves the trainer's side of the protocol on an address that the rollout server must reach. What it samples
-there is recorded with exact ids; the reward is worked out here, from the final messages: 1 if the last answer equals
-the label, else 0. For another rule subclass ``RemoteRolloutGenerator`` in a file of your own and override ``reward``.
+The runner serves the trainer's side of the protocol at an address that the rollout server must reach. Turns sampled
+there are recorded with exact ids; the reward is computed here, from the final messages: 1 if the last answer equals the
+label, else 0. For another reward subclass ``RemoteRolloutGenerator`` in your own file and override ``reward``.
 
-Options of the job (only the first is needed):
+Options of the job (only the first is required):
 
 * ``remote_rollout_url``: the rollout server. The environment variable ``ROLLOUT_SERVER_TOKEN`` is its bearer token.
 * ``remote_rollout_callback_host`` (127.0.0.1), ``remote_rollout_callback_port`` (a free one): where the runner listens.
-* ``remote_rollout_callback_url``: what the rollout server is told instead, where it reaches the runner by another way.
+* ``remote_rollout_callback_url``: the address sent to the rollout server, if it differs from the one listened on.
 * ``remote_rollout_tokenizer``, ``remote_rollout_tokenizer_revision``: the tokenizer's name there (the job's folder).
 * ``remote_rollout_show_tools`` (true): the prompt shows the tools that ``GET /tools`` lists.
 * ``remote_rollout_timeout_s`` (3600), ``max_turns`` (10), ``max_tokens_total`` (8192).
@@ -58,7 +58,7 @@ MAX_PAUSE_S: Final = 15.0
 
 
 class RemoteRolloutGenerator:
-    """Sends slots to a rollout server and turns what it sampled with us into trajectories."""
+    """Sends slots to a rollout server and converts its sessions into trajectories."""
 
     def __init__(self) -> None:
         self._trainer: TrainerSide | None = None
@@ -71,7 +71,7 @@ class RemoteRolloutGenerator:
         self._tools: list[dict[str, Any]] | None = None
 
     async def reward(self, instance: Instance, final_messages: Sequence[Message]) -> float:
-        """Returns what the rollout earns: 1 if its last answer equals the line's ``label``. Override this.
+        """Returns the reward of a rollout: 1 if its last answer equals the line's ``label``. Override this.
 
         Raises:
             EnvironmentSetupError: the line has no label.
@@ -85,10 +85,10 @@ class RemoteRolloutGenerator:
         return float(answer is not None and is_same_text(answer, str(label)))
 
     async def start(self, context: GeneratorContext) -> None:
-        """Serves the trainer's side for the job.
+        """Starts the trainer's side for the job.
 
         Raises:
-            ConfigError: the job names no rollout server or no tokenizer, or the callback address cannot be served on.
+            ConfigError: the job names no rollout server or no tokenizer, or the callback address cannot be listened on.
         """
         self._options = context.options
         self._server_url = _server_url(context.options)
@@ -107,10 +107,10 @@ class RemoteRolloutGenerator:
         )
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
-        """Has one episode played and returns its record.
+        """Requests one episode and returns its trajectory.
 
         Raises:
-            EpisodeError: the rollout server broke, stayed silent, ended the rollout with an error, or did not say how.
+            EpisodeError: the rollout server failed, did not answer, ended with an error, or sent an invalid response.
         """
         trainer = self._started()
         messages = SingleTurnGenerator().messages(episode.instance)
@@ -129,10 +129,10 @@ class RemoteRolloutGenerator:
             return trainer.finish(session, end.model_copy(update={"reward": number}))
         finally:
             episode.transcript.extend(session.messages or messages)
-            trainer.drop(session, "the attempt was given up")
+            trainer.drop(session, "the attempt was cancelled")
 
     async def close(self) -> None:
-        """Ends the trainer's side and the connections."""
+        """Closes the trainer's side and connections."""
         await self._serving.aclose()
         if self._http is not None:
             await self._http.close()
@@ -149,7 +149,7 @@ class RemoteRolloutGenerator:
         return str(self._options.get("remote_rollout_callback_url") or served_on)
 
     async def _shown_tools(self) -> list[dict[str, Any]]:
-        """The rollout server's tools; asked for once."""
+        """Returns the rollout server's tools, requested once."""
         if self._options.get("remote_rollout_show_tools", True) is not True:
             return []
         if self._tools is None:
@@ -175,7 +175,7 @@ class RemoteRolloutGenerator:
         }
 
     async def _rollout(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The final response; asked for again after a broken connection, because the same id attaches."""
+        """Returns the final response; repeats the request after a broken connection, because the same id attaches."""
         timeout_s = float(self._options.get("remote_rollout_timeout_s") or 3600.0)
         return await self._call("POST", "/rollout", body, timeout_s=timeout_s)
 
@@ -220,7 +220,7 @@ class RemoteRolloutGenerator:
 
 
 def _end_of(final: Mapping[str, Any]) -> EndBody:
-    """Reads a final response. What does not say how the rollout ended is none: its reward is unknown, not 0."""
+    """Parses a final response. Without a status it is invalid: the reward would be unknown, not 0."""
     try:
         end = EndBody.model_validate({"final_response": final})
     except ValidationError as error:
@@ -233,7 +233,7 @@ def _end_of(final: Mapping[str, Any]) -> EndBody:
 
 
 class _BusyError(Exception):
-    """The rollout server could not take the call now. Ends in the loop that makes calls."""
+    """The rollout server is busy; ``_call_until_answered`` retries."""
 
 
 class _OnePolicy:
@@ -254,5 +254,4 @@ def _server_url(options: Mapping[str, Any]) -> str:
 
 
 def create_generator() -> RemoteRolloutGenerator:
-    """Returns a generator that is not started yet."""
     return RemoteRolloutGenerator()

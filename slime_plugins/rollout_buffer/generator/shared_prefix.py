@@ -1,4 +1,4 @@
-"""The beginning of a list of ids that only grows, without a copy of it."""
+"""A prefix of a growing list of ids, without a copy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import overload
 class SharedPrefix(Sequence[int]):
     """The first ``length`` ids of a list that only grows, without a copy of them.
 
-    The turns of a growing sequence would otherwise hold each other's tokens again and again: memory quadratic in the
+    Without it, the turns of a growing sequence would store each other's tokens: memory quadratic in the number of
     steps. Slices are plain lists.
     """
 
     __slots__ = ("_ids", "_length")
-    __hash__ = None  # type: ignore[assignment]  # equal to lists, and no more hashable than they are
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which are not hashable
 
     def __init__(self, ids: list[int], length: int) -> None:
         self._ids = ids

@@ -1,4 +1,4 @@
-"""The rollouts that this server plays for trainers: each id once, attached to by whoever asks again."""
+"""Plays rollouts for trainers: each rollout id once; a repeated request attaches to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Run:
 
 
 class AgentSide:
-    """Plays rollouts. One object on one event loop; ``open_session`` gives each rollout its tools."""
+    """Plays rollouts on one event loop; ``open_session`` creates the tools of each rollout."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class AgentSide:
         tool_schemas: Sequence[Mapping[str, Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tool_schemas`` is what ``GET /tools`` lists; by default the calculator's."""
+        """``tool_schemas`` is the reply of ``GET /tools``; by default the calculator's."""
         self.settings = settings or AgentSettings()
         self._tokenizers = tokenizers or TokenizerCatalog(self.settings.tokenizers)
         self._hosts = CallbackHosts(self.settings.callback_hosts)
@@ -56,13 +56,13 @@ class AgentSide:
         self._session: aiohttp.ClientSession | None = None
 
     async def rollout(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Plays the rollout and returns its final response; the same call again waits for the same one.
+        """Plays the rollout and returns its final response; a repeated call waits for the same rollout.
 
-        A caller that goes away does not end the rollout.
+        The rollout continues if its caller disconnects.
 
         Raises:
-            RequestError: a field is wrong, the callback host or the tokenizer is refused, or the id has other work.
-            UnavailableError: too many rollouts are under way.
+            RequestError: a field is invalid, the callback host or the tokenizer is refused, or the id has another
+                request. UnavailableError: too many rollouts are running.
         """
         request = parse(RolloutBody, body)
         fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).digest()
@@ -72,15 +72,15 @@ class AgentSide:
             run = self._start(request, fingerprint)
         elif run.fingerprint != fingerprint:
             raise RolloutConflictError(
-                f"rollout {request.rollout_id!r} is there already, with another request: give new work a new rollout_id"
+                f"rollout {request.rollout_id!r} exists with another request: give new work a new rollout_id"
             )
         return await asyncio.shield(run.task)
 
     def state_of(self, rollout_id: str) -> dict[str, Any]:
-        """Returns whether a rollout is running, and its final response once it has one.
+        """Returns whether a rollout is running, and its final response after its end.
 
         Raises:
-            NotFoundError: it is not known, or its result is forgotten.
+            NotFoundError: it is unknown, or its result has expired.
         """
         self._evict_old()
         run = self._runs.get(rollout_id)
@@ -91,7 +91,7 @@ class AgentSide:
         return {**state, "response": run.task.result()} if done else state
 
     async def close(self) -> None:
-        """Ends every rollout that is under way, and the connections."""
+        """Cancels all running rollouts and closes connections."""
         tasks = [run.task for run in self._runs.values() if not run.task.done()]
         for task in tasks:
             task.cancel()
@@ -103,9 +103,9 @@ class AgentSide:
     def _start(self, request: RolloutBody, fingerprint: bytes) -> _Run:
         running = sum(not run.task.done() for run in self._runs.values())
         if running >= self.settings.max_running:
-            raise UnavailableError(f"{running} rollouts are under way, which is the limit: try again later")
+            raise UnavailableError(f"{running} rollouts are running, which is the limit: try again later")
         if request.max_turns > self.settings.max_turns:
-            raise InvalidPayloadError(f"max_turns: this server plays {self.settings.max_turns} turns at most")
+            raise InvalidPayloadError(f"max_turns: the limit of this server is {self.settings.max_turns} turns")
         check_text_only(request.messages)
         server_url = self._hosts.checked(request.server_url)
         run = _Run(fingerprint=fingerprint, task=asyncio.create_task(self._play(request, server_url)))
@@ -119,7 +119,7 @@ class AgentSide:
         return await play_rollout(request, server_url, tokens, tool_session, self._http(), self.settings)
 
     def _ended(self, rollout_id: str, run: _Run, done: asyncio.Task[dict[str, Any]]) -> None:
-        """Keeps a result; a request that was refused after all leaves nothing behind, so that it can be mended."""
+        """Stores a result; a refused request is removed, so that a corrected one may use its id."""
         run.ended_at = self._clock()
         if self._runs.get(rollout_id) is not run:
             return
@@ -138,7 +138,7 @@ class AgentSide:
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No proxies from the environment and no connection used twice: a call that fails is never a stale socket.
+            # No proxies from the environment and no reused connection: a failed call is never a stale socket.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)

@@ -1,4 +1,4 @@
-"""The agent's side: one rollout, played turn by turn against a trainer, from its request to its final response."""
+"""The agent's side of one rollout: turns against a trainer, from the request to the final response."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class FinishReason(StrEnum):
     """Why a rollout ended."""
 
     STOP = "stop"  # the model answered without calling a tool
-    MAX_TURNS = "max_turns"  # every turn that was allowed is sampled
-    MAX_TOKENS = "max_tokens"  # the sequence, or the last reply, reached its cap
-    ERROR = "error"  # trainer, tokenizer or server broke; error_message says what
+    MAX_TURNS = "max_turns"  # the limit of turns is reached
+    MAX_TOKENS = "max_tokens"  # the sequence, or the last reply, reached its limit
+    ERROR = "error"  # trainer, tokenizer or server failed; see error_message
 
 
 @dataclass(kw_only=True, slots=True)
 class _Metrics:
-    """What a rollout took. Token counts are of the sequence: each prompt token that entered counts once."""
+    """Counters of a rollout. Token counts are of the sequence: each prompt token counts once."""
 
     started: float = field(default_factory=time.monotonic)
     llm_s: float = 0.0
@@ -65,8 +65,6 @@ class _Metrics:
 
 
 class RolloutLoop:
-    """One rollout under way."""
-
     def __init__(
         self, request: RolloutBody, session: RolloutSession, tool_session: ToolSession, settings: AgentSettings
     ) -> None:
@@ -78,13 +76,13 @@ class RolloutLoop:
         self._tools = request.tools or tool_session.schemas
 
     async def play(self) -> dict[str, Any]:
-        """Plays until the model calls no more tools, a limit is reached, or something breaks; returns the response."""
+        """Plays until a turn calls no tool, a limit is reached, or an error occurs; returns the response."""
         try:
             async with asyncio.timeout(self._settings.rollout_timeout_s):
                 return self._response(await self._turns())
         except TimeoutError:
             limit = self._settings.rollout_timeout_s
-            error = f"turn {self._metrics.llm_calls + 1}: the rollout did not end within {limit:g} s"
+            error = f"turn {self._metrics.llm_calls + 1}: the rollout did not finish within {limit:g} s"
             return self._response(FinishReason.ERROR, error)
         except RolloutBufferError as error:
             return self._response(FinishReason.ERROR, error.message)
@@ -117,15 +115,15 @@ class RolloutLoop:
         return reply
 
     def _check_cap(self, sampled: int) -> None:
-        """Holds a turn to the cap that the request itself names.
+        """Checks a turn against the token limit of the request.
 
         Raises:
-            TrainerReplyError: it is longer.
+            TrainerReplyError: the turn is longer.
         """
         caps = [value for key in _CAPS if type(value := self._request.sampling_params.get(key)) is int]
         if caps and sampled > min(caps):
             turn = self._metrics.llm_calls + 1
-            raise TrainerReplyError(f"turn {turn}: the trainer sent {sampled} token_ids for a cap of {min(caps)}")
+            raise TrainerReplyError(f"turn {turn}: the trainer sent {sampled} token_ids for a limit of {min(caps)}")
 
     async def _answer(self, calls: Sequence[NumberedCall]) -> None:
         start = time.monotonic()
@@ -150,7 +148,7 @@ async def play_rollout(
     session: aiohttp.ClientSession,
     settings: AgentSettings,
 ) -> dict[str, Any]:
-    """Plays one rollout and returns its final response; whatever breaks is in there."""
+    """Plays one rollout and returns its final response, errors included."""
     rollout = RolloutSession(
         request.rollout_id,
         tokens,
@@ -166,7 +164,7 @@ async def play_rollout(
         return await RolloutLoop(request, rollout, tool_session, settings).play()
     except Exception as error:
         logger.exception("rollout %s broke", request.rollout_id)
-        broken = TrainerReplyError(f"the rollout server broke: {type(error).__name__}: {error}")
+        broken = TrainerReplyError(f"the rollout server failed: {type(error).__name__}: {error}")
         return final_response(request, list(request.messages), FinishReason.ERROR, broken.message, _Metrics().as_dict())
     finally:
         await tool_session.close()
@@ -175,7 +173,7 @@ async def play_rollout(
 def final_response(
     request: RolloutBody, messages: Sequence[Message], reason: FinishReason, error: str | None, metrics: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the one answer to ``POST /rollout``."""
+    """Returns the body of the reply to ``POST /rollout``."""
     return {
         "rollout_id": request.rollout_id,
         "status": "ERROR" if reason is FinishReason.ERROR else "COMPLETED",
@@ -188,7 +186,7 @@ def final_response(
 
 
 def _capped(sampling_params: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """The sampling parameters with no cap above what the whole sequence may still take."""
+    """Returns the sampling parameters with token limits of at most ``room``, the rest of the sequence."""
     params = dict(sampling_params)
     given = [key for key in _CAPS if type(params.get(key)) is int]
     for key in given:

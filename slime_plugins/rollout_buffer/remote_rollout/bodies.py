@@ -1,6 +1,6 @@
-"""The bodies that both sides take, checked field by field. Unknown fields of strangers are taken.
+"""Request bodies of both sides, as pydantic models. Unknown fields are accepted.
 
-What a rollout's request says beyond the protocol is kept for its tools; elsewhere it is ignored.
+Unknown fields of a rollout request are passed to its tools; elsewhere they are ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _key(key: str) -> str:
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ValueError("a key travels in a header: it must be ASCII without spaces")
+        raise ValueError("a key is sent in a header: it must be ASCII without spaces")
     return key
 
 
@@ -53,36 +53,36 @@ class _Body(BaseModel):
 
 
 class RolloutBody(_Body):
-    """The body of ``POST /rollout``. Fields beyond these are kept for the tools."""
+    """The body of ``POST /rollout``. Unknown fields are passed to the tools."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     rollout_id: Identifier
-    """Names the rollout; the same id with the same body attaches to it."""
+    """Id of the rollout; the same id with the same body attaches to it."""
     server_url: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-    """The trainer; turns go to ``server_url/v1/chat/completions``."""
+    """Base URL of the trainer; turns are sent to ``server_url/v1/chat/completions``."""
     messages: Messages
-    """The conversation that the first turn is sampled after."""
+    """The messages before the first turn."""
     sampling_params: dict[str, Any] = {}
-    """Goes into the body of every turn as it is."""
+    """Copied into the body of every turn."""
     tokenizer_name: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """The trainer's tokenizer; the server's default when it is missing."""
     tokenizer_revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
     """Its revision."""
     max_turns: Annotated[Count, Field(ge=1)] = 10
-    """Turns that are sampled at most."""
+    """Maximum number of turns."""
     max_tokens_total: Annotated[Count, Field(ge=1)] = 8192
-    """Tokens of the whole sequence at most, prompt and every reply."""
+    """Maximum number of tokens of the whole sequence, prompt and replies."""
     callback_api_key: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_key)] | None = None
     """Sent to the trainer as a bearer token."""
     tools: Tools | None = None
-    """OpenAI tools to send with every turn; without them, tools are named by the messages or the trainer alone."""
+    """OpenAI tools to send with every turn; without them, the messages or the trainer name tools."""
     metadata: dict[str, Any] = {}
-    """Comes back in the answer; tools may read it."""
+    """Copied into the answer; tools may read it."""
 
     @property
     def unknown_fields(self) -> Mapping[str, Any]:
-        """What the request says beyond the protocol."""
+        """The fields beyond the protocol."""
         return self.__pydantic_extra__ or {}
 
 
@@ -92,59 +92,59 @@ class CompletionBody(_Body):
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     rollout_id: Identifier
-    """Whose turn it is."""
+    """Id of the rollout."""
     messages: Messages
-    """The whole conversation as it stands now."""
+    """The whole conversation before this turn."""
     response_mask: Any = None
-    """Null on the first turn; afterwards one 0 for each token that entered since the last one."""
+    """Null on the first turn; afterwards one 0 for each token added since the last turn."""
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
-    """Cap of this turn."""
+    """Token limit of this turn."""
     max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None
     """The same by OpenAI's newer name."""
     max_new_tokens: Annotated[Count, Field(ge=1)] | None = None
-    """The same by SGLang's name."""
+    """The same under SGLang's name."""
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     """Sampling temperature; 1 when it is missing."""
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     """Nucleus sampling; 1 when it is missing."""
     tools: Tools | None = None
-    """OpenAI tools that the template shows; calls then come back as ``tool_calls``."""
+    """OpenAI tools for the chat template; calls are then returned as ``tool_calls``."""
     n: Literal[1] | None = None
-    """One reply a turn."""
+    """Number of replies; only 1."""
     stream: Literal[False] | None = None
-    """Turns are not streamed."""
+    """Streaming; only false."""
 
 
 class OpenBody(_Body):
     """The body of ``POST /rollouts``: opens a session before its first turn."""
 
     rollout_id: Identifier
-    """Names the session."""
+    """Id of the session."""
     job_id: Identifier | None = None
-    """The job of task type ``external`` that the trajectory is written to."""
+    """The job of task type ``external`` for the trajectory."""
     instance_id: Identifier | None = None
-    """Whose group it belongs to."""
+    """The instance whose group gets the trajectory."""
     uid: Identifier | None = None
     """The trajectory's uid; the ``rollout_id`` when it is missing."""
     api_key: Annotated[str, StringConstraints(min_length=8, max_length=4096)] | None = None
-    """What turns must bring as a bearer token."""
+    """The bearer token that turns must send."""
     tokenizer_name: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """The policy's tokenizer; the server's default when it is missing."""
     tokenizer_revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
     """Its revision."""
     tools: Tools = []
-    """OpenAI tools that the template shows at every turn."""
+    """OpenAI tools for the chat template of every turn."""
     max_new_tokens: Annotated[Count, Field(ge=1)] | None = None
-    """Cap of every turn."""
+    """Token limit of every turn."""
 
 
 class EndBody(_Body):
-    """The body of ``POST /rollouts/<rollout_id>/end``: a reward, and what the rollout server answered, if at hand."""
+    """The body of ``POST /rollouts/<rollout_id>/end``: a reward, and optionally the rollout server's answer."""
 
     reward: Number | None = None
-    """What the trajectory earns. Needed, unless the rollout failed."""
+    """The trajectory's reward. Required, unless the rollout failed."""
     raw_reward: Number | None = None
-    """What the episode earned, where that is something else."""
+    """The reward before shaping, if it differs."""
     status: str | None = None
     """``COMPLETED`` or ``ERROR``; an error or an abort makes no trajectory."""
     finish_reason: Annotated[str, StringConstraints(max_length=256)] | None = None
@@ -152,19 +152,19 @@ class EndBody(_Body):
     error_message: Text | None = None
     """Why it failed."""
     final_messages: Messages | None = None
-    """The conversation at its end; tool results after the last turn are kept from it."""
+    """The final conversation; tool results after the last turn are stored from it."""
     metrics: dict[str, Any] = {}
-    """Kept with the trajectory."""
+    """Stored with the trajectory."""
     final_response: dict[str, Any] | None = None
-    """The rollout server's whole answer, in place of the five fields above."""
+    """The rollout server's whole answer, instead of the five fields above."""
     job_id: Identifier | None = None
-    """As in ``POST /rollouts``, for a session that was opened by its first turn."""
+    """As in ``POST /rollouts``, for a session opened by its first turn."""
     instance_id: Identifier | None = None
-    """As there."""
+    """As in ``POST /rollouts``."""
     uid: Identifier | None = None
-    """As there."""
+    """As in ``POST /rollouts``."""
     extra_info: dict[str, Any] = {}
-    """Kept with the trajectory."""
+    """Stored with the trajectory."""
 
     @model_validator(mode="before")
     @classmethod
@@ -178,12 +178,12 @@ class EndBody(_Body):
 
     @property
     def failed(self) -> bool:
-        """True when the rollout server said that the rollout broke."""
+        """True if the rollout server reported a failure."""
         return (self.status or "").upper() in ("ERROR", "FAILED") or self.finish_reason in ("error", "abort")
 
 
 def check_text_only(messages: list[Message]) -> None:
-    """Refuses what a text conversation cannot hold.
+    """Refuses images and videos.
 
     Raises:
         InvalidPayloadError: a message shows an image or a video.
@@ -191,4 +191,6 @@ def check_text_only(messages: list[Message]) -> None:
     for place, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, list) and any(part.get("type") != "text" for part in content):
-            raise InvalidPayloadError(f"message {place}: remote rollouts are text; a part of its content is none")
+            raise InvalidPayloadError(
+                f"message {place}: remote rollouts are text only; a part of its content is not text"
+            )

@@ -1,4 +1,4 @@
-"""The reference tools: arithmetic, worked out by a parser of its own. Nothing is ever evaluated as a program.
+"""The reference tools: arithmetic with a parser of its own. No input is executed as a program.
 
 ``calculate`` takes a whole expression; ``add``, ``subtract``, ``multiply`` and ``divide`` take two numbers.
 """
@@ -33,7 +33,7 @@ def calculator(name: str, arguments: Mapping[str, Any]) -> str:
     """Returns the result of one of the calculator's tools as text.
 
     Raises:
-        ValueError: unknown tool, missing or wrong arguments, or a sum without a result; says which.
+        ValueError: unknown tool, missing or wrong arguments, or no result.
     """
     if name == "calculate":
         expression = arguments.get("expression")
@@ -47,10 +47,10 @@ def calculator(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def evaluate(expression: str) -> str:
-    """Returns the value of an arithmetic expression as text: exact where it is whole, else as a decimal number.
+    """Returns the value of an arithmetic expression as text: a whole number, or else a decimal number.
 
     Raises:
-        ValueError: no arithmetic, too long, too deep, too large, or a division by zero.
+        ValueError: not arithmetic, too long, too deep, too large, or a division by zero.
     """
     if len(expression) > MAX_EXPRESSION:
         raise ValueError(f"the expression has {len(expression)} characters; {MAX_EXPRESSION} are allowed")
@@ -116,7 +116,7 @@ def _number(arguments: Mapping[str, Any], key: str) -> Fraction:
 
 
 def _fraction(value: Any) -> Fraction:
-    """A number as people wrote it: 0.1 is a tenth."""
+    """Returns a decimal number as an exact fraction: 0.1 is a tenth."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("numbers must be finite")
     return _checked(Fraction(str(value)) if isinstance(value, float) else Fraction(value))
@@ -140,7 +140,7 @@ def _schema(name: str, description: str, **parameters: tuple[str, str]) -> dict[
 CALCULATOR_SCHEMAS: Final[tuple[dict[str, Any], ...]] = (
     _schema(
         "calculate",
-        "Work out an arithmetic expression",
+        "Evaluate an arithmetic expression",
         expression=("string", "Numbers, + - * / // % ** and brackets, like 15 * 23"),
     ),
     _schema("add", "Add two numbers", a=("number", "First number"), b=("number", "Second number")),

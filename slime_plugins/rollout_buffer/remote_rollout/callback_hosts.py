@@ -1,5 +1,5 @@
-"""Which addresses a rollout server calls back. A ``server_url`` comes from outside: without a list, anybody could make
-this server call whatever it can reach. Pure: nothing is looked up.
+"""The list of hosts that a rollout server may call back. A ``server_url`` comes from a client: without a list, clients
+could make this server call any host in its network. Pure: no name is resolved.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _COMPLETIONS = ("/v1/chat/completions", "/v1")
 
 
 class CallbackHosts:
-    """The list of hosts. A name is allowed by its name alone, whatever it resolves to; an address by its number.
+    """The list of hosts. A name is allowed by its name, whatever it resolves to; an address by its number.
 
-    ``127.0.0.1`` does not allow ``localhost``, nor other spellings of the number. Without a port in the entry every
-    port is allowed.
+    ``127.0.0.1`` does not allow ``localhost``, nor other spellings of the number. An entry without a port allows every
+    port.
 
     Raises:
         ConfigError: an entry is none of ``host``, ``host:port``, ``*.domain`` or a network.
@@ -33,14 +33,15 @@ class CallbackHosts:
         """Returns the base URL to call, without a trailing ``/v1/chat/completions``.
 
         Raises:
-            CallbackRefusedError: not an http address, with more than scheme, host, port and path, or not on the list.
+            CallbackRefusedError: not an http address, has other parts than scheme, host, port and path, or not on the
+            list.
         """
         parts = _split(server_url)
         host, port = (parts.hostname or "").rstrip("."), parts.port or _DEFAULT_PORTS[parts.scheme]
         if not self._allows(host, port):
             raise CallbackRefusedError(
                 f"server_url {server_url!r} is refused: {host}:{port} is not among the callback hosts of this server; "
-                "whoever runs it can add it to the list",
+                "its operator can add it to the list",
                 {"host": host, "port": port},
             )
         path = parts.path.rstrip("/")

@@ -1,11 +1,11 @@
-"""A conversation of strangers as token ids: what a template writes, what has entered since a turn was sampled.
+"""A conversation as token ids: rendering by the chat template, and the ids between two turns (the bridge).
 
     held ids   … <|im_start|>assistant\\n sampled … <|im_end|>
     bridge     \\n<|im_start|>user\\n<tool_response>\\n345 … <|im_end|>\\n<|im_start|>assistant\\n
 
 Sampling stops at the end-of-turn token; the newline that templates write after it belongs to the bridge, and so does
-the end of turn itself where a turn was cut. Held ids are never tokenised again, so a bridge is counted exactly,
-whatever the tokenizer would make of the sampled text. Pure, but for the tokenizer that is passed in.
+the end-of-turn token of a turn that was cut. Held ids are never tokenised again, so the length of a bridge is exact,
+however the tokenizer would encode the sampled text. Pure, except for the tokenizer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ConversationTokens:
-    """Renders conversations with one tokenizer and its own chat template. Holds no conversation; safe across threads.
+    """Renders conversations with one tokenizer and its chat template. Has no state of a conversation; thread-safe.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, or its template does not end a turn with a token of its own.
+        ConfigError: the tokenizer has no chat template, or its template does not end a turn with a special token.
     """
 
     def __init__(self, tokenizer: Any, template_options: Mapping[str, Any] | None = None) -> None:
@@ -34,13 +34,13 @@ class ConversationTokens:
             raise ConfigError("the tokenizer has no chat template")
         self.tokenizer = tokenizer
         self._options = dict(template_options or {})
-        self._reply_text = f"reply-{secrets.token_hex(16)}"  # nobody's message can hold it
+        self._reply_text = f"reply-{secrets.token_hex(16)}"  # random, so that no message holds it
         self.end_of_turn_id = self._find_end_of_turn()
         eos = getattr(tokenizer, "eos_token_id", None)
         self._ends = frozenset({self.end_of_turn_id} | ({eos} if isinstance(eos, int) else set()))
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Returns the ids of ``messages`` with the generation prompt, as the template writes them.
+        """Returns the ids of ``messages`` with the generation prompt, by the template.
 
         Raises:
             InvalidPayloadError: the template refuses the messages.
@@ -52,7 +52,7 @@ class ConversationTokens:
     ) -> list[int]:
         """Returns the ids from the end of the last turn of ``held`` through ``added`` to the next generation prompt.
 
-        ``before`` are the messages that the turn was sampled after.
+        ``before`` are the messages before that turn.
 
         Raises:
             InvalidPayloadError: the template refuses the messages.
@@ -62,14 +62,14 @@ class ConversationTokens:
         return ids[1:] if is_closed and ids[:1] == [self.end_of_turn_id] else ids
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """Returns what a sampled turn says, without the token that ended it and with every other token as it is."""
+        """Returns the text of a sampled turn, without its end-of-turn token and with all other special tokens."""
         content_ids = output_ids[:-1] if output_ids and output_ids[-1] in self._ends else output_ids
         return str(
             self.tokenizer.decode(list(content_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a piece of text, without anything put around it."""
+        """Returns the ids of a text, without special tokens added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _find_end_of_turn(self) -> int:
@@ -77,7 +77,7 @@ class ConversationTokens:
         first = self.encode(after)[0]
         written = str(self.tokenizer.decode([first], skip_special_tokens=False))
         if not written.strip() or not after.startswith(written):
-            raise ConfigError(f"the chat template does not end a turn with a token of its own, but with {after[:20]!r}")
+            raise ConfigError(f"the chat template does not end a turn with a special token, but with {after[:20]!r}")
         return first
 
     def _text_after_reply(self, before: Sequence[Message], added: Sequence[Message], tools: Tools) -> str:
@@ -88,13 +88,13 @@ class ConversationTokens:
         return after
 
     def _render(self, messages: Sequence[Message], tools: Tools) -> str:
-        """Renders the messages as they are; refused ones once more in the form that stricter templates want."""
+        """Renders the messages; if the template refuses them, once more in the form that stricter templates accept."""
         try:
             return self._apply(messages, tools)
-        except Exception as first:  # noqa: BLE001 - templates are programs of others, and may raise anything
+        except Exception as first:  # noqa: BLE001 - a template may raise anything
             try:
                 return self._apply([_strict(message) for message in messages], tools)
-            except Exception:  # noqa: BLE001 - as above; the first complaint is about what really came
+            except Exception:  # noqa: BLE001 - as above; the first error is about the original messages
                 raise InvalidPayloadError(f"the chat template refuses the messages: {first}") from first
 
     def _apply(self, messages: Sequence[Message], tools: Tools) -> str:
@@ -110,7 +110,7 @@ class ConversationTokens:
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Returns how many leading ids two sequences share."""
+    """Returns the length of the common prefix."""
     shorter = min(len(left), len(right))
     if list(left[:shorter]) == list(right[:shorter]):
         return shorter
@@ -118,7 +118,7 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def plain_message(message: Message) -> dict[str, Any]:
-    """Returns a message without what says nothing: null fields, empty tool calls, the spelling of arguments as JSON."""
+    """Returns a message without null fields and empty tool calls, and with parsed arguments."""
     plain = {key: value for key, value in message.items() if value is not None and value != []}
     plain["content"] = plain.get("content", "")
     if "tool_calls" in plain:
@@ -127,12 +127,12 @@ def plain_message(message: Message) -> dict[str, Any]:
 
 
 def is_same_message(left: Message, right: Message) -> bool:
-    """Returns True if two messages say the same."""
+    """Returns True if two messages are equal, apart from their form."""
     return left == right or plain_message(left) == plain_message(right)
 
 
 def is_same_reply(sampled: Message, returned: Message) -> bool:
-    """Returns True if an agent gave back the reply it was sent; spaces around its text may be gone."""
+    """Returns True if an agent returned the reply that it was sent; surrounding spaces of its text may differ."""
     ours, theirs = plain_message(sampled), plain_message(returned)
     keys = ("role", "content", "tool_calls")
     return all(_stripped(ours.get(key)) == _stripped(theirs.get(key)) for key in keys)
@@ -143,7 +143,7 @@ def _stripped(value: Any) -> Any:
 
 
 def _plain_call(call: Any) -> Any:
-    """A tool call by its name and arguments; its id is only there to be answered to."""
+    """Returns a tool call with its name and arguments, without its id."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call

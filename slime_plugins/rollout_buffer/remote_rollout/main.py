@@ -1,4 +1,4 @@
-"""A process of its own that serves the remote rollout protocol: the agent's side, and with an engine the trainer's."""
+"""A process that serves the remote rollout protocol: the agent's side, and with an engine the trainer's side."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteRolloutSettings:
-    """What the process was started with.
+    """Settings of the process.
 
-    ``tools`` is the address (``MODULE:NAME``) of the tools of rollouts; None is the calculator.
-    ``engine_url`` turns the trainer's side on; ``buffer_url`` is where it writes trajectories, with ``buffer_token``.
-    ``token_file`` holds the bearer token that ``POST /rollout`` and the trainer's routes ask for; without one, the
-    server answers for hosts of loopback's and for ``allowed_hosts`` alone.
+    ``tools`` is the address (``MODULE:NAME``) of a ``ToolProvider``; None is the calculator. ``engine_url`` enables the
+    trainer's side; ``buffer_url`` is the buffer to which it writes trajectories, with ``buffer_token``. ``token_file``
+    holds the bearer token for ``POST /rollout`` and the trainer's routes; without one, the server accepts only loopback
+    host names and ``allowed_hosts``.
 
     Raises:
-        ConfigError: other machines could reach it, and there is no token.
+        ConfigError: the server would be reachable from other machines without a token.
     """
 
     host: str = "127.0.0.1"
@@ -57,7 +57,7 @@ class RemoteRolloutSettings:
         if why := why_exposed(self.host, self.token_file):
             raise ConfigError(why)
         if self.buffer_url is not None and self.engine_url is None:
-            raise ConfigError("--buffer-url is for the trainer's side: give --engine-url, too")
+            raise ConfigError("--buffer-url is for the trainer's side: give --engine-url too")
         for root in self.tokenizers.roots:
             if not root.is_dir():
                 raise ConfigError(f"--tokenizer-root {root} is not a folder")
@@ -67,31 +67,31 @@ def named_folders(entries: list[str]) -> Mapping[str, Path]:
     """Returns ``NAME=FOLDER`` entries as a mapping.
 
     Raises:
-        ConfigError: an entry is none, or its folder is not there.
+        ConfigError: an entry has another form, or its folder does not exist.
     """
     found = {}
     for entry in entries:
         name, equals, folder = entry.partition("=")
         if not name or not equals or not Path(folder).is_dir():
-            raise ConfigError(f"--tokenizer {entry}: must be NAME=FOLDER with a folder that is there")
+            raise ConfigError(f"--tokenizer {entry}: must be NAME=FOLDER with an existing folder")
         found[name] = Path(folder)
     return found
 
 
 def serve(settings: RemoteRolloutSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serves until SIGTERM or SIGINT. ``on_ready`` gets the base URL once requests are answered.
+    """Serves until SIGTERM or SIGINT. ``on_ready`` gets the base URL once the server accepts requests.
 
     Raises:
-        ConfigError: a setting is wrong, or the port is taken.
+        ConfigError: a setting is invalid, or the port is taken.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that torch is missing: it is not needed
     serve_until_stopped(running(settings), on_ready)
 
 
 @asynccontextmanager
 async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
-    """Serves on this event loop for the time of the context; yields the base URL.
+    """Serves on this event loop during the context; yields the base URL.
 
     Raises:
         ConfigError: the port is taken, or the tools cannot be loaded.

@@ -1,6 +1,6 @@
-"""Tool calls of a message: those that a server parsed already, or those in its text; and text put into that form. Pure.
+"""Tool calls of a message, parsed by its server or in its text, and their conversion to OpenAI's form. Pure.
 
-``engine/tool_call_parser.py`` reads them; here they get ids and OpenAI's form.
+``engine/tool_call_parser.py`` parses them; here they get ids and OpenAI's form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberedCall:
-    """A call with its id. ``problem`` says why it cannot be made: the model is told, and may try again."""
+    """A call with its id. ``problem`` is the reason why it is invalid: the model gets it as the tool's answer."""
 
     call_id: str
     name: str
@@ -27,7 +27,7 @@ class NumberedCall:
 
 
 def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[NumberedCall]:
-    """Returns the calls in an assistant message, in order; ids that are missing name the turn and the place."""
+    """Returns the calls in an assistant message, in order; generated ids hold the turn and the position."""
     given = message.get("tool_calls")
     if isinstance(given, list) and given:
         return [_numbered(_read_given(call), turn, place, _id_of(call)) for place, call in enumerate(given)]
@@ -38,9 +38,9 @@ def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[NumberedCal
 
 
 def message_with_calls(text: str, turn: int, tools: Tools = ()) -> Message:
-    """Returns the assistant message of a sampled text with its calls in OpenAI's form, and only the rest as content.
+    """Returns the assistant message of a sampled text with its calls in OpenAI's form, and the rest as content.
 
-    Text that holds anything but complete calls at its end stays as it is.
+    Text with anything but complete calls at its end is not converted.
     """
     segments = read_segments(text, tools)
     places = [place for place, segment in enumerate(segments) if segment.kind is SegmentKind.CALL]

@@ -1,11 +1,11 @@
-"""Both sides on HTTP, as routes that any aiohttp application can mount.
+"""HTTP routes of both sides, for any aiohttp application.
 
     add_agent_routes(app, agent)      POST /rollout, GET /rollout/<id>, GET /tools
     add_trainer_routes(app, trainer)  POST /v1/chat/completions, POST and GET /rollouts, GET /rollouts/<id>,
                                       POST /rollouts/<id>/end
 
-An application that has a ``/v1/chat/completions`` of its own mounts the trainer's with ``with_completions=False`` and
-hands bodies with a ``rollout_id`` to ``answer_turn``.
+An application with its own ``/v1/chat/completions`` adds the trainer's routes with ``with_completions=False`` and
+passes bodies with a ``rollout_id`` to ``answer_turn``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def create_app(
 ) -> web.Application:
     """Returns an application with one side or both, and ``GET /health``.
 
-    ``allowed_hosts`` are the names that it may be asked for, beside loopback's; None: any, for servers with a token.
+    ``allowed_hosts`` are accepted Host names in addition to loopback; None accepts any, for servers with a token.
     """
     guards = [] if allowed_hosts is None else [_answering_for(allowed_hosts)]
     app = web.Application(client_max_size=max_body_bytes, middlewares=guards)
@@ -77,7 +77,7 @@ def _answering_for(allowed: Collection[str]) -> Middleware:
 
 
 def add_agent_routes(app: web.Application, agent: AgentSide) -> None:
-    """Mounts the agent's side; it is closed with the application."""
+    """Adds the agent's side; it is closed with the application."""
 
     async def rollout(request: web.Request) -> web.Response:
         _check_key(request, agent.settings.api_key)
@@ -97,7 +97,7 @@ def add_agent_routes(app: web.Application, agent: AgentSide) -> None:
 
 
 def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_completions: bool = True) -> None:
-    """Mounts the trainer's side; it is closed with the application."""
+    """Adds the trainer's side; it is closed with the application."""
 
     async def turn(request: web.Request) -> web.Response:
         return await answer_turn(trainer, request, await _body(request))
@@ -130,10 +130,10 @@ def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_compl
 
 
 async def answer_turn(trainer: TrainerSide, request: web.Request, body: Mapping[str, Any]) -> web.Response:
-    """Answers a ``/v1/chat/completions`` whose body has a ``rollout_id``.
+    """Answers a ``/v1/chat/completions`` request whose body has a ``rollout_id``.
 
     Raises:
-        RolloutBufferError: refused; ``error_response`` makes the reply of it.
+        RolloutBufferError: the request is refused; ``error_response`` makes the reply.
     """
     header = request.headers.get(TURN_HEADER)
     if header is not None and not (header.isascii() and header.isdigit() and len(header) < 10):
@@ -169,7 +169,7 @@ def _answered(handler: Handler) -> Handler:
         except (web.HTTPException, ConnectionError):
             raise
         except Exception:
-            # A defect costs one request and is told in the log.
+            # A defect fails one request and is logged.
             logger.exception("%s %s failed", request.method, request.path)
             return error_response(RolloutBufferError("this server has a defect; its log has the traceback"))
 
@@ -180,7 +180,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         content = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise PayloadTooLargeError(f"the body is larger than this server takes: {error.text}") from error
+        raise PayloadTooLargeError(f"the body exceeds this server's limit: {error.text}") from error
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError as error:

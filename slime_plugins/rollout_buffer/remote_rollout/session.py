@@ -1,6 +1,6 @@
-"""The agent's side of one conversation with a trainer: asks for turns and counts the mask of each.
+"""The agent's side of one conversation with a trainer: requests turns and computes their masks.
 
-``RolloutSession`` is what this project's rollout server plays with, and what a rollout server of your own can use:
+``RolloutSession`` is used by this project's rollout server, and can be used by other rollout servers:
 
     session = RolloutSession(rollout_id, tokenizer, server_url)
     session.messages = [{"role": "user", "content": "Calculate 15 * 23"}]
@@ -28,14 +28,14 @@ from slime_plugins.rollout_buffer.types import Message
 
 logger = logging.getLogger(__name__)
 mask_logger = logging.getLogger("rollout_server")
-"""Says at DEBUG how each mask was counted, under the name that guides tell people to listen to."""
+"""Logs at DEBUG how each mask was computed, under the logger name that the guides give."""
 
 
 class RolloutSession:
-    """One rollout: ``messages`` as the model sees them, and the tokens behind them.
+    """One rollout: ``messages`` for the model, and their token ids.
 
-    Put the first messages into ``messages``. Each reply is appended by ``call_llm``; one that its caller appends once
-    more counts once. What is appended behind it enters with the next call, as zeros of its ``response_mask``.
+    Set ``messages`` to the first messages. ``call_llm`` appends each reply; if its caller appends the reply again, it
+    counts once. Messages appended after a reply are sent with the next call, as zeros of its ``response_mask``.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class RolloutSession:
         tools: Tools = (),
         optional_tools: Tools = (),
     ) -> None:
-        """``tokenizer`` is the trainer's own, with its chat template; ``server_url`` the trainer's base URL.
+        """``tokenizer`` is the trainer's, with its chat template; ``server_url`` the trainer's base URL.
 
-        ``tools`` are sent with every turn. ``optional_tools`` are not, yet the trainer may show them to its model.
+        ``tools`` are sent with every turn. ``optional_tools`` are not sent, but the trainer may show them to its model.
 
         Raises:
-            ConfigError: the tokenizer has no chat template that ends turns with a token of its own.
+            ConfigError: the tokenizer has no chat template that ends turns with a special token.
         """
         self.rollout_id = rollout_id
         self.server_url = server_url.rstrip("/")
@@ -73,14 +73,14 @@ class RolloutSession:
 
     @property
     def last_prompt_length(self) -> int:
-        """Tokens of the last prompt and the reply to it; what the next prompt has more of, entered. 0 at first."""
+        """Tokens of the last prompt and its reply; a longer next prompt has additional tokens. 0 at first."""
         return self._count.sequence_tokens
 
     async def call_llm(self, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-        """Has the trainer sample the next turn and returns its answer, with ``token_ids`` and ``prompt_token_ids``.
+        """Requests the next turn from the trainer and returns its answer, with ``token_ids`` and ``prompt_token_ids``.
 
         Raises:
-            TrainerReplyError: the trainer failed, refused, or counts otherwise than this side; names the turn.
+            TrainerReplyError: the trainer failed, refused, or its count differs from ours; names the turn.
             InvalidPayloadError: the chat template refuses the messages.
         """
         reply = await self.sample(await self.expect(), sampling_params)
@@ -90,11 +90,11 @@ class RolloutSession:
         return {**reply.body, **found}
 
     def append_tool_outputs(self, tool_results: Sequence[Message]) -> None:
-        """Appends tool messages; they are counted by the next call."""
+        """Appends tool messages for the next call."""
         self.messages.extend(dict(result) for result in tool_results)
 
     async def expect(self) -> ExpectedTurn:
-        """Returns the next prompt and what enters with it, without asking for it.
+        """Returns the next prompt and its added tokens, without a request.
 
         Raises:
             InvalidPayloadError: the chat template refuses the messages.
@@ -103,7 +103,7 @@ class RolloutSession:
         return await asyncio.to_thread(self._count.expect, self.messages, self.turns + 1)
 
     async def sample(self, expected: ExpectedTurn, sampling_params: Mapping[str, Any]) -> TrainerReply:
-        """Has the trainer sample the expected turn, checks its answer, and appends the reply.
+        """Requests the expected turn, checks the answer, and appends the reply.
 
         Raises:
             TrainerReplyError: as ``call_llm``.
@@ -119,7 +119,8 @@ class RolloutSession:
     async def _sample_either_way(
         self, calls: TrainerCalls, expected: ExpectedTurn, sampling_params: Mapping[str, Any], turn: int
     ) -> TrainerReply:
-        """Offers the other count where two are possible and the trainer refuses the first; it has sampled nothing."""
+        """Retries with the other count if two are possible and the trainer refuses the first: it has sampled
+        nothing."""
         first, *other = expected.sources()
         try:
             return await calls.sample(self._body(expected, first, sampling_params, turn), turn)
@@ -153,7 +154,7 @@ class RolloutSession:
         mask_logger.debug("Prompt length before: %d, after: %d", before, after, extra=named)
 
     def _drop_repeated_reply(self) -> None:
-        """A caller may have appended the reply as well."""
+        """Removes a reply that the caller appended a second time."""
         at = self._asked + 1
         if self._reply is None or len(self.messages) <= at:
             return
@@ -163,7 +164,7 @@ class RolloutSession:
 
     @asynccontextmanager
     async def _trainer(self) -> AsyncIterator[TrainerCalls]:
-        """The calls to the trainer: over the connections that were given, or over one of this turn."""
+        """Yields the calls to the trainer: over the given connections, or over one for this turn."""
         if self._http is not None:
             if self._calls is None:
                 self._calls = TrainerCalls(self._http, self.server_url, self._api_key, self._settings)

@@ -1,4 +1,4 @@
-"""Settings of both sides of the remote rollout protocol. Units are in the names; what is closed by default says so."""
+"""Settings of both sides of the remote rollout protocol."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerSettings:
-    """Which tokenizers a request may name. The one that ships with the package is always there, as ``demo``.
+    """Tokenizers that requests may name. The one of this package is always available, as ``demo``.
 
-    ``roots`` are the folders that a local tokenizer may lie under; none by default. ``folders`` gives names of a model
-    hub folders on this machine. ``remote_code_names`` are the names whose own code may run: a name is trusted as it is
-    written, with every revision. ``download`` lets names that are not in the local cache be fetched from the hub.
-    ``default_name`` is taken where a request names none. ``max_cached`` tokenizers are kept, the ones used last.
+    ``roots`` are the folders below which local tokenizers may lie; none by default. ``folders`` maps names of a model
+    hub to folders on this machine. ``remote_code_names`` are the names whose own code may run, with every revision.
+    ``download`` allows names that are not in the local cache to be downloaded from the hub. ``default_name`` is used if
+    a request names none. The ``max_cached`` most recently used tokenizers stay in memory.
     """
 
     roots: tuple[Path, ...] = ()
@@ -28,18 +28,18 @@ class TokenizerSettings:
 
     def __post_init__(self) -> None:
         if self.max_cached < 1:
-            raise ConfigError("max_cached: at least one tokenizer must be kept")
+            raise ConfigError("max_cached must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
-    """How this server plays rollouts for trainers.
+    """Limits of rollouts that this server plays for trainers.
 
-    ``callback_hosts`` are the hosts it calls back: ``host``, ``host:port``, ``*.domain``, or a network of IP addresses
-    like ``10.0.0.0/8``; this machine alone by default. ``api_key`` must come as a bearer token with ``POST /rollout``
-    when it is set. A turn ends after ``turn_timeout_s``, retries included, a tool after ``tool_timeout_s``, a rollout
-    after ``rollout_timeout_s``. ``tries`` bounds the calls for one turn. ``max_running`` rollouts are played at once;
-    results are kept for ``keep_result_s``, of the newest ``max_kept``.
+    ``callback_hosts`` are the hosts it may call back: ``host``, ``host:port``, ``*.domain``, or a network of IP
+    addresses like ``10.0.0.0/8``; by default this machine only. If ``api_key`` is set, ``POST /rollout`` must send it
+    as a bearer token. ``turn_timeout_s`` limits a turn, retries included, ``tool_timeout_s`` a tool,
+    ``rollout_timeout_s`` a rollout. ``tries`` limits the calls for one turn. ``max_running`` limits concurrent
+    rollouts; results are stored for ``keep_result_s``, of the newest ``max_kept``.
     """
 
     callback_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
@@ -66,15 +66,14 @@ class AgentSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
-    """How this server plays the trainer for strangers' rollout servers.
+    """Limits of the trainer's side, for other rollout servers.
 
-    ``api_key`` must come as a bearer token with every call when it is set; a session that was opened with a key of its
-    own takes that one for its turns. ``open_unknown`` lets the first call of an unknown ``rollout_id`` open a session;
-    otherwise sessions are opened by ``POST /rollouts``. ``text_counts`` accepts the count of the guide's formula where
-    it differs from the exact one because the sampled ids are not what the tokenizer makes of their text; the mask that
-    is kept is the exact one in any case. ``max_new_tokens`` caps one turn, ``max_context_tokens`` a sequence,
-    ``max_session_tokens`` what one session records over all its turns and edits.
-    Sessions expire ``idle_s`` after their last call; ended ones can be looked at for ``keep_ended_s``.
+    If ``api_key`` is set, every call must send it as a bearer token; turns of a session opened with its own key send
+    that one. With ``open_unknown`` the first call of an unknown ``rollout_id`` opens a session; otherwise ``POST
+    /rollouts`` does. ``text_counts`` accepts the count by the guide's formula if it differs from the exact one because
+    the tokenizer would encode the sampled text to other ids; the stored mask is always exact. ``max_new_tokens`` limits
+    one turn, ``max_context_tokens`` a sequence, ``max_session_tokens`` all recorded tokens of a session, edits
+    included. Sessions expire ``idle_s`` after their last call; ended ones stay visible for ``keep_ended_s``.
     """
 
     api_key: str | None = None

@@ -1,11 +1,11 @@
-"""The agent's own count of a sequence it did not sample: which prompt the trainer must have used, what entered.
+"""The agent's count of a sequence that the trainer samples: the prompt it must have used, and the tokens added to it.
 
-Two counts exist. By ids: what was held, plus the template's bridge; exact where a trainer goes on from its own ids.
-By text: the whole conversation rendered again, minus what was held; the formula of the guide, and exact wherever the
-trainer renders again. They agree unless the sampled ids are not what the tokenizer makes of their text. Where they
-differ the reply says which to trust: ids that decode to its text were sampled as they are, ids that do not were not. A
-trainer that refuses the one is offered the other, once; its next prompt shows which one it used. Where the conversation
-was edited, the first count is what the new prompt has behind the ids that it shares with those held.
+There are two counts. By ids: the held ids plus the template's bridge; exact if the trainer continues from its own ids.
+By text: the whole conversation rendered again, minus the held ids; the formula of the guide, and exact if the trainer
+renders again. They differ only if the tokenizer would encode the sampled text to other ids. In that case the reply
+decides: if its ids decode to its text, they are counted. A trainer that refuses one count is sent the other, once; its
+next prompt shows which one it used. After an edit of the conversation, the count by ids is the part of the new prompt
+after its common prefix with the held ids.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _CAUSES = "it uses another tokenizer, another chat template, or another conversa
 
 
 class PromptSource(StrEnum):
-    """How a trainer makes the next prompt."""
+    """How a trainer builds the next prompt."""
 
-    IDS = "ids"  # what it holds, and a bridge
+    IDS = "ids"  # the held ids, and a bridge
     TEXT = "text"  # the whole conversation rendered again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTurn:
-    """A turn that is about to be asked for: the prompt and the number of tokens that entered, each way."""
+    """The next turn: its prompt and the number of added tokens, by prompt source."""
 
     prompts: Mapping[PromptSource, list[int]]
     entered: Mapping[PromptSource, int]
@@ -51,12 +51,12 @@ class ExpectedTurn:
         return [self.preferred] + ([other] if self.entered[other] != self.entered[self.preferred] else [])
 
     def mask(self, source: PromptSource) -> list[int] | None:
-        """Returns one 0 for each token that entered; null when nothing did."""
+        """Returns one 0 for each added token; None without any."""
         return [0] * self.entered[source] if self.entered[source] > 0 else None
 
 
 class TokenCounter:
-    """Counts one rollout. ``optional_tools`` are the server's own: a trainer may show them without being told."""
+    """Counts one rollout. ``optional_tools`` are the server's own: a trainer may show them without a request."""
 
     def __init__(self, tokens: ConversationTokens, tools: Tools, optional_tools: Tools) -> None:
         self._tokens = tokens
@@ -76,7 +76,7 @@ class TokenCounter:
         return len(self._held)
 
     def expect(self, messages: Sequence[Message], turn: int) -> ExpectedTurn:
-        """Returns what the next prompt must be, and what entered with it. Changes nothing."""
+        """Returns the expected next prompt and its added tokens. Changes nothing."""
         rendered = self._tokens.prompt(messages, self._tools)
         if turn == 1:
             return _first_turn(rendered)
@@ -94,10 +94,10 @@ class TokenCounter:
         )
 
     def take(self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int) -> None:
-        """Takes a reply after checking the trainer's prompt against our own.
+        """Records a reply after checking the trainer's prompt against our own.
 
         Raises:
-            TrainerReplyError: it is another one; names the turn, both numbers, and what may be the cause.
+            TrainerReplyError: the prompts differ; names the turn, both numbers, and possible causes.
         """
         self._check_vocabulary(reply, turn)
         source, prompt = self._prompt_of(messages, expected, reply, turn)
@@ -111,7 +111,7 @@ class TokenCounter:
         self._trusts_text = not _holds_the_message(self._tokens.text(reply.token_ids), reply.message)
 
     def _continues(self, messages: Sequence[Message]) -> bool:
-        """False where the conversation was edited or cut: then a trainer renders it again."""
+        """Returns False if the conversation was edited or cut: the trainer then renders it again."""
         at = len(self._asked)
         if len(messages) <= at or not is_same_reply(self._reply, messages[at]):
             return False
@@ -141,7 +141,7 @@ class TokenCounter:
         raise TrainerReplyError(_difference(expected.prompts[expected.preferred], theirs, turn))
 
     def _shows_own_tools(self, messages: Sequence[Message], theirs: list[int]) -> bool:
-        """True when the trainer put this server's tools, as ``GET /tools`` lists them, into the prompt."""
+        """Returns True if the trainer put this server's tools (``GET /tools``) into the prompt."""
         if self._tools or not self._optional_tools:
             return False
         if self._tokens.prompt(messages, self._optional_tools) != theirs:
@@ -150,7 +150,7 @@ class TokenCounter:
         return True
 
     def _check_count(self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int) -> None:
-        """A trainer without prompt ids may still have counted its prompt."""
+        """Checks the prompt length of a trainer that sends no prompt ids."""
         ours = [len(expected.prompts[expected.preferred]), *(len(prompt) for prompt in expected.prompts.values())]
         if reply.prompt_tokens is None or reply.prompt_tokens in ours:
             return
@@ -165,7 +165,7 @@ class TokenCounter:
 
 
 def _holds_the_message(decoded: str, message: Message) -> bool:
-    """True when the sampled ids say what the message says, with the tool calls that were taken out of it."""
+    """Returns True if the decoded ids match the message, including its tool calls."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         return False

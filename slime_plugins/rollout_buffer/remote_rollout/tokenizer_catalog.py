@@ -1,7 +1,7 @@
-"""The tokenizers that requests name: found, loaded once, kept while they are used.
+"""A cache of the tokenizers that requests name.
 
-A name is a folder under one of the configured roots, or a name of a model hub. Loading runs in a thread; requests for
-the same one wait for the same load. Only names on the list may bring code of their own.
+A name is a folder below a configured root, or a name of a model hub. Tokenizers load in a thread; concurrent requests
+for the same one share the load. Only listed names may run code of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Key = tuple[str, str | None, bool]
 
 
 class TokenizerCatalog:
-    """Gives conversations their tokens by name and revision. ``load`` is replaced in tests."""
+    """Returns tokenizers by name and revision. ``load`` is replaced in tests."""
 
     def __init__(self, settings: TokenizerSettings | None = None, *, load: Load | None = None) -> None:
         self._settings = settings or TokenizerSettings()
@@ -41,10 +41,11 @@ class TokenizerCatalog:
         self._kept: OrderedDict[Key, asyncio.Task[ConversationTokens]] = OrderedDict()
 
     async def get(self, name: str | None, revision: str | None = None) -> ConversationTokens:
-        """Returns the named tokenizer, loading it when it is not held.
+        """Returns the named tokenizer, from the cache or loaded.
 
         Raises:
-            TokenizerRefusedError: unknown, outside of the roots, without a chat template, or code of its own.
+            TokenizerRefusedError: unknown, outside of the roots, without a chat template, or with code that is not
+            allowed.
         """
         key = self._find(name or self._settings.default_name, revision)
         task = self._kept.get(key)
@@ -58,7 +59,7 @@ class TokenizerCatalog:
 
     @property
     def held(self) -> int:
-        """How many tokenizers are kept."""
+        """Number of cached tokenizers."""
         return len(self._kept)
 
     def _find(self, name: str | None, revision: str | None) -> Key:
@@ -77,7 +78,7 @@ class TokenizerCatalog:
         return str(folder), None, name in self._settings.remote_code_names
 
     def _folder(self, name: str) -> Path | None:
-        """The local folder that is meant, if one is."""
+        """Returns the local folder of a name, or None."""
         if name == DEMO_NAME or Path(name) == DEMO_TOKENIZER_PATH:
             return DEMO_TOKENIZER_PATH
         if name in self._settings.folders:
@@ -95,7 +96,7 @@ class TokenizerCatalog:
             raise TokenizerRefusedError(
                 f"tokenizer {name[:200]!r} is neither a name of a model hub nor a folder under the tokenizer roots"
             )
-        if Path(name).exists():  # the library would take a folder of the working directory for the name
+        if Path(name).exists():  # transformers would load a folder of the working directory
             raise TokenizerRefusedError(f"tokenizer {name!r} is a path outside of this server's tokenizer roots")
 
     async def _loaded(self, key: Key, asked: str) -> ConversationTokens:
@@ -114,7 +115,7 @@ class TokenizerCatalog:
         return tokens
 
     def _evict_failed(self, key: Key, done: asyncio.Task[ConversationTokens]) -> None:
-        """A load that failed is tried again when it is asked for again."""
+        """Removes a failed load, so that the next request tries again."""
         failed = done.cancelled() or done.exception() is not None
         if failed and self._kept.get(key) is done:
             del self._kept[key]

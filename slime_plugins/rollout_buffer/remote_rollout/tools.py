@@ -1,7 +1,7 @@
-"""What an agent may call: a session of tools for each rollout. The calculator is the reference; any other fits in.
+"""Tools of an agent: a tool session for each rollout. The calculator is the reference implementation.
 
-Whoever has tools offers them as an object (``ToolProvider``) that opens a session for each rollout; a server is started
-with its address, ``MODULE:NAME``. Nothing here knows who offers: the address is all.
+A ``ToolProvider`` opens a ``ToolSession`` for each rollout; a server is started with the provider's address,
+``MODULE:NAME``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import Number
 from slime_plugins.rollout_buffer.types import Message
 
 MAX_RESULT = 100_000
-"""Characters of one tool result; the rest is cut off, and the text says so."""
+"""Maximum number of characters of a tool result; the rest is cut off, with a note."""
 
 ToolFunction = Callable[..., Any]
 
 
 class ToolSession(Protocol):
-    """The tools of one rollout, with whatever state they keep between calls."""
+    """The tools of one rollout, with their state between calls."""
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
@@ -33,24 +33,24 @@ class ToolSession(Protocol):
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Returns what the tool answers, as text for the model.
+        """Returns the tool's answer, as text for the model.
 
         Raises:
-            Exception: any; the model is told its text.
+            Exception: any; the model gets its message.
         """
         ...
 
     async def close(self) -> None:
-        """Gives back what the tools hold; called once, at the end of the rollout."""
+        """Releases the tools' resources; called once, at the end of the rollout."""
         ...
 
 
 @runtime_checkable
 class ContextAware(Protocol):
-    """A box that also wants to know how full the context is."""
+    """A tool session that uses the length of the context."""
 
     def see_context(self, tokens: int, count: Callable[[str], int]) -> None:
-        """Takes the tokens of the sequence, told before the calls of each turn; ``count`` counts those of a text."""
+        """Gets the token count of the sequence before the calls of each turn; ``count`` counts tokens of a text."""
         ...
 
 
@@ -63,10 +63,10 @@ class ToolProvider(Protocol):
         ...
 
     def open_session(self, request: RolloutBody) -> ToolSession:
-        """Returns the tools of one rollout; ``request.unknown_fields`` is what else its request says.
+        """Returns the tools of one rollout; ``request.unknown_fields`` holds the request's fields beyond the protocol.
 
         Raises:
-            InvalidPayloadError: the request lacks what the tools need; it is answered with a 400.
+            InvalidPayloadError: the request lacks a field that the tools need; the reply is HTTP 400.
         """
         ...
 
@@ -76,7 +76,6 @@ class CalculatorSession:
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """The five tools."""
         return CALCULATOR_SCHEMAS
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -92,15 +91,13 @@ class CalculatorSession:
 
 
 class CalculatorProvider:
-    """The calculator, which needs nothing of a request."""
+    """Provider of the calculator."""
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """The five tools."""
         return CALCULATOR_SCHEMAS
 
     def open_session(self, request: RolloutBody) -> ToolSession:
-        """Returns a calculator."""
         return CalculatorSession()
 
 
@@ -119,11 +116,10 @@ class FunctionToolSession:
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """The tools in OpenAI's form."""
         return self._schemas
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Returns what the function returned, as text.
+        """Returns the function's result, as text.
 
         Raises:
             ValueError: there is no such function.
@@ -140,10 +136,10 @@ class FunctionToolSession:
 
 
 def load_provider(address: str) -> ToolProvider:
-    """Returns the tools that stand at ``MODULE:NAME``.
+    """Returns the provider at ``MODULE:NAME``.
 
     Raises:
-        ConfigError: there is no such module or name, the module breaks, or what stands there offers no tools.
+        ConfigError: no such module or name, the import fails, or the object is no provider.
     """
     module_name, _, name = address.partition(":")
     if not module_name or not name:
@@ -152,9 +148,9 @@ def load_provider(address: str) -> ToolProvider:
     if found is None:
         raise ConfigError(f"--tools {address!r}: the module {module_name} has no {name}")
     if isinstance(found, type):
-        raise ConfigError(f"--tools {address!r}: is a class; name an object of it")
+        raise ConfigError(f"--tools {address!r}: is a class; name an instance of it")
     if not callable(getattr(found, "open_session", None)):
-        raise ConfigError(f"--tools {address!r}: offers no tools; it needs open_session(request) and schemas")
+        raise ConfigError(f"--tools {address!r}: is no tool provider; it needs open_session(request) and schemas")
     if not _are_schemas(getattr(found, "schemas", None)):
         raise ConfigError(
             f"--tools {address!r}: its schemas must be a list of tools in OpenAI's form, each with a name"
@@ -167,7 +163,7 @@ def _imported(address: str, module_name: str) -> Any:
         return importlib.import_module(module_name)
     except ConfigError as error:
         raise ConfigError(f"--tools {address!r}: {error}") from error
-    except Exception as error:  # a module is anybody's program, and may break in any way
+    except Exception as error:  # importing a user's module may raise anything
         raise ConfigError(f"--tools {address!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
@@ -179,7 +175,7 @@ def _are_schemas(schemas: Any) -> bool:
 
 
 async def answer_call(tool_session: ToolSession, call: NumberedCall, timeout_s: float) -> Message:
-    """Makes one call and returns its tool message; what goes wrong with the tool is an answer, too."""
+    """Makes one call and returns its tool message; an error of the tool becomes its answer."""
     return {"role": "tool", "tool_call_id": call.call_id, "content": await _answer(tool_session, call, timeout_s)}
 
 
@@ -191,7 +187,7 @@ async def _answer(tool_session: ToolSession, call: NumberedCall, timeout_s: floa
             return _cut(await _awaited(tool_session.call(call.name, call.arguments)))
     except TimeoutError:
         return f"Error: {call.name} did not answer within {timeout_s:g} s"
-    except Exception as error:  # noqa: BLE001 - a tool is anybody's program: its complaint is for the model to read
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything: the model gets the message
         return _cut(f"Error: {str(error) or type(error).__name__}")
 
 

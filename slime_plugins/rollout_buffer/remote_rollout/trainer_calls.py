@@ -1,8 +1,8 @@
-"""One turn over HTTP: ``POST server_url/v1/chat/completions``, bounded in time, tries and bytes.
+"""One turn over HTTP: ``POST server_url/v1/chat/completions``, with limits of time, tries and bytes.
 
-A turn must not be sampled twice without the trainer knowing. So a call is made again only when it certainly did nothing
-(no connection, HTTP 429 or 503), or when the trainer recognises turns: every call names its turn in the header
-``X-Rollout-Turn``, and a trainer that sends the header back gives the same answer to the same turn.
+A turn must not be sampled twice unnoticed. A call is repeated only if it certainly had no effect (no connection, HTTP
+429 or 503), or if the trainer recognises turns: every call names its turn in the header ``X-Rollout-Turn``, and a
+trainer that returns the header gives the same answer to the same turn.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _REFUSED_MASK: Final = frozenset({400, 409, 422})
 
 
 class MaskRefusedError(TrainerReplyError):
-    """The trainer refused a turn after the first with a status that says that the request was wrong."""
+    """The trainer refused a turn after the first with a status for invalid requests."""
 
 
 class _NotTakenError(Exception):
-    """This call did nothing; it may be made again. Ends in ``TrainerCalls``."""
+    """This call had no effect; it may be repeated. Handled in ``TrainerCalls``."""
 
 
 class _UnansweredError(Exception):
-    """Nobody knows what this call did. It may be made again to a trainer that recognises turns."""
+    """The effect of this call is unknown. It may be repeated if the trainer recognises turns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +62,8 @@ class TrainerCalls:
         """Returns the trainer's reply to a turn.
 
         Raises:
-            MaskRefusedError: the trainer refused the call as wrong.
-            TrainerReplyError: it stayed silent, failed, or sent what is no reply; names the turn.
+            MaskRefusedError: the trainer refused the call as invalid.
+                TrainerReplyError: it did not answer, failed, or sent an invalid reply; names the turn.
         """
         try:
             async with asyncio.timeout(self._settings.turn_timeout_s):
@@ -81,7 +81,7 @@ class TrainerCalls:
                 known = isinstance(error, _NotTakenError) or self._knows_turns
                 if not known:
                     raise TrainerReplyError(
-                        f"turn {turn}: the trainer {error}; the turn may have been sampled, so it is not asked again"
+                        f"turn {turn}: the trainer {error}; the turn may have been sampled, so it is not repeated"
                     ) from error
                 if tried == self._settings.tries:
                     raise TrainerReplyError(f"turn {turn}: the trainer {error}; tried {tried} times") from error
@@ -98,7 +98,9 @@ class TrainerCalls:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _NotTakenError(f"cannot be reached ({error})") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _UnansweredError(f"broke off the answer ({type(error).__name__}: {error})") from error
+            raise _UnansweredError(
+                f"closed the connection during the answer ({type(error).__name__}: {error})"
+            ) from error
         self._knows_turns = self._knows_turns or response.headers.get(TURN_HEADER) == str(turn)
         _check_status(response.status, content, turn)
         return read_reply(content, turn, knows_turns=self._knows_turns)

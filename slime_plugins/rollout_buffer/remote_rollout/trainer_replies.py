@@ -1,7 +1,7 @@
-"""What a trainer answers to a turn, read out of the places where trainers put it. Pure.
+"""Parses a trainer's reply to a turn. Pure.
 
-The guide's form has ``token_ids``, ``prompt_token_ids`` and ``logprobs`` beside ``choices``; others put them into the
-choice, or the log-probs into OpenAI's ``logprobs.content``. All are read; a reply without token ids is none.
+The guide's form has ``token_ids``, ``prompt_token_ids`` and ``logprobs`` next to ``choices``; other trainers put them
+into the choice, or the log-probs into OpenAI's ``logprobs.content``. All forms are accepted; token ids are required.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LOG_PROBS = ("logprobs", "log_probs", "token_logprobs", "output_log_probs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerReply:
-    """One sampled turn. ``prompt_ids`` and ``prompt_tokens`` are None where the trainer does not tell.
+    """One sampled turn. ``prompt_ids`` and ``prompt_tokens`` are None if the trainer does not report them.
 
-    ``knows_turns`` is true when the trainer showed that it recognises a repeated turn. ``body`` is all that it sent.
+    ``knows_turns`` is True if the trainer recognises repeated turns. ``body`` is the whole reply.
     """
 
     message: Message
@@ -39,10 +39,10 @@ class TrainerReply:
 
 
 def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerReply:
-    """Returns the turn that a trainer's HTTP 200 holds.
+    """Returns the turn in a trainer's HTTP 200.
 
     Raises:
-        TrainerReplyError: no JSON, no message, no token ids, or numbers that do not belong together; names the turn.
+        TrainerReplyError: no JSON, no message, no token ids, or inconsistent lengths; names the turn.
     """
     reply = _object(body, turn)
     choice = _choice(reply, turn)
@@ -66,7 +66,7 @@ def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerR
 
 
 def sentence_of(body: bytes) -> str:
-    """Returns what an error reply says, in any of the usual forms, shortened."""
+    """Returns the message of an error reply, in any of the usual forms, shortened."""
     try:
         reply: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -130,7 +130,7 @@ def _log_probs(value: Any, sampled: int, turn: int) -> tuple[float, ...] | None:
         raise TrainerReplyError(f"turn {turn}: the log-probs must be a list")
     if len(value) != sampled:
         raise TrainerReplyError(
-            f"turn {turn}: the trainer sent {sampled} token_ids and {len(value)} log-probs: they do not belong together"
+            f"turn {turn}: the trainer sent {sampled} token_ids and {len(value)} log-probs: the lengths must match"
         )
     return tuple(_log_prob(entry, turn, place) for place, entry in enumerate(value))
 

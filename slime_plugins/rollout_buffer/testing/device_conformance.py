@@ -1,4 +1,4 @@
-"""The promises that every ``Device`` keeps, as tests to inherit.
+"""The conformance suite of ``Device``, as tests to inherit.
 
     class TestMyDevice(DeviceContract):
         task, unknown_task = ("Solved", 0), "NoSuch"
@@ -8,9 +8,9 @@
 
         def harmless_action(self): ...
 
-``task`` is one that can be set up and does not start solved, ``harmless_action`` one that a device of this kind takes
-at any time and that solves nothing. The fake device, the simulated phone and the browser page of ``miniwob`` pass.
-Nothing here imports pytest.
+``task`` can be set up and does not start solved; ``harmless_action`` returns an action that the device accepts at any
+time and that solves nothing. The fake device, the simulated phone and the browser page of ``miniwob`` pass. Nothing
+here imports pytest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupErr
 
 
 class DeviceContract:
-    """What the pool and an episode rely on."""
+    """Behaviour that the pool and an episode rely on."""
 
     task: ClassVar[tuple[str, int]]
     unknown_task: ClassVar[str] = "there is no such task"
@@ -35,7 +35,7 @@ class DeviceContract:
 
     @abstractmethod
     def harmless_action(self) -> Any:
-        """Returns an action that changes little."""
+        """Returns an action that solves nothing."""
 
     def test_a_reset_shows_the_task(self, device: Device[Any]) -> None:
         first = device.reset(*self.task)
@@ -92,7 +92,7 @@ class DeviceContract:
 
 
 def assert_a_look(seen: Observation) -> None:
-    """What every observation has: a picture named by its bytes, a screen with a size, words."""
+    """Checks an observation: screenshot, screen size, goal."""
     assert seen.screenshot.sha256 == hashlib.sha256(seen.screenshot.data).hexdigest()
     assert min(seen.screen_width, seen.screen_height) > 0
     assert seen.step_budget is None or seen.step_budget > 0
@@ -100,7 +100,7 @@ def assert_a_look(seen: Observation) -> None:
 
 
 def raised(call: Any, kind: type[Exception]) -> bool:
-    """Returns True if a call raised this kind of error; any other goes on."""
+    """Returns True if a call raised this kind of error; other errors propagate."""
     with contextlib.suppress(kind):
         call()
         return False

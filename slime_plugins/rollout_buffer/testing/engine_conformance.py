@@ -1,13 +1,13 @@
-"""The promises that every ``Engine`` keeps, as tests to inherit.
+"""The conformance suites of ``Engine``, as tests to inherit.
 
     class TestMyEngine(EngineContract):
         @pytest.fixture
         async def engine(self): ...
 
-``EngineContract`` holds for any engine; ``SglangServerContract`` for the client together with a server that speaks
-SGLang's HTTP, ``VisionContract`` where that server also sees. The fake, the stand-in and a real SGLang pass them.
-``HttpClientContract`` is for a client alone: what it makes of a proxy between it and its engine.
-Nothing here imports pytest; the methods are plain coroutines that assert.
+``EngineContract`` holds for any engine; ``SglangServerContract`` for the client with a server that speaks SGLang's
+HTTP, ``VisionContract`` for such a server with a vision model. The fake, the scripted engine and a real SGLang pass.
+``HttpClientContract`` tests a client alone: how it handles the replies of a proxy between it and its engine. Nothing
+here imports pytest; the methods are plain coroutines that assert.
 """
 
 from __future__ import annotations

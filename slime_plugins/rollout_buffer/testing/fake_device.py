@@ -49,7 +49,6 @@ class FakeDevice:
         self._since = 0.0
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
-        """As ``Device.reset``."""
         if task_name == "NoSuch":
             raise EnvironmentSetupError(f"there is no task {task_name}")
         self._task_name, self._params_idx = task_name, params_idx
@@ -58,7 +57,6 @@ class FakeDevice:
         return self._observation()
 
     def step(self, action: Any) -> Observation:
-        """As ``Device.step``."""
         self.actions.append(action)
         if self._task_name == "Offline":
             raise DeviceError("the fake device is offline")
@@ -70,7 +68,6 @@ class FakeDevice:
         return self._observation()
 
     def score(self) -> float:
-        """As ``Device.score``."""
         return _SUCCESS.get(self._task_name, 0.0) if self.actions else 0.0
 
     def health(self) -> Mapping[str, str]:
@@ -80,12 +77,10 @@ class FakeDevice:
         return {"pid": str(os.getpid())}
 
     def lost(self) -> str:
-        """As ``ReportsLoss.lost``."""
         dead = self._task_name == "Dies" and time.monotonic() > self._since + DIES_AFTER_S
         return "the fake device has died" if dead else ""
 
     def close(self) -> None:
-        """As ``Device.close``."""
         self.closed = True
 
     def _observation(self) -> Observation:

@@ -1,4 +1,4 @@
-"""Ray lets only equals join: what it refuses with is read, and said with both versions and the way out."""
+"""Ray requires equal versions: what it refuses with is read, and said with both versions and the way out."""
 
 from __future__ import annotations
 

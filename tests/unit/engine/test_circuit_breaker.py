@@ -148,7 +148,7 @@ async def test_an_engine_that_refuses_every_question_for_long_fails_the_job(
         await asyncio.wait_for(running, 50)
     described = describe_job(buffer.store, job)
     assert described["state"] == "failed"
-    assert described["cause"].startswith("the engine refuses everything, even a question of one token, for ")
+    assert described["cause"].startswith("the engine refuses every request, even a probe of one token, for ")
     assert described["cause"].endswith("the engine refused the request: weights are broken")
     assert described["groups"]["open"] >= 180, "what was never played can be played when the job is started again"
 

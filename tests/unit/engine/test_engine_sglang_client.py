@@ -358,7 +358,7 @@ class TestNonsense:
         [
             (web.json_response({"output_ids": [7], "meta_info": {"finish_reason": {"type": "stop"}}}), "logprobs"),
             (answered([7, 8], output_ids=[7]), "1 output ids and log-probs of 2"),
-            (without_output_ids([7, 8], completion_tokens=5), "sampled 5 tokens, and sent log-probs of 2"),
+            (without_output_ids([7, 8], completion_tokens=5), "5 sampled tokens, but sent log-probs of 2"),
             (answered([7, 8], output_ids=[7, 9]), "do not belong together"),
             (answered([7], output_token_logprobs=[[None, 7, None]]), "not a finite number"),
             (
@@ -372,10 +372,10 @@ class TestNonsense:
             (answered([10**12]), "the token id 1000000000000, which is not in the vocabulary$"),
             (answered([2**24]), "not in the vocabulary"),
             (answered([-1]), "the token id -1, which is not in the vocabulary"),
-            (answered([7] * 21), "21 tokens for a cap of 20"),
-            (answered([7] * 5021), "5021 tokens for a cap of 20"),
-            (answered([]), "no token and calls that 'stop'"),
-            (answered([], finish="length"), "no token and calls that 'length'"),
+            (answered([7] * 21), "21 tokens for a limit of 20"),
+            (answered([7] * 5021), "5021 tokens for a limit of 20"),
+            (answered([]), "no token and finish_reason 'stop'"),
+            (answered([], finish="length"), "no token and finish_reason 'length'"),
             (answered([7], output_token_logprobs=[[-0.1, "7", None]]), "not \\[log-prob, id, text\\]"),
             (answered([7], output_token_logprobs=[[-0.1, True, None]]), "not \\[log-prob, id, text\\]"),
             (answered([7], output_token_logprobs=[7]), "not \\[log-prob, id, text\\]"),
@@ -418,7 +418,7 @@ class TestNonsense:
         assert (reply.prompt_tokens, reply.cached_tokens) == (None, None)
 
     async def test_the_cap_holds_over_all_parts_of_a_turn(self) -> None:
-        with pytest.raises(EngineError, match="19 tokens for a cap of 18"):
+        with pytest.raises(EngineError, match="19 tokens for a limit of 18"):
             await play(answered([7, 8], finish="abort"), answered([7] * 19))
 
     async def test_rounding_above_zero_is_a_log_prob_of_zero(self) -> None:

@@ -191,7 +191,7 @@ class TestExperts:
             answered([11], **routed(6, [11], start=4) | {"routed_experts": twice}),
         ]
         turns = [asking(ids, return_routed_experts=True) for ids in ([1, 2, 3], [1, 2, 3, 7, 8, 9])]
-        with pytest.raises(EngineError, match="6 experts for each token, and 3 for those before"):
+        with pytest.raises(EngineError, match="6 experts per token, after 3 in earlier turns"):
             await play(answers, turns)
 
 

@@ -106,7 +106,7 @@ class StubbornKiller:
 
 async def test_without_a_verdict_there_is_a_typed_failure_and_no_reward(impatient_judge: MathJudge) -> None:
     async with StubbornKiller():
-        with pytest.raises(JudgeError, match="4 processes were asked") as failure:
+        with pytest.raises(JudgeError, match="4 processes were tried") as failure:
             await impatient_judge.are_equal("1/2", "2/4")
     assert failure.value.code == "judge"
     assert await impatient_judge.are_equal("1/2", "2/4"), "a judge that failed once judges again"

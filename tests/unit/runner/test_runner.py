@@ -323,7 +323,7 @@ async def test_an_engine_that_does_not_tell_what_is_replayed_fails_the_job_befor
         await run(real_time_buffer, job, generator)
     failed = real_time_buffer.job(job.job_id)
     assert failed.state.value == "failed"
-    assert "does not tell the ids that top_p kept" in failed.cause
+    assert "does not return the ids kept by top_p" in failed.cause
     assert (generator.tokenizers, generator.requests) == ([], [])
 
 

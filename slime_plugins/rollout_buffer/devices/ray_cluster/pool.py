@@ -1,13 +1,13 @@
 """The device pool on Ray. The only file that imports Ray, and only when a pool is used.
 
-One detached ``DeviceManager`` actor per cluster keeps detached device workers, one device each; all have names in one
-namespace. Both outlive the runner that started them, and the next one finds them there. A manager that dies is
-restarted by Ray and begins by ending the workers of its earlier life: the episodes on them cost one attempt each.
+One detached ``DeviceManager`` actor per cluster owns detached device workers, one device each; all have names in one
+namespace. Both outlive the runner that started them, and the next runner finds them. Ray restarts a manager that died;
+it first kills the workers of its earlier process, which costs the episodes on them one attempt each.
 
-How to sign in to the cluster Ray takes from ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH``, when it is imported.
+Ray reads the cluster's credentials from ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH`` when it is imported.
 
-Object references are awaited as they are: no ``ray.get`` holds up an event loop, and no pool of threads caps how many
-calls are under way.
+Object references are awaited: no ``ray.get`` blocks an event loop, and no thread pool limits the number of concurrent
+calls.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class RayDevicePool(ManagedDevicePool):
 
 
 class _RemoteDeviceManager:
-    """``DeviceManagerCalls`` by Ray. Connects at the first ``configure``, and again at the next one after a failure."""
+    """``DeviceManagerCalls`` over Ray. Connects at the first ``configure``, and again at the next one after a
+    failure."""
 
     def __init__(self, ray_address: str, farm: str) -> None:
         self._ray_address = ray_address
@@ -102,7 +103,7 @@ class _RemoteDeviceManager:
             await asyncio.to_thread(_import_ray().shutdown)
 
     def _connect(self) -> None:
-        """Joins the cluster and finds the manager, or starts it. Blocks; belongs in a thread."""
+        """Joins the cluster and finds or starts the manager. Blocks; run it in a thread."""
         ray = _import_ray()
         with _ray_errors(ray, self._ray_address):
             if not ray.is_initialized():
@@ -112,7 +113,7 @@ class _RemoteDeviceManager:
 
 
 class _RemoteDevice:
-    """``DeviceCalls`` by Ray."""
+    """``DeviceCalls`` over Ray."""
 
     def __init__(self, device_id: str, actor: Any) -> None:
         self._device_id = device_id
@@ -133,7 +134,7 @@ class _RemoteDevice:
 
 
 async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> Any:
-    """Calls an actor; the actor's own ``EpisodeError`` comes out as it went in, all else as DeviceError."""
+    """Calls an actor; re-raises its ``EpisodeError``, and converts other errors into DeviceError."""
     ray = _import_ray()
     reference = _submit(method, arguments)
     try:
@@ -151,13 +152,13 @@ async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> 
 
 
 def _submit(method: Any, arguments: Sequence[Any]) -> Awaitable[Any]:
-    """Sends a call. Without a cluster Ray would quietly start one of its own here, which nobody asked for."""
+    """Sends a call. Without a cluster Ray would start a local one here."""
     if not _import_ray().is_initialized():
-        raise device_died("this process has left the cluster of the devices")
+        raise device_died("this process has left the devices' cluster")
     try:
         reference: Awaitable[Any] = method.remote(*arguments)
-    except Exception as error:  # Ray raises bare exceptions for an actor of a cluster that it has left
-        raise device_died(f"an actor of the devices cannot be asked: {error}") from error
+    except Exception as error:  # Ray raises plain exceptions for an actor of a cluster that was left
+        raise device_died(f"the actor of a device cannot be called: {error}") from error
     return reference
 
 
@@ -176,7 +177,7 @@ def try_cluster(address: str) -> None:
 
 @contextlib.contextmanager
 def _ray_errors(ray: Any, address: str) -> Iterator[None]:
-    """Turns what Ray raises into this project's errors."""
+    """Converts Ray's errors into this project's."""
     try:
         yield
     except (ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
@@ -196,13 +197,13 @@ def _join_cluster(ray: Any, address: str) -> None:
 
 
 def _python_path() -> str:
-    """Returns where workers look for this package first: where this process has it from."""
+    """Returns the import path of this package, which workers search first."""
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(part for part in (str(_IMPORT_ROOT), inherited) if part)
 
 
 def _find_manager(ray: Any, farm: str) -> Any:
-    """Returns the farm's manager, which is started if there is none."""
+    """Returns the pool's manager; starts it if there is none."""
     return (
         ray.remote(_DeviceManagerActor)
         .options(
@@ -211,7 +212,8 @@ def _find_manager(ray: Any, farm: str) -> Any:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
-            # On the head, without which there is no cluster: another node's death must cost that node's devices only.
+            # On the head node, which the cluster needs anyway: the loss of another node must cost only that node's
+            # devices.
             resources={_HEAD_NODE: 0.001},
             max_restarts=-1,
         )
@@ -233,7 +235,7 @@ def _import_ray() -> Any:
 
 
 class _DeviceManagerActor(DeviceManager):
-    """The manager as a detached actor. Its coroutines make it one that serves many calls at once."""
+    """The manager as a detached actor. Its methods are coroutines, so it serves many calls at once."""
 
     def __init__(self, farm: str) -> None:
         _end_workers_of_an_earlier_life(farm)
@@ -241,10 +243,10 @@ class _DeviceManagerActor(DeviceManager):
 
 
 class _WorkerActor(DeviceWorker):
-    """A device worker that knows on which node of the cluster it is."""
+    """A device worker that reports its node."""
 
     def place(self) -> str:
-        """Returns the node, short as Ray lists it, the host and the process."""
+        """Returns the short node id, the host and the process id."""
         node = str(_import_ray().get_runtime_context().get_node_id())
         return f"node {node[:8]} on {socket.gethostname()}, process {os.getpid()}"
 
@@ -255,7 +257,7 @@ class _RemoteWorker:
     def __init__(self, settings: DevicePoolSettings, index: int, workers_before: int) -> None:
         resources = settings.resources_per_worker
         self._wanted = resources.as_ray_names_them()
-        self._place_within_s = settings.boot_timeout_s / 2  # so that its message comes before the boot's own end
+        self._place_within_s = settings.boot_timeout_s / 2  # so that its message comes before the boot timeout
         self._actor = (
             _import_ray()
             .remote(concurrency_groups={_WATCH: 2})(_WorkerActor)
@@ -285,7 +287,7 @@ class _RemoteWorker:
         return place
 
     async def _placed(self) -> str:
-        """Returns where the actor is; one that no node can ever hold is refused at once instead of waited for."""
+        """Returns where the actor runs; fails at once if no node can ever hold it."""
         why_not = why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes))
         if why_not:
             raise misconfigured(why_not)
@@ -294,7 +296,7 @@ class _RemoteWorker:
                 return cast("str", await _ask(self._actor.place))
         except TimeoutError as timeout:
             nodes = f"every node that offers {in_words(self._wanted)}"
-            raise DeviceError(f"no worker within {self._place_within_s:g} s: {nodes} is full, or slow") from timeout
+            raise DeviceError(f"no worker within {self._place_within_s:g} s: {nodes} is full or slow") from timeout
 
     async def check_health(self) -> None:
         await _ask(self._actor.check_health)
@@ -304,19 +306,19 @@ class _RemoteWorker:
 
 
 def _living_nodes() -> list[dict[str, float]]:
-    """Returns what each node has in all. Blocks; belongs in a thread."""
+    """Returns the total resources of each node. Blocks; run it in a thread."""
     return [dict(node["Resources"]) for node in _import_ray().nodes() if node["Alive"]]
 
 
 def _name_in(farm: str, name: str) -> str:
-    """Returns a name that no other farm's things have."""
+    """Returns a name that is unique to the pool."""
     return f"{farm}.{name}" if farm else name
 
 
 def _end_workers_of_an_earlier_life(farm: str) -> None:
-    """Ends workers that a manager before this one left behind: nobody knows any more who holds them."""
+    """Kills workers of an earlier manager: their leases are lost."""
     ray = _import_ray()
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == NAMESPACE and entry["name"].startswith(_name_in(farm, WORKER_NAME_PREFIX)):
-            logger.warning("ending %s of an earlier manager", entry["name"])
+            logger.warning("killing %s of an earlier manager", entry["name"])
             ray.kill(ray.get_actor(entry["name"], namespace=NAMESPACE), no_restart=True)

@@ -1,9 +1,9 @@
-"""Tries a Ray cluster, as a program: may this environment join it?
+"""A program that checks whether this environment can join a Ray cluster.
 
     python -m slime_plugins.rollout_buffer.devices.ray_cluster.probe ADDRESS
 
-Joins, leaves again, and writes the versions; exit code 0. Otherwise one sentence that says why not; exit code 1.
-``rollout-buffer doctor`` asks this way, and the launch script before it serves a buffer on a cluster that runs already.
+Joins, leaves, and prints the versions; exit code 0. Otherwise prints the reason; exit code 1. ``rollout-buffer doctor``
+calls it, and so does the launch script before it serves a buffer on a running cluster.
 """
 
 from __future__ import annotations

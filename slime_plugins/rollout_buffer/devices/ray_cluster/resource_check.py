@@ -1,4 +1,4 @@
-"""Whether a cluster has a node that can hold a device worker, and if not, why. Pure."""
+"""Checks whether a node of the cluster can hold a device worker. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _INTERNAL = ("node:", "object_store_memory")
 
 
 def why_no_node_fits(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
-    """Returns "" when some node has all that is wanted, free or in use; else what is wanted and what there is.
+    """Returns "" if some node has all wanted resources, free or in use; else a message with both.
 
-    One node must offer everything together: a worker cannot be split.
+    One node must have all of them: a worker runs on one node.
     """
     if any(all(node.get(name, 0.0) >= amount for name, amount in wanted.items()) for node in nodes):
         return ""
@@ -20,7 +20,7 @@ def why_no_node_fits(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, f
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """Returns resources as ``{CPU: 4, phone: 1}``."""
+    """Formats resources like ``{CPU: 4, phone: 1}``."""
     return "{" + ", ".join(f"{name}: {amount:.12g}" for name, amount in sorted(resources.items())) + "}"
 
 

@@ -1,7 +1,7 @@
-"""Pure: Ray lets only equals join, by its own version and Python's. Says so in one sentence, with the way out.
+"""Pure: a process can join a Ray cluster only with the same versions of Ray and Python. Reports a difference.
 
-The devices' cluster and whoever joins it (a runner, slime's rollout worker, the trainer's launch script) may live in
-two environments. Ray finds out when it joins, and says it in six lines of which none names a remedy.
+The devices' cluster and a process that joins it (a runner, slime's rollout worker, the trainer's launch script) may
+have different environments. Ray's own error has six lines without a remedy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _STARTED_WITH = re.compile(r"started with:\s*Ray: (?P<ray>\S+)\s*Python: (?P<pyt
 
 
 class RayVersionError(ConfigError):
-    """A Ray cluster was to be joined by a process with another Ray or another Python."""
+    """A process with another Ray or Python tried to join a Ray cluster."""
 
     code = "ray_version"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayVersions:
-    """What a process or a cluster runs; ``ray`` is empty where it is not installed."""
+    """Versions of a process or a cluster; ``ray`` is empty if it is not installed."""
 
     ray: str
     python: str
@@ -43,13 +43,13 @@ def own_versions() -> RayVersions:
 
 
 def version_refusal(message: str, own: RayVersions, address: str) -> RayVersionError | None:
-    """Returns the error to raise for Ray's own refusal to join the cluster; None when it is about something else."""
+    """Returns the error for Ray's refusal to join the cluster; None if it has another reason."""
     found = _STARTED_WITH.search(message)
     if found is None:
         return None
     cluster = RayVersions(ray=found["ray"], python=found["python"])
     return RayVersionError(
-        f"the Ray cluster at {address} runs {cluster}, and this process has {own}: Ray lets only equals join. "
+        f"the Ray cluster at {address} runs {cluster}, and this process has {own}: Ray requires equal versions. "
         f"{_remedy(cluster, own)}; or leave --ray-address out, and the buffer starts a cluster of its own",
         {"address": address, "cluster": str(cluster), "own": str(own)},
     )

@@ -1,9 +1,9 @@
-"""The settings of Android World episodes and of the device farm, validated before anything starts.
+"""Settings of Android World episodes and of the device pool, validated before a job starts.
 
-They come from ``config.yaml`` beside this file or the file that ``ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG`` names, over it
-from environment variables that begin with ``ROLLOUT_BUFFER_ANDROID_WORLD__`` (all read when a generator starts; the
-command line sets them for its children), and, for the keys of ``JOB_KEYS`` only, from the job's payload under
-``android_world``. What runs on the host, where programs lie, and how many devices there are is not a job's to say.
+They come from ``config.yaml`` in this folder or the file named by ``ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG``; overridden
+by environment variables that begin with ``ROLLOUT_BUFFER_ANDROID_WORLD__`` (read when a generator starts; the command
+line sets them for its children), and, for the keys of ``JOB_KEYS`` only, by the job's payload under ``android_world``.
+Jobs cannot set programs, paths, or the number of devices.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ COMMAND_LINE_OPTION = "--android"
 SHIPPED_CONFIG = Path(__file__).with_name("config.yaml")
 
 JOB_KEYS = GuiAgentSettings.OF_EPISODES | {"reward"}
-"""What a job may override. All else names programs, paths, ports or sizes of the host that runs the devices."""
+"""Keys that a job may override. All others are the host's: programs, paths, ports, sizes."""
 
 
 DEVICE_KIND = "slime_plugins.rollout_buffer.generator.android_world.device_factory:from_options"
-"""Under this address the pool finds how these devices are made."""
+"""Address of the factory of these devices."""
 PREPARATION = "slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device"
-"""Under this address, what a real device needs on its host before it boots."""
+"""Address of the function that prepares the files of a real device before its boot."""
 _NOT_OF_A_DEVICE = set(PoolSettings.model_fields) - {"boot_timeout_s"}
 
 REAL_DEVICE = "android_world"
@@ -52,9 +52,9 @@ KEYS_OF_EMULATORS = frozenset(
         "adb_path",
     }
 )
-"""A file with one of them and no ``device`` is that of a farm: nobody gets simulated phones in silence."""
+"""A file with one of these keys and no ``device`` means real emulators, never simulated phones."""
 KEY_OF_A_FARM = "num_workers"
-"""So is one with this, unless its pool is one for tests and debugging, in threads of the runner."""
+"""So does a file with this key, unless its pool is local (for tests and debugging)."""
 DEFAULTS_OF_REAL_DEVICES: Mapping[str, Any] = {
     "num_workers": 64,
     "resources_per_worker": {"num_cpus": 4, "memory": 8 * 1024**3},
@@ -63,7 +63,7 @@ DEFAULTS_OF_REAL_DEVICES: Mapping[str, Any] = {
 
 
 class AndroidWorldSettings(GuiAgentSettings):
-    """Everything the generator can be told; ``config.yaml`` beside this file explains each key."""
+    """All settings of the generator; ``config.yaml`` in this folder explains each key."""
 
     reward: RewardSettings = RewardSettings()
 
@@ -90,7 +90,7 @@ class AndroidWorldSettings(GuiAgentSettings):
     @classmethod
     def _pattern_has_one_place(cls, pattern: str) -> str:
         if pattern.count("{}") != 1:
-            raise ValueError("must contain {} once, where the worker's number goes")
+            raise ValueError("must contain {} once, for the worker's number")
         _check_avd_name(pattern.replace("{}", "0"))
         return pattern
 
@@ -103,14 +103,14 @@ class AndroidWorldSettings(GuiAgentSettings):
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, device: str) -> str:
-        by_name = (REAL_DEVICE, *OF_THE_LAB[Group.DEVICES])  # the lab's is the default: a service without it starts too
+        by_name = (REAL_DEVICE, *OF_THE_LAB[Group.DEVICES])  # the lab's device is the default, even if not installed
         if device not in by_name and device.count(":") != 1 and device not in installed(Group.DEVICES):
-            known = f"must be {', '.join(by_name)}, module:function of a factory of your own, or a device of a package"
+            known = f"must be {', '.join(by_name)}, module:function of your own factory, or a device of a package"
             raise ValueError(f"{known}: {missing(Group.DEVICES, device)}")
         return device
 
     def for_devices(self) -> DevicePoolSettings:
-        """Returns what the pool is told: the farm, and of the host's side what makes a device. Jobs have no part."""
+        """Returns the settings of the pool and of its devices, without those of jobs."""
         farm = self.model_dump(include=set(PoolSettings.model_fields))
         options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | _NOT_OF_A_DEVICE)
         prepare = PREPARATION if self.device == "android_world" else ""
@@ -118,13 +118,13 @@ class AndroidWorldSettings(GuiAgentSettings):
 
 
 def _check_avd_name(name: str) -> None:
-    """Such names the emulator takes; and nothing else should become part of a path that is written to."""
+    """Checks that the emulator accepts the name and that it is safe as part of a path."""
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
         raise ValueError("may hold letters, digits, dots, hyphens and underscores only")
 
 
 def load_settings(job_options: Mapping[str, Any]) -> AndroidWorldSettings:
-    """Returns the settings for a job: the host's file, or the shipped one, the environment, and the job's overrides.
+    """Returns the settings of a job: the host's file or the shipped one, the environment, and the job's overrides.
 
     Raises:
         ConfigError: a file cannot be read, or a key is unknown, misplaced or out of range. Names the key, and its line
@@ -136,12 +136,12 @@ def load_settings(job_options: Mapping[str, Any]) -> AndroidWorldSettings:
 
 
 def environment_for(config: Path | None, assignments: Sequence[str]) -> dict[str, str]:
-    """Returns the variables with which ``load_settings`` finds ``config``, and ``key=value`` texts on top of it all.
+    """Returns the environment variables for child processes from ``config`` and ``key=value`` texts.
 
     ``assignments`` come from the command line's option ``--android``.
 
     Raises:
-        ConfigError: as ``load_settings``, for the settings that come out.
+        ConfigError: as ``load_settings``, for the resulting settings.
     """
     file = {} if config is None else {CONFIG_VARIABLE: str(config.absolute())}
     _host_settings({**os.environ, **file}, assignments)
@@ -149,7 +149,7 @@ def environment_for(config: Path | None, assignments: Sequence[str]) -> dict[str
 
 
 def read_settings(path: Path) -> AndroidWorldSettings:
-    """Returns the settings of a YAML file alone; keys that it leaves out have their defaults.
+    """Returns the settings of a YAML file alone; missing keys have their defaults.
 
     Raises:
         ConfigError: as ``load_settings``.
@@ -158,7 +158,7 @@ def read_settings(path: Path) -> AndroidWorldSettings:
 
 
 def is_farm_file(path: Path) -> bool:
-    """Whether a YAML file is that of a device farm: nothing but settings, and what a farm's file has among them."""
+    """Returns True if a YAML file holds only settings, and among them keys of real devices or a pool size."""
     try:
         values = config_sources.from_file(path).values
     except ConfigError:
@@ -182,7 +182,7 @@ def _host_settings(environment: Mapping[str, str], assignments: Sequence[str]) -
 
 
 def _with_device(layers: Sequence[config_sources.Layer]) -> config_sources.Layer:
-    """Puts the layers together; a file that names emulators, or how many devices, and no ``device`` means real ones."""
+    """Merges the layers; a file with emulator keys or a pool size and no ``device`` means real emulators."""
     found = config_sources.merged(layers)
     is_farm = KEY_OF_A_FARM in found.values and found.values.get("device_pool") != PoolKind.LOCAL.value
     if "device" not in found.values and (is_farm or KEYS_OF_EMULATORS & found.values.keys()):
@@ -191,7 +191,7 @@ def _with_device(layers: Sequence[config_sources.Layer]) -> config_sources.Layer
 
 
 def _defaults_of(layer: config_sources.Layer) -> config_sources.Layer:
-    """Returns how many real devices there are, and what each takes, where nobody says so; nothing for others."""
+    """Returns the default number and resources of real devices; nothing for other devices."""
     return config_sources.Layer(
         values=dict(DEFAULTS_OF_REAL_DEVICES) if layer.values.get("device") == REAL_DEVICE else {}
     )

@@ -1,11 +1,11 @@
-"""Android World episodes inside slime's own rollout, without the buffer: ``--custom-generate-function-path``.
+"""Android World episodes in slime's own rollout, without the buffer: ``--custom-generate-function-path``.
 
-slime calls ``generate(args, sample, sampling_params)`` once for each member of a group, on one event loop. Everything
-that plays is the buffer's: ``AndroidWorldGenerator`` with its pool, episode loop, budgets and rewards. Here are only
-the two ends: slime's arguments become a job's options, and a trajectory becomes Samples, as in an agent rollout.
+slime calls ``generate(args, sample, sampling_params)`` for each member of a group, on one event loop. Episodes are
+played by ``AndroidWorldGenerator`` with its pool, budgets and rewards. This file converts slime's arguments into a
+job's options and trajectories into Samples, as an agent rollout does.
 
-What the buffer would do is missing: no second attempt, no replay after a crash, no groups that wait for their members.
-An episode that died of its device or engine becomes a Sample that is not trained and says why in its metadata.
+Features of the buffer are missing: retries by other workers, replay after a crash, complete groups. An episode that
+failed with a device or engine error becomes a Sample that is not trained, with the error in its metadata.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ logger = logging.getLogger(__name__)
 SET_BY_THE_CLIENT = frozenset(
     {"max_new_tokens", "temperature", "top_p", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
 )
-"""Sampling parameters that the engine's client has fields or one right value for."""
+"""Sampling parameters for which the engine's client has a field or a fixed value."""
 
 ATTEMPTS = 3
-"""How often an episode is played before its Sample is given up: what broke may be one device of many."""
+"""Tries of an episode before its Sample fails: the error may be that of one device."""
 _Env = TypeVar("_Env", bound=AndroidWorldEnv)
 
 
 async def generate_incremental(
     args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool = False
 ) -> Sample:
-    """Plays one episode whose token sequence only grows, and returns it as one Sample.
+    """Plays one episode as one growing token sequence, and returns it as one Sample.
 
     Raises:
-        ConfigError, DeviceError: nothing can be played at all: a setting is wrong, or no device came up.
+        ConfigError, DeviceError: a setting is invalid, or no device came up.
     """
     rows = await _generate(RolloutMode.INCREMENTAL, args, sample, sampling_params, evaluation)
     return rows[-1]
@@ -89,10 +89,10 @@ async def generate_incremental(
 async def generate_history(
     args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
-    """Plays one episode with a prompt of its own for every turn, and returns a list with one Sample per turn.
+    """Plays one episode with a new prompt for every turn, and returns a list with one Sample per turn.
 
-    All of them share reward and ``rollout_id``. In an evaluation it is the last turn's Sample alone, because slime
-    would count each row as an episode there.
+    All of them share reward and ``rollout_id``. An evaluation returns the last turn's Sample only, because slime counts
+    each row as an episode there.
 
     Raises:
         ConfigError, DeviceError: as ``generate_incremental``.
@@ -107,9 +107,9 @@ def build_env(
     *,
     kind: type[_Env] = AndroidWorldEnv,  # type: ignore[assignment]  # mypy takes no default for a type variable
 ) -> _Env:
-    """Returns the task of a Sample behind slime's environment interface, on a device of this process's pool.
+    """Returns slime's environment interface of a Sample's task, on a device of this process's pool.
 
-    To be called on the event loop that plays. ``kind`` is a subclass of one's own.
+    Call it on the event loop that plays. ``kind`` is a subclass of yours.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -126,10 +126,10 @@ def build_env(
 
 
 async def lend_device(args: Any) -> LeasedDevice:
-    """Waits for a device of this process's pool, which is started once, and lends it. ``give_back`` ends the loan.
+    """Waits for a device of this process's pool, which is started once, and returns it; ``give_back`` returns it.
 
     Raises:
-        ConfigError, DeviceError: a setting is wrong, or no device came up.
+        ConfigError, DeviceError: a setting is invalid, or no device came up.
     """
     pool = _loop_resources().pool_for(_settings(args), args)
     await pool.start()
@@ -137,17 +137,17 @@ async def lend_device(args: Any) -> LeasedDevice:
 
 
 async def close_resources() -> None:
-    """Disconnects this event loop's devices and engines. For tests; a trainer's end does the same."""
+    """Disconnects this event loop's devices and engines, for tests; the exit of the trainer does the same."""
     workshop = _resources_by_loop.pop(asyncio.get_running_loop(), None)
     if workshop is not None:
         await workshop.close()
 
 
-# ---- what one process keeps ------------------------------------------------------------------------------------------
+# ---- shared per process ----------------------------------------------------------------------------------------------
 
 
 class _SharedPool:
-    """One device pool for all that play in this process: whoever starts it first starts it, and nobody closes it."""
+    """The device pool of this process: the first user starts it, and users do not close it."""
 
     def __init__(self, pool: DevicePool) -> None:
         self._pool = pool
@@ -170,14 +170,14 @@ class _SharedPool:
         return await self._pool.snapshot()
 
     async def close(self) -> None:
-        """Leaves the devices to the others."""
+        """Does nothing: other users may hold devices."""
 
     async def end(self) -> None:
         await self._pool.close()
 
 
 class _LoopResources:
-    """The devices, engines and generators of one event loop, each made once."""
+    """The devices, engines and generators of one event loop, each created once."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -186,7 +186,7 @@ class _LoopResources:
         self._generators: dict[str, AndroidWorldGenerator] = {}
 
     def pool_for(self, settings: AndroidWorldSettings, args: Any) -> _SharedPool:
-        """Returns the process's one pool; the host's settings are the same for every job."""
+        """Returns the process's pool; the host's settings are the same for every job."""
         if self._pool is None:
             ray_address = getattr(args, "rollout_buffer_ray_address", None) or "auto"
             self._pool = _SharedPool(
@@ -204,7 +204,6 @@ class _LoopResources:
         return self._generators[key]
 
     async def close(self) -> None:
-        """Ends everything."""
         for engine in self._engines.values():
             await engine.close()
         if self._pool is not None:
@@ -212,7 +211,7 @@ class _LoopResources:
 
     async def _started(self, args: Any, options: Mapping[str, Any], engine_url: str) -> AndroidWorldGenerator:
         if engine_url not in self._engines:
-            # slime aborts what it does not want any more, and waits for it to end: that must not be resumed here.
+            # slime aborts surplus samples and waits for their end: the client must not resume them.
             self._engines[engine_url] = make_engine(engine_url, EngineSettings(resume_aborted=False))
         generator = AndroidWorldGenerator(self.pool_for(load_settings(options), args))
         context = GeneratorContext(
@@ -230,7 +229,7 @@ _resources_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopRe
 
 
 def _loop_resources() -> _LoopResources:
-    """Returns the running loop's workshop; slime has one loop for all rollouts."""
+    """Returns the resources of the running event loop; slime has one loop for all rollouts."""
     return _resources_by_loop.setdefault(asyncio.get_running_loop(), _LoopResources())
 
 
@@ -262,7 +261,7 @@ def _settings(args: Any) -> AndroidWorldSettings:
 
 
 def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
-    """Returns what a job would have in its payload: ``args.android_world`` and slime's own limits over it."""
+    """Returns the options of a job: ``args.android_world``, overridden by slime's limits."""
     _take_farm_from(getattr(args, "custom_config_path", None))
     overrides = dict(getattr(args, "android_world", None) or {})
     limits = (getattr(args, name, None) for name in ("max_context_len", "rollout_max_context_len"))
@@ -279,7 +278,7 @@ def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
 
 
 def _take_farm_from(path: str | None) -> None:
-    """Takes slime's ``--custom-config-path`` for the host's file where it is one, and no other was named."""
+    """Uses slime's ``--custom-config-path`` as the host's file if it is one, and no other is named."""
     if path and not os.environ.get(CONFIG_VARIABLE) and is_farm_file(Path(path)):
         logger.info("the devices are those of %s", path)
         os.environ[CONFIG_VARIABLE] = str(Path(path).absolute())
@@ -320,7 +319,7 @@ def _sampling(params: Mapping[str, Any]) -> SamplingParams:
 
 
 def _samples(args: Any, sample: Sample, trajectory: Trajectory, *, evaluation: bool) -> list[Sample]:
-    """Returns one Sample per training row, each a copy of slime's own with the row in it."""
+    """Returns one Sample per training row, each a copy of slime's Sample with the row."""
     settings = read_image_settings(args)
     vision = None if settings is None else load_vision(args.hf_checkpoint, settings.pixel_dtype)
     fetched = FetchedImages(data={image.sha256: image.data for image in trajectory.images})
@@ -328,7 +327,7 @@ def _samples(args: Any, sample: Sample, trajectory: Trajectory, *, evaluation: b
     rows = rows_of(converter.groups([_item(trajectory)], vision, fetched)[0][0])
     images = _images_of_rows(trajectory)
     if len(images) != len(rows):
-        images = [[] for _ in rows]  # a dummy that stands for a trajectory without a trained token
+        images = [[] for _ in rows]  # a dummy row of a trajectory without a trained token
     filled = [_onto(sample, row, shown) for row, shown in zip(rows, images, strict=True)]
     fill_records(filled, args)
     tokenizer = _tokenizer(args.hf_checkpoint)
@@ -338,7 +337,7 @@ def _samples(args: Any, sample: Sample, trajectory: Trajectory, *, evaluation: b
 
 
 def _item(trajectory: Trajectory) -> RolloutItem:
-    """Returns the trajectory as a trainer would get it from a buffer."""
+    """Returns the trajectory in the form that a buffer delivers to a trainer."""
     return RolloutItem(
         uid=trajectory.uid,
         instance_id=trajectory.instance_id,
@@ -355,14 +354,14 @@ def _item(trajectory: Trajectory) -> RolloutItem:
 
 
 def _images_of_rows(trajectory: Trajectory) -> list[list[PillowImage.Image]]:
-    """Returns the screenshots of each training row, one per placeholder; pixels are decoded when somebody asks."""
+    """Returns the screenshots of each training row, one per placeholder; pixels are decoded on use."""
     opened = {image.sha256: PillowImage.open(io.BytesIO(image.data)) for image in trajectory.images}
     rows = pack_training_rows(trajectory.generations)
     return [[opened[sha256] for sha256 in row.images or ()] for row in rows]
 
 
 def _onto(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> Sample:
-    """Returns a copy of slime's Sample that holds the row and its screenshots."""
+    """Returns a copy of slime's Sample with the row and its screenshots."""
     filled = copy.copy(sample)
     filled.tokens = row.tokens
     filled.response_length = row.response_length
@@ -386,7 +385,7 @@ def _onto(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> S
 
 
 def _failed(args: Any, sample: Sample, request: EpisodeRequest, error: EpisodeError) -> Sample:
-    """Returns a Sample that is not trained: two tokens, no mask, aborted, and what broke."""
+    """Returns a Sample that is not trained: two tokens, no mask, aborted, with the error."""
     item = RolloutItem(
         uid=request.uid,
         instance_id=request.instance.instance_id,

@@ -1,4 +1,4 @@
-"""From the settings to a phone. Runs in the device worker, so heavy imports happen there and nowhere else."""
+"""Creates a phone from the settings. Runs in the device worker, so that only this process imports heavy packages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_K
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
 DeviceFactory = Callable[[AndroidWorldSettings, int], Device[Action]]
-"""Makes device number ``index``. May take as long as a phone takes to boot."""
+"""Creates device number ``index``. May take as long as a boot."""
 
 
 def from_options(options: Mapping[str, Any], index: int) -> Device[Action]:
-    """Android's ``DeviceKind``: the options are those that ``AndroidWorldSettings.for_devices`` gives."""
+    """Android's ``DeviceKind``: ``options`` come from ``AndroidWorldSettings.for_devices``."""
     return create_device(AndroidWorldSettings.model_validate(options), index)
 
 
 def make_virtual_device(options: Mapping[str, Any], index: int) -> None:
-    """Copies the base device for worker ``index``, unless that was done before.
+    """Clones the base device for worker ``index``, unless it is cloned already.
 
     Raises:
         ConfigError, DeviceError: as ``clone_avd``.
@@ -30,20 +30,20 @@ def make_virtual_device(options: Mapping[str, Any], index: int) -> None:
     from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package
 
     settings = AndroidWorldSettings.model_validate(options)
-    if not settings.android_world_python:  # before minutes of copying, and otherwise that Python's to say
+    if not settings.android_world_python:  # before minutes of copying; otherwise that Python checks
         check_package()
     check_sdk(settings)
     make_clone(settings, index)
 
 
 def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
-    """Returns a device, ready for its first ``reset``.
+    """Returns a device that is ready for its first ``reset``.
 
     ``device: android_world`` is the real package on an emulator; with ``android_world_python`` it runs in a process of
     that Python.
 
     Raises:
-        ConfigError: the settings name no device that can be made here.
+        ConfigError: the settings name no device that can be created here.
         DeviceError: the device did not come up.
     """
     if settings.device == "android_world":

@@ -1,4 +1,4 @@
-"""The Android World generator: phones, their settings, and what is earned on them."""
+"""The Android World generator: phones, their settings, and rewards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from slime_plugins.rollout_buffer.generator.gui_agent.generator import GuiAgentG
 
 
 class AndroidWorldGenerator(GuiAgentGenerator[AndroidWorldSettings]):
-    """Plays Android World tasks on pooled phones. Give it a ``pool`` to play on devices of your own."""
+    """Plays Android World tasks on pooled phones. ``pool`` replaces the pool of the settings."""
 
     def settings_of(self, options: Mapping[str, Any]) -> AndroidWorldSettings:
-        """As ``GuiAgentGenerator.settings_of``."""
         return load_settings(options)
 
     def rewards_of(self, settings: AndroidWorldSettings) -> RewardSettings:
-        """As ``GuiAgentGenerator.rewards_of``: by the table in ``rewards``."""
         return settings.reward

@@ -1,7 +1,7 @@
 """slime's multi-turn environment interface over a leased device: reset, step, final reward, format, close.
 
-For rollout loops of others that keep tokens themselves. Actions, notes and rewards are those of the buffer's episodes.
-The calls that wait for a device are coroutines: one event loop plays many environments.
+For other rollout loops, which record tokens themselves. Actions, notes and rewards are those of the buffer's episodes.
+Calls that wait for a device are coroutines: one event loop plays many environments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.types import Message
 
 
 class AndroidWorldEnv:
-    """One task behind slime's environment interface. It takes a device at ``reset`` and gives it back at ``close``.
+    """One task behind slime's environment interface. It acquires a device at ``reset`` and returns it at ``close``.
 
     An observation is ``{"task", "note", "step", "max_steps", "seen", "multi_modal_data": {"image": [PIL]}}``.
     """
@@ -52,14 +52,14 @@ class AndroidWorldEnv:
 
     @property
     def system_message(self) -> Message:
-        """What stands before the first observation: the tool and how to call it."""
+        """The system message: the tool and how to call it."""
         return system_message()
 
     async def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Sets the task up and returns the first observation and facts about the device.
 
         Raises:
-            DeviceError, EnvironmentSetupError: there is no device, or the task cannot be set up.
+            DeviceError, EnvironmentSetupError: there is no free device, or the task cannot be set up.
         """
         if self._device is None:
             self._device = await self._acquire()
@@ -76,12 +76,12 @@ class AndroidWorldEnv:
         return self._observation(), {"device_id": self._device.device_id, **first.details}
 
     async def step(self, response_text: str) -> tuple[dict[str, Any], bool, dict[str, Any]]:
-        """Does what a reply asks for; returns what there is to see, whether the episode is over, and what was done.
+        """Executes a reply's action; returns the observation, whether the episode is over, and facts about the action.
 
-        A reply without a valid action costs a turn and changes nothing; its observation says what was wrong.
+        A reply without a valid action costs a turn and changes nothing; its observation has the reason.
 
         Raises:
-            DeviceError: the device broke. That is never a reward.
+            DeviceError: the device failed; this is never a reward.
         """
         play = self._playing()
         self._turns += 1
@@ -91,18 +91,18 @@ class AndroidWorldEnv:
         return self._observation(), over, {**play.log[-1], "stop_reason": str(done) if done else None}
 
     async def compute_final_reward(self) -> float:
-        """Returns what the episode earned: success counts whoever ended it.
+        """Returns the reward; success counts, whether or not the agent ended the episode.
 
         Raises:
-            DeviceError: the device cannot tell.
+            DeviceError: the device cannot be scored.
         """
         return (await self._playing().reward(ended_by_agent=self._ended_by_agent)).reward
 
     def format_observation(self, observation: Mapping[str, Any], is_initial: bool | None = None) -> Message:
         """Returns an observation as a user message; its image part holds the screenshot as a PIL image.
 
-        The image stands where the text has its place. Whoever says ``is_initial`` gets the shape of slime's own
-        environments instead: the image first, then the whole text with ``<image>`` in it.
+        By default the image is at its place in the text. With ``is_initial`` the message has the shape of slime's own
+        environments: the image first, then the whole text with ``<image>`` in it.
         """
         seen: Observation = observation["seen"]
         step = int(observation["step"])
@@ -121,7 +121,7 @@ class AndroidWorldEnv:
         return {"role": "user", "content": parts}
 
     def close(self) -> None:
-        """Gives the device back; a second call does nothing. To be called on the event loop that plays."""
+        """Returns the device; a second call does nothing. Call it on the event loop that plays."""
         device, self._device, self._play = self._device, None, None
         if device is not None:
             device.give_back()

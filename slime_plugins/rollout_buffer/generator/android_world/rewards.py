@@ -1,4 +1,4 @@
-"""What an episode earns. Pure functions of numbers; every constant is in ``RewardSettings``.
+"""Rewards of episodes. Pure functions of numbers; every constant is in ``RewardSettings``.
 
 =============================================  ==============================================  =====================
 how the episode ended                          reward                                          range
@@ -9,9 +9,9 @@ s = 0, the agent ended it                      ``-premature_penalty``           
 s = 0, out of turns, tokens or context         ``0``                                           0
 =============================================  ==============================================  =====================
 
-``steps`` are the actions taken: well-formed ones, the closing ``terminate`` or ``answer`` among them; a malformed reply
-costs a turn but is no action. With ``success_needs_ending`` an episode that the agent did not end itself earns 0, even
-if the state happens to be right: knowing when to stop is then part of the task.
+``steps`` counts well-formed actions, the final ``terminate`` or ``answer`` included; a malformed reply costs a turn but
+is no action. With ``success_needs_ending`` an episode that the agent did not end itself gets 0 even if the state is
+right: stopping in time is then part of the task.
 """
 
 from __future__ import annotations
@@ -43,17 +43,15 @@ class RewardSettings(SettingsSection):
     @model_validator(mode="after")
     def _scale_has_room(self) -> RewardSettings:
         if self.step_scale_min > self.step_scale_max:
-            raise ValueError("step_scale_min is larger than step_scale_max")
+            raise ValueError("step_scale_min must not exceed step_scale_max")
         return self
 
     def asks_device(self, *, ended_by_agent: bool) -> bool:
-        """As ``RewardRule.asks_device``."""
         return ended_by_agent or not self.success_needs_ending
 
     def earned(
         self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
     ) -> PhoneRewardBreakdown:
-        """As ``RewardRule.earned``: by the table of this module."""
         return episode_reward(
             success=score,
             ended_by_agent=ended_by_agent,
@@ -65,7 +63,7 @@ class RewardSettings(SettingsSection):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhoneRewardBreakdown:
-    """A reward and what it is made of. ``success`` is None where the device was never asked: an episode given up."""
+    """A reward and its parts. ``success`` is None if the device was not scored: the episode was aborted."""
 
     reward: float
     success: float | None
@@ -80,7 +78,7 @@ class PhoneRewardBreakdown:
 
 
 def step_scale(steps: int, settings: RewardSettings) -> float:
-    """Returns ``clamp(exp(-0.1 * steps), 0.1, 1.5)``: fewer actions earn more. In [0.1, 1]."""
+    """Returns ``clamp(exp(-0.1 * steps), 0.1, 1.5)``: fewer actions give more. In [0.1, 1]."""
     return min(max(math.exp(-settings.step_decay * steps), settings.step_scale_min), settings.step_scale_max)
 
 
@@ -94,7 +92,7 @@ def thinking_bonus(mean_thinking_tokens: float, settings: RewardSettings) -> flo
 
 
 def premature_penalty(steps: int, max_turns: int, settings: RewardSettings) -> float:
-    """Returns ``0.5 * (1 - steps / max_turns)``: giving up early costs most. In [0, 0.5]."""
+    """Returns ``0.5 * (1 - steps / max_turns)``: giving up early costs more. In [0, 0.5]."""
     return settings.premature_penalty * (1 - min(steps / max_turns, 1.0))
 
 
@@ -106,9 +104,9 @@ def episode_reward(
     max_turns: int,
     settings: RewardSettings,
 ) -> PhoneRewardBreakdown:
-    """Returns what the episode earns, by the table of this module.
+    """Returns the reward of an episode, by the table of this module.
 
-    ``success`` is the device's score in [0, 1], None where it was not asked. ``thinking_tokens`` has one entry per
+    ``success`` is the device's score in [0, 1], None without one. ``thinking_tokens`` has one entry per
     action taken: the tokens inside the thinking tags of that reply.
     """
     steps = len(thinking_tokens)
@@ -129,7 +127,7 @@ def episode_reward(
 
 
 def _sigmoid(value: float) -> float:
-    """The logistic function, without overflow on either side."""
+    """Returns the logistic function, without overflow."""
     if value >= 0:
         return 1 / (1 + math.exp(-min(value, 700.0)))
     return math.exp(max(value, -700.0)) / (1 + math.exp(max(value, -700.0)))

@@ -1,4 +1,4 @@
-"""The tool calls of a sampled turn, as the tools answer them: one that cannot be read gets a result that says why."""
+"""Tool calls of a sampled turn; a malformed call gets an error as its result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from slime_plugins.rollout_buffer.engine.tool_call_parser import SegmentKind, To
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
 
 UNREADABLE = "unreadable"
-"""The tool's name in the answer to a call that cannot be read."""
+"""The tool name in the answer to a malformed call."""
 
 _SHAPE = '{"name": "...", "arguments": {...}}'
 
 CallReader = Callable[[str], Sequence[ToolCall]]
-"""What a sampled turn asks for, from its text; empty when it asks for nothing."""
+"""Returns the tool calls in the text of a sampled turn; empty without any."""
 
 
 def read_calls(text: str) -> list[ToolCall]:
@@ -25,7 +25,7 @@ def read_calls(text: str) -> list[ToolCall]:
 
 
 def text_outside_calls(text: str) -> str:
-    """Returns what a turn says beside its calls and its thoughts."""
+    """Returns the text of a turn outside of its calls and thoughts."""
     return "".join(segment.text for segment in read_segments(text) if segment.kind is SegmentKind.TEXT).strip()
 
 

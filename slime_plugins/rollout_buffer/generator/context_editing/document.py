@@ -1,7 +1,7 @@
-"""A long document as something to work on: measured, cut into chunks, searched. Never part of a prompt by itself.
+"""A long document as data: length, chunks, search. It is never part of a prompt by itself.
 
-Documents, their chunks and their indices are shared by all episodes that work on the same text: the siblings of a group
-do not measure and index it again. Heavy work is done in threads.
+Documents, chunks and indices are shared by all episodes with the same text, so that the members of a group do not
+compute them again. Heavy work runs in threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.install_hints import install_extra
 
-_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts that put no spaces between words
+_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts without spaces between words
 _WORD = re.compile(rf"[{_UNSPACED}]{{1,2}}|[^\s{_UNSPACED}]{{1,40}}")
 _TERM = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _BLOCK_CHARACTERS = 16_000
@@ -30,7 +30,7 @@ def require_search_library() -> Any:
     """Returns the BM25 library.
 
     Raises:
-        ConfigError: it is not installed, and how to get it.
+        ConfigError: it is not installed; names the extra to install.
     """
     try:
         return importlib.import_module("bm25s")
@@ -40,14 +40,14 @@ def require_search_library() -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hit:
-    """A chunk that matches a query, and how well (BM25, above 0)."""
+    """A chunk that matches a query, and its BM25 score (above 0)."""
 
     chunk_id: int
     score: float
 
 
 class ChunkIndex:
-    """A document cut into chunks of ``chunk_words`` words, which BM25 searches. Neighbours share ``overlap`` words."""
+    """A document in chunks of ``chunk_words`` words, with a BM25 index. Neighbours share ``overlap`` words."""
 
     def __init__(self, text: str, *, chunk_words: int, overlap: int) -> None:
         self.chunk_words = chunk_words
@@ -57,7 +57,7 @@ class ChunkIndex:
         self._scorer = _scorer(terms) if any(terms) else None
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Returns the best chunks, best first, equal ones in the document's order; none that shares no word."""
+        """Returns the best chunks, best first, equal ones in the document's order; none without a common word."""
         terms = _terms(query)
         if self._scorer is None or not terms:
             return []
@@ -67,7 +67,7 @@ class ChunkIndex:
 
 
 class Document:
-    """One text. ``sha256`` names it."""
+    """One text and its sha256."""
 
     def __init__(self, text: str, sha256: str) -> None:
         self.text = text
@@ -78,25 +78,25 @@ class Document:
         self._busy = asyncio.Lock()
 
     async def word_count(self) -> int:
-        """Returns how many words it has."""
+        """Returns the number of words."""
         async with self._busy:
             if self._word_count is None:
                 self._word_count = await asyncio.to_thread(lambda: sum(1 for _ in _WORD.finditer(self.text)))
             return self._word_count
 
     async def token_count(self, count: Callable[[str], int]) -> int:
-        """Returns how many tokens it has, counted block by block: exact but for a token or two per block."""
+        """Returns the number of tokens, counted in blocks: exact but for a token or two per block."""
         async with self._busy:
             if self._token_count is None:
                 total = 0
                 for start in range(0, len(self.text), _BLOCK_CHARACTERS):
                     total += count(self.text[start : start + _BLOCK_CHARACTERS])
-                    await asyncio.sleep(0)  # other episodes go on between two blocks
+                    await asyncio.sleep(0)  # lets other episodes run between two blocks
                 self._token_count = total
             return self._token_count
 
     async def index(self, *, chunk_words: int, overlap: int) -> ChunkIndex:
-        """Returns the index of that shape; the last few are kept."""
+        """Returns the index with these parameters; the last few are cached."""
         key = (chunk_words, overlap)
         async with self._busy:
             if key not in self._indices:
@@ -108,15 +108,14 @@ class Document:
 
 
 class DocumentCache:
-    """The documents that were asked for last, up to ``max_characters`` together."""
+    """The most recently used documents, up to ``max_characters`` together."""
 
     def __init__(self, max_characters: int = _SHELF_CHARACTERS) -> None:
         self._max_characters = max_characters
         self._documents: OrderedDict[str, Document] = OrderedDict()
 
     def document(self, text: str) -> Document:
-        """Returns the one document of this text."""
-        clean = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates can be spelled in JSON only
+        clean = text.encode("utf-8", "replace").decode("utf-8")  # JSON may hold lone surrogates
         sha256 = hashlib.sha256(clean.encode()).hexdigest()
         found = self._documents.pop(sha256, None) or Document(clean, sha256)
         self._documents[sha256] = found

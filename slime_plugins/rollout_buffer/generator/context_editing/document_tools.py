@@ -1,7 +1,7 @@
-"""Carries out the tools that work on the document, the notes and the budget.
+"""The tools for the document, the notes and the budget.
 
-``deleteContext`` and ``finish`` change the episode itself and are the episode's; they are checked here like the others.
-Whatever a model asks for, the answer is a result: an error is a sentence that says what to do instead.
+``deleteContext`` and ``finish`` change the episode and are executed by it; their arguments are checked here. The answer
+to any call is a result: an error is a sentence with an alternative.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CUT = " … (cut: this is too long for one result; smaller chunks are shown who
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """The context in tokens: what it holds now, what a turn needs, and the most it may hold."""
+    """The context in tokens: its present length, the room that a turn needs, and the limit."""
 
     used: int
     response_length: int
@@ -39,20 +39,20 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """What may still be added before the episode ends; never negative."""
+        """Tokens that may be added before the episode ends; never negative."""
         return max(0, self.max_model_length - self.response_length - self.used)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedCall:
-    """A call of a tool that exists, with arguments in their right types."""
+    """A call of an existing tool, with arguments of the right types."""
 
     tool: str
     arguments: Mapping[str, Any]
 
 
 class DocumentTools:
-    """The tools of one episode. ``count`` counts the tokens of a text, ``budget`` tells the context's state."""
+    """The tools of one episode. ``count`` counts the tokens of a text, ``budget`` returns the context's state."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class DocumentTools:
         }
 
     def check(self, call: ToolCall) -> CheckedCall | ToolResult:
-        """Returns the call ready to be carried out, or the error that answers it."""
+        """Returns the checked call, or the error that answers it."""
         if call.problem is not None:
             return _error(call.problem)
         tool = self._tools.get(call.name)
@@ -94,11 +94,11 @@ class DocumentTools:
             return _error(str(error))
 
     def has(self, name: str) -> bool:
-        """Whether an episode of this job has a tool of that name."""
+        """Returns True if an episode of this job has a tool of that name."""
         return name in self._tools
 
     async def run(self, call: CheckedCall) -> ToolResult:
-        """Carries a call out; any tool but ``deleteContext`` and ``finish``."""
+        """Executes a call of any tool but ``deleteContext`` and ``finish``."""
         own = handler_of(call.tool)
         if own is None:
             return await self._handlers[ToolName(call.tool)](call.arguments)
@@ -215,7 +215,7 @@ class DocumentTools:
         return ToolResult(message=result)
 
     def _within_limit(self, text: str) -> str:
-        """Cuts a text to about the largest result that is allowed."""
+        """Cuts a text to about the maximum length of a result."""
         limit = self._settings.max_result_tokens
         tokens = self._count(text)
         if tokens <= limit:

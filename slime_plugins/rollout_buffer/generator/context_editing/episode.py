@@ -1,10 +1,10 @@
-"""One episode: generate, carry out what the turn asks for, show the results, until something ends it.
+"""One episode: generate, execute the turn's tool calls, append the results, until an end condition.
 
     prompt (view of the history) ─▶ fits? ─▶ generate ─▶ read calls ─▶ carry out, one after the other ─┐
               ▲                                                                                      │
               └──────────── results are added; deleteContext marks messages as deleted ◀─────────────┘
 
-How it ends:
+End conditions:
 
 =========================================  ===============  ===========  =================================
 what happened                              stop reason      outcome      reward
@@ -12,11 +12,11 @@ what happened                              stop reason      outcome      reward
 ``finish`` was called                      answered         completed    of its answer (``rewards.py``)
 a turn without a tool call                 stop             completed    of the turn's text
 the next turn would not fit the context    max_context      truncated    ``context_length_penalty``
-the last turn is played                    max_turns        completed    0
-a turn reached its own cap                 max_tokens       truncated    0
+the limit of turns is reached              max_turns        completed    0
+a turn reached its token limit             max_tokens       truncated    0
 the agent sampled an image token           forbidden_token  truncated    0
-the engine was told to give up             aborted          aborted      0
-the engine broke, or the line is unusable  an ``EpisodeError`` is raised: no trajectory, no reward
+the engine was cancelled                   aborted          aborted      0
+the engine failed, or the line is invalid  an ``EpisodeError`` is raised: no trajectory, no reward
 =========================================  ===============  ===========  =================================
 """
 
@@ -59,7 +59,7 @@ NO_TOOL = "none"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeSetup:
-    """What all episodes of a job share."""
+    """Shared by all episodes of a job."""
 
     engine: Engine
     chat: ChatTokens
@@ -72,7 +72,7 @@ class EpisodeSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ending:
-    """Why the loop ended, and the answer if there is one."""
+    """The reason why the loop ended, and the answer if there is one."""
 
     stop_reason: StopReason
     outcome: Outcome
@@ -87,7 +87,7 @@ _ABORTED = _Ending(stop_reason=StopReason.ABORTED, outcome=Outcome.ABORTED)
 
 
 class ContextEditingEpisode:
-    """One episode over one document. Made for a single ``play``."""
+    """One episode over one document, for a single ``play``."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class ContextEditingEpisode:
         self._stopwatch = PhaseTimer()
 
     async def play(self) -> Trajectory:
-        """Plays to the end and returns the record, under the request's uid.
+        """Plays the episode and returns its trajectory, under the request's uid.
 
         Raises:
-            EpisodeError: the engine broke.
+            EpisodeError: the engine failed.
         """
         try:
             ending = await self._play_turns()
@@ -161,7 +161,7 @@ class ContextEditingEpisode:
         return reply
 
     def _record(self, prompt_ids: Sequence[int], reply: GenerateReply) -> tuple[int, str]:
-        """Keeps a turn as it was sampled; returns its message id and its text."""
+        """Records a sampled turn; returns its message id and its text."""
         generation = reply.as_generation(prompt_ids, length=self._allowed_length(reply.output_ids))
         text = self._setup.chat.text(generation.output_ids)
         msg_id = self._history.add_assistant(text)
@@ -170,7 +170,7 @@ class ContextEditingEpisode:
         return msg_id, text
 
     def _why_cut(self, reply: GenerateReply) -> _Ending | None:
-        """Returns the ending of a turn that did not come to its own end."""
+        """Returns the ending of a turn that was cut; None for a complete turn."""
         if reply.finish_reason == "abort":
             return _ABORTED
         if self._allowed_length(reply.output_ids) < len(reply.output_ids):
@@ -178,7 +178,7 @@ class ContextEditingEpisode:
         return _OUT_OF_TOKENS if reply.finish_reason == "length" else None
 
     async def _act(self, msg_id: int, text: str) -> _Ending | None:
-        """Carries out the calls of a turn, in order; returns the ending if one of them ends the episode."""
+        """Executes the calls of a turn, in order; returns the ending if one of them ends the episode."""
         calls = self._setup.read_calls(text)
         if not calls:
             return _Ending(stop_reason=StopReason.STOP, outcome=Outcome.COMPLETED, answer=text_outside_calls(text))
@@ -206,7 +206,7 @@ class ContextEditingEpisode:
         return await self._document_tools.run(checked)
 
     def _delete_context(self, call: CheckedCall, msg_id: int) -> ToolResult:
-        """Deletes messages. Before that, and only if there are some, it marks what a snapshot is rebuilt from."""
+        """Deletes messages. Before that, if there are any, it records the mark for a snapshot."""
         deletion = self._history.plan_deletion(call.arguments["message_ids"], invoked_by=msg_id)
         if deletion.deleted:
             self._marks.append(
@@ -220,7 +220,7 @@ class ContextEditingEpisode:
         return deletion.result()
 
     def _budget(self) -> Budget:
-        """The context as it stands after the turn that asks, with the results that this turn got so far."""
+        """Returns the context's state after the current turn, with its results so far."""
         last = self._generations[-1]
         results = [message["content"] for message in self._history.results_of_last_turn()]
         return Budget(
@@ -262,7 +262,7 @@ class ContextEditingEpisode:
         )
 
     def _trained_generations(self) -> tuple[Generation, ...]:
-        """All turns are trained; without ``train_before_deletion`` only those after the last one that deleted."""
+        """Returns all turns; without ``train_before_deletion`` only those after the last deleting turn."""
         if self._settings.train_before_deletion or not self._marks:
             return tuple(self._generations)
         last = self._marks[-1].turn

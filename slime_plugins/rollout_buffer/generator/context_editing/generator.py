@@ -1,4 +1,4 @@
-"""The context-editing generator: settings, tokens, tools and documents put together, one episode per ``play``."""
+"""The generator of context-editing episodes: settings, tokenizer, tools and documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class ContextEditingGenerator:
-    """Plays questions over long documents. ``read_calls`` says what a sampled turn asks for, from its text."""
+    """Plays questions over long documents. ``read_calls`` parses the tool calls of a sampled turn."""
 
     def __init__(self, read_calls: CallReader = read_calls) -> None:
         self._read_calls = read_calls
@@ -32,10 +32,10 @@ class ContextEditingGenerator:
         self._setup: EpisodeSetup | None = None
 
     async def start(self, context: GeneratorContext) -> None:
-        """Reads the settings, loads the search library and tries the chat template with results and stubs.
+        """Reads the settings, loads the search library and tests the chat template with results and stubs.
 
         Raises:
-            ConfigError: a setting is wrong, the search library is missing, or the tokenizer's chat template does not
+            ConfigError: a setting is invalid, the search library is missing, or the tokenizer's chat template does not
                 take tool results.
         """
         settings = load_settings(context.options)
@@ -53,14 +53,14 @@ class ContextEditingGenerator:
         )
         _try_results_and_stubs(chat)
         if not self._setup.tools_in_template:
-            logger.warning("the chat template writes no tools: they are described in the system message")
+            logger.warning("the chat template has no tools section: the system message describes the tools")
         logger.info("statelm is ready with %s", settings.model_dump_json(exclude_defaults=True))
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
         """Plays one episode.
 
         Raises:
-            EpisodeError: the engine broke, or the input line cannot be used.
+            EpisodeError: the engine failed, or the input line is invalid.
         """
         if self._setup is None:
             raise GeneratorError("the statelm generator was not started")
@@ -74,7 +74,6 @@ class ContextEditingGenerator:
         ).play()
 
     async def close(self) -> None:
-        """Forgets the documents."""
         self._shelf = DocumentCache()
 
     def _prompt(self, prompt: Sequence[Message], setup: EpisodeSetup) -> list[Message]:
@@ -89,7 +88,7 @@ def _template_writes_tools(chat: ChatTokens, tools: Sequence[Mapping[str, Any]])
 
 
 def _try_results_and_stubs(chat: ChatTokens) -> None:
-    """Lets a template that refuses tool results do so before the first episode, and not in it."""
+    """Renders tool results once, so that a template that refuses them fails before the first episode."""
     history = History([{"role": "user", "content": "question"}])
     asked = history.add_assistant("call")
     history.add_result(ToolName.READ_CHUNK, ToolResult(message="text"), invoked_by=asked)

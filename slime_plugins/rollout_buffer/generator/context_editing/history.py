@@ -1,7 +1,7 @@
-"""Everything that was said in an episode, by message id, and what of it was deleted since.
+"""All messages of an episode, by message id, and which of them were deleted.
 
-A message is never changed and its id never used again; deleting only adds to ``deleted``. What the model sees of a
-deleted message is a stub.
+Messages are never changed and ids never reused; deleting only adds to ``deleted``. In prompts a deleted message is
+replaced by a stub.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARKER = re.compile(r"[<\[][^\s\"\\]+[>\]]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
-    """What a tool answers: a text or JSON. ``answer`` is set by the call that ends the episode."""
+    """A tool's answer: a text or JSON. ``answer`` is set by the call that ends the episode."""
 
     message: Any
     ok: bool = True
@@ -38,13 +38,13 @@ class ToolResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deletion:
-    """What a call of ``deleteContext`` would do: the ids it deletes, and why it leaves the others."""
+    """A planned ``deleteContext``: the ids to delete, and the reasons for refused ids."""
 
     deleted: tuple[int, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
 
     def result(self) -> ToolResult:
-        """Returns the tool's answer; a call that deletes nothing is an error."""
+        """Returns the tool's answer; it is an error if nothing is deleted."""
         result: dict[str, Any] = {"deleted_msg_ids": list(self.deleted)}
         if self.refused:
             result["not_deleted"] = {str(msg_id): reason for msg_id, reason in self.refused.items()}
@@ -52,9 +52,9 @@ class Deletion:
 
 
 class History:
-    """The messages of one episode. Those of its prompt are protected: system and question cannot be deleted.
+    """The messages of one episode. System message and question are protected from deletion.
 
-    ``break_markers`` is applied to every tool result, so that no text of a document becomes a token of the template.
+    ``break_markers`` is applied to every tool result, so that no text of a document becomes a special token.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class History:
         *,
         number_turns: bool = False,
     ) -> None:
-        """``number_turns`` gives the first sampled turn the id 0; those of the prompt have negative ones then."""
+        """``number_turns`` gives the first sampled turn the id 0; prompt messages then have negative ids."""
         begin = list(prompt)
         self.messages: list[Message] = []
         self.deleted: set[int] = set()
@@ -75,23 +75,22 @@ class History:
         self._protected = self._next_id()
 
     def add_assistant(self, text: str) -> int:
-        """Adds a sampled turn, as it was sampled; returns its id."""
+        """Adds a sampled turn; returns its id."""
         return self._append({"role": "assistant", "content": text})
 
     def add_result(self, tool_name: str, result: ToolResult, *, invoked_by: int) -> int:
-        """Adds a tool's answer in the form that the model sees; returns its id."""
+        """Adds a tool's answer in the form of prompts; returns its id."""
         msg_id = self._next_id()
         shown = {MSG_ID: msg_id, INVOKED_BY: invoked_by, "status": result.status, "message": result.message}
         content = self._break_markers(json.dumps(shown, ensure_ascii=False))
         return self._append({"role": "tool", "content": content, "tool_name": tool_name, INVOKED_BY: invoked_by})
 
     def plan_deletion(self, ids: Sequence[int], *, invoked_by: int) -> Deletion:
-        """Returns what deleting ``ids`` would do; nothing is deleted yet."""
+        """Returns the plan of a deletion of ``ids``; nothing is deleted yet."""
         refused = {msg_id: reason for msg_id in ids if (reason := self._refusal(msg_id, invoked_by))}
         return Deletion(deleted=tuple(one for one in ids if one not in refused), refused=refused)
 
     def delete(self, deletion: Deletion) -> None:
-        """Carries a planned deletion out."""
         self.deleted.update(deletion.deleted)
 
     def results_of_last_turn(self) -> list[Message]:
@@ -99,11 +98,10 @@ class History:
         return list(itertools.takewhile(lambda message: message["role"] == "tool", reversed(self.messages)))
 
     def is_kept_turn(self, message: Message) -> bool:
-        """Returns whether this is a sampled turn that the model still sees."""
+        """Returns True for a sampled turn that was not deleted."""
         return message["role"] == "assistant" and message[MSG_ID] >= self._protected and not self.is_deleted(message)
 
     def is_deleted(self, message: Message) -> bool:
-        """Returns whether the model sees only a stub of it."""
         return message[MSG_ID] in self.deleted
 
     def _append(self, message: Message) -> int:
@@ -127,7 +125,7 @@ class History:
 
 
 def stub_of(message: Message) -> Message:
-    """Returns what is shown in place of a deleted message."""
+    """Returns the stub that replaces a deleted message in prompts."""
     msg_id = message[MSG_ID]
     if message["role"] != "tool":
         return {"role": message["role"], "content": f"[message {msg_id} was deleted]"}
@@ -136,14 +134,14 @@ def stub_of(message: Message) -> Message:
 
 
 class MarkerBreaker:
-    """Puts a space into every text that the tokenizer would take for one of its marker tokens: ``< |im_end|>``."""
+    """Inserts a space into special tokens in a text: ``< |im_end|>``."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         wanted = sorted((marker for marker in markers if _MARKER.fullmatch(marker)), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
 
     def __call__(self, text: str) -> str:
-        """Returns the text without markers."""
+        """Returns the text without special tokens."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", text)

@@ -1,4 +1,4 @@
-"""The system message of an episode, for conversations that bring none."""
+"""The default system message of an episode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOOLS_IN_TEXT = (
 
 
 def with_instructions(prompt: Sequence[Message], text: str | None, *, editing: bool) -> list[Message]:
-    """Puts a system message before a prompt that has none; ``text`` None is the shipped one, an empty one is none."""
+    """Adds a system message to a prompt without one; ``text`` None is the shipped one, an empty text adds none."""
     if text is None:
         text = f"{_TASK} {_EDITING}" if editing else _TASK
     if not text or prompt[0]["role"] == "system":
@@ -37,7 +37,7 @@ def with_instructions(prompt: Sequence[Message], text: str | None, *, editing: b
 
 
 def with_tools_in_text(prompt: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Describes the tools in the system message, for a chat template that does not write them."""
+    """Describes the tools in the system message, for a chat template without a tools section."""
     described = _TOOLS_IN_TEXT.format(tools="\n".join(json.dumps(tool) for tool in tools))
     if prompt[0]["role"] == "system":
         first, rest = prompt[0], prompt[1:]

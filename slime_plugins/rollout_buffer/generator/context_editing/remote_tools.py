@@ -1,8 +1,8 @@
 """The document tools for agents of the remote rollout protocol: ``--tools`` …``.remote_tools:DOCUMENT_TOOLS``.
 
-The document comes with the request, as ``document_content``: at its top level, or in its ``extra_info``, its
-``tool_kwargs`` or its ``metadata``. Two tools stay behind: ``deleteContext`` changes an episode's own history, which a
-remote rollout has not, and ``finish`` ends an episode: a remote rollout ends with the first turn that calls no tool.
+The request carries the document, as ``document_content``: at its top level, or in its ``extra_info``, ``tool_kwargs``
+or ``metadata``. Two tools are not offered: ``deleteContext`` changes an episode's own history, which a remote rollout
+does not have, and ``finish``: a remote rollout ends with the first turn that calls no tool.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _CAPS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 _KEPT_FOR_A_TURN = 1024
 _MAX_SHELVES = 4
 _SHELF_CHARACTERS = 16_000_000
-_CHARACTERS_PER_TOKEN = 4  # until the first turn is told about
+_CHARACTERS_PER_TOKEN = 4  # used before the first turn reports the token count
 
 
 class DocumentToolSession:
-    """The document tools of one rollout. Calls are carried out one after the other, in their order."""
+    """The document tools of one rollout. Calls are executed in order."""
 
     def __init__(self, document: Document, request: RolloutBody) -> None:
         self._room = request.max_tokens_total
@@ -49,18 +49,17 @@ class DocumentToolSession:
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """The nine tools."""
         return DOCUMENT_TOOLS.schemas
 
     def see_context(self, tokens: int, count: Callable[[str], int]) -> None:
-        """Takes how full the context is, and how tokens are counted."""
+        """Stores the length of the context and the token counter."""
         self._used, self._count = tokens, count
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Returns the result, structured ones as JSON. It counts as used for the calls behind it.
+        """Returns the result, structured ones as JSON. Later calls count its tokens as used.
 
         Raises:
-            ValueError: the tool has no result; the sentence says what to do instead.
+            ValueError: the tool has no result; the message has an alternative.
         """
         async with self._busy:
             result = await self._result(name, arguments)
@@ -71,7 +70,7 @@ class DocumentToolSession:
             return text
 
     async def close(self) -> None:
-        """Does nothing: documents belong to the offer."""
+        """Does nothing: documents belong to the provider."""
 
     async def _result(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         names = [str(tool.name) for tool in OFFERED]
@@ -85,7 +84,7 @@ class DocumentToolSession:
 
 
 class DocumentToolProvider:
-    """Opens the document tools for rollouts. Those of one tokenizer share what they know of the same document.
+    """Opens the document tools for rollouts. Rollouts with one tokenizer share a document cache.
 
     Raises:
         ConfigError: the search library is not installed.
@@ -98,19 +97,18 @@ class DocumentToolProvider:
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """The nine tools in OpenAI's form."""
         return self._schemas
 
     def open_session(self, request: RolloutBody) -> DocumentToolSession:
-        """Returns the tools on the document that the request carries.
+        """Returns the tools for the document of the request.
 
         Raises:
-            InvalidPayloadError: it carries none.
+            InvalidPayloadError: the request has no document.
         """
         return DocumentToolSession(self._shelf(request).document(_document_of(request)), request)
 
     def _shelf(self, request: RolloutBody) -> DocumentCache:
-        """A document's length in tokens is a tokenizer's own."""
+        """Returns the cache of the request's tokenizer: a document's token count depends on it."""
         key = (request.tokenizer_name, request.tokenizer_revision)
         shelf = self._shelves.pop(key, None) or DocumentCache(_SHELF_CHARACTERS)
         self._shelves[key] = shelf
@@ -126,13 +124,13 @@ def _document_of(request: RolloutBody) -> str:
         if isinstance(document, str) and document.strip():
             return document
     raise InvalidPayloadError(
-        f"the tools of this server work on a document: give document_content, a text, in the request or in its "
+        f"the tools of this server need a document: give document_content, a text, in the request or in its "
         f"{', '.join(_PLACES[:-1])} or {_PLACES[-1]}"
     )
 
 
 def _kept_for_a_turn(request: RolloutBody) -> int:
-    """The cap that the request gives a turn, or a usual one; never so much that no room is left for results."""
+    """Returns the request's token limit of a turn, or a default; always leaves room for results."""
     caps = [cap for name in _CAPS if type(cap := request.sampling_params.get(name)) is int and cap > 0]
     return min([*caps, request.max_tokens_total // 4] if caps else [_KEPT_FOR_A_TURN, request.max_tokens_total // 4])
 

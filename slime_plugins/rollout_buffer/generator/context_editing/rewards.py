@@ -1,17 +1,17 @@
-"""What an answer earns: a rule, no judge. Pure functions.
+"""Rewards of answers, by rules. Pure functions.
 
 ===============================================================  ======================
 the answer                                                       score
 ===============================================================  ======================
 is the label, or one of its ``aliases``                          1
-is the label's number, written in another way                    1
+is the label's number, in another format                         1
 holds the label (or its number, and no other) among other words  ``partial_credit``
 names some of several right items                                ``partial_credit`` · F1
 anything else                                                    0
 ===============================================================  ======================
 
-Texts are compared without case, articles, punctuation and surplus spaces. A label that is a list wants all its items,
-in any order. A label that is a number is not met by a near miss.
+Texts are compared without case, articles, punctuation and extra spaces. A list as label requires all its items, in any
+order. A number as label is compared exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 MAX_WORDS_AROUND = 60
-"""An answer with more words than this hides the label rather than giving it."""
+"""Maximum number of additional words around the label for partial credit."""
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|\.\d)")
 _NUMBER_FORMATTING = " \t\n$€£%"
@@ -34,7 +34,7 @@ _BETWEEN_ITEMS = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
-    """The right answer: ``texts`` are ways to say one answer, ``items`` the things a complete answer names."""
+    """The right answer: ``texts`` are alternatives, ``items`` must all be named."""
 
     texts: tuple[str, ...] = ()
     items: tuple[str, ...] = ()
@@ -42,14 +42,14 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A score in [0, 1] and by what it came about: exact, number, contained, items or none."""
+    """A score in [0, 1] and the rule that gave it: exact, number, contained, items or none."""
 
     value: float
     match: str
 
 
 def read_label(value: Any, aliases: Any = ()) -> Label | None:
-    """Returns the label of an input line; None when it is no text, number, or list of them."""
+    """Returns the label of an input line; None if it is no text, number, or list of them."""
     if isinstance(value, list | tuple):
         items = [text for one in value if (text := _as_text(one))]
         return Label(items=tuple(items)) if items and len(items) == len(value) else None
@@ -59,7 +59,7 @@ def read_label(value: Any, aliases: Any = ()) -> Label | None:
 
 
 def score_answer(answer: str, label: Label, *, partial_credit: float = 0.5) -> Score:
-    """Returns what ``answer`` is worth, by the table of this module."""
+    """Returns the score of ``answer``, by the table of this module."""
     if label.items:
         return _score_items(answer, label.items, partial_credit)
     return max((_score_text(answer, text, partial_credit) for text in label.texts), key=lambda score: score.value)
@@ -107,7 +107,7 @@ def _score_items(answer: str, items: Sequence[str], partial_credit: float) -> Sc
 
 
 def _number(text: str) -> Decimal | None:
-    """The number that a text is, whole; None when it is anything else."""
+    """Returns the number that a whole text is; else None."""
     bare = unicodedata.normalize("NFKC", text).strip(_NUMBER_FORMATTING).rstrip(". ")
     if len(bare) > 64 or not _NUMBER.fullmatch(bare):
         return None

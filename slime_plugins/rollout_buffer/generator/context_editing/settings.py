@@ -1,7 +1,7 @@
-"""What a job may say about its context-editing episodes, validated before anything starts.
+"""Settings of a job's context-editing episodes, validated before the job starts.
 
-A payload says it under ``statelm``; the names that a launcher's config has always used (``SEED_NAMES``) are also taken
-from the payload's top level.
+A payload holds them under ``statelm``; the names of launcher configs (``SEED_NAMES``) are also accepted at the
+payload's top level.
 """
 
 from __future__ import annotations
@@ -17,45 +17,43 @@ from slime_plugins.rollout_buffer.serve_settings import validation_messages
 SECTION = "statelm"
 SEED_NAMES = ("statelm_enabled", "max_model_length", "context_length_penalty", "train_before_deletion")
 NESTED_PATH = ("actor_rollout_ref", "rollout", "multi_turn")
-"""Where the same names stand in a config in the layout of StateLM's description."""
+"""The path of the same names in a config in the layout of StateLM's description."""
 LOWEST_PENALTY = -10.0
 
 
 class ContextEditingSettings(BaseModel):
-    """The settings of one job."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     statelm_enabled: bool = True
     """False is a plain tool loop: no ``deleteContext``, no snapshots."""
     max_model_length: int = Field(default=8192, ge=1)
-    """An episode ends before a turn whose prompt plus ``response_length`` would be longer, in tokens."""
+    """An episode ends before a turn whose prompt plus ``response_length`` would exceed this, in tokens."""
     context_length_penalty: float = Field(default=-1.0, ge=LOWEST_PENALTY, le=0)
     """The reward of an episode that ended that way."""
     response_length: int | None = Field(default=None, ge=1)
-    """Room that every turn needs, and its cap. None takes the job's own cap of one generation."""
+    """Reserved length and token limit of a turn. None uses the job's limit of one generation."""
     train_before_deletion: bool = False
-    """False, StateLM's own rule, trains only what was sampled after the last deletion; true trains every turn once."""
+    """False, StateLM's own rule, trains only turns after the last deletion; True trains every turn once."""
     message_ids: Literal["conversation", "turns"] = "conversation"
-    """What message 0 is: the first of the conversation, or, as StateLM's own description counts, the first turn."""
+    """The message with id 0: the first of the conversation, or, as in StateLM's description, the first turn."""
     max_turns: int = Field(default=100, ge=1)
-    """Turns of an episode; one that needs more earns 0."""
+    """Maximum number of turns; an episode that needs more gets 0."""
     max_calls_per_turn: int = Field(default=8, ge=1)
-    """Tool calls of one turn that are carried out; the rest are answered with an error."""
+    """Maximum number of executed tool calls per turn; the others are answered with an error."""
     chunk_words: int = Field(default=300, ge=20, le=5000)
-    """Words of a chunk when ``buildIndex`` is not told otherwise."""
+    """Default number of words of a chunk in ``buildIndex``."""
     max_result_tokens: int = Field(default=2048, ge=64)
-    """A tool result is cut to about this; ``loadDocument`` alone may fill what room is left."""
+    """Approximate maximum length of a tool result; only ``loadDocument`` may fill the remaining context."""
     partial_credit: float = Field(default=0.5, ge=0, le=1)
-    """What an answer earns that says the right thing among others."""
+    """Score of an answer that holds the right one among other words."""
     system_prompt: str | None = None
-    """Begins a conversation that has no system message. None takes the shipped text; an empty one writes none."""
+    """System message for conversations without one. None uses the shipped text; an empty text adds none."""
     ban_vision_tokens: bool = True
-    """Forbids at sampling the tokens that only a template may write."""
+    """Forbids sampling of tokens that only a template may write."""
 
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a config in the layout of StateLM's description says: in sections, the last one ``multi_turn``."""
+    """Returns the settings in a config in the layout of StateLM's description: nested, innermost ``multi_turn``."""
     found: dict[str, Any] = {}
     section: Any = options
     for name in NESTED_PATH:

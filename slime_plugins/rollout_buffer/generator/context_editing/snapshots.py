@@ -1,11 +1,11 @@
-"""Snapshots, emission views and turn boundaries, rebuilt from what a trajectory stores anyway.
+"""Snapshots, emission views and turn boundaries, rebuilt from a stored trajectory.
 
-An episode stores its messages, its generations, and for each deletion one small mark. Nothing else is needed:
+A trajectory stores its messages, its generations, and one small mark for each deletion. From these:
 
 * the emission view of a turn is the prompt of its generation;
-* between two deletions the sequence only grows, so what it held before a deletion is the prompt and the output of the
-  turn that asked for it;
-* the full history at that moment is the messages up to then, as they were before anything was deleted.
+* between two deletions the sequence only grows, so the sequence before a deletion is prompt and output of the turn that
+  requested it;
+* the full history at that moment is the list of messages so far, before any deletion.
 
 ``snapshots_of(trajectory)`` gives the snapshots with the field names that StateLM's agent loop uses.
 """
@@ -25,7 +25,7 @@ MARKS_KEY = "deletions"
 
 
 class Recorded(Protocol):
-    """A trajectory of this generator, as it is played or as a trainer got it."""
+    """A trajectory of this generator, as played or as delivered to a trainer."""
 
     @property
     def messages(self) -> Sequence[Message]: ...
@@ -37,7 +37,7 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeletionMark:
-    """One deletion: the turn that asked for it (from 0), how many messages there were, and which ids it deleted."""
+    """One deletion: its turn (from 0), the number of messages before it, and the deleted ids."""
 
     turn: int
     messages: int
@@ -52,10 +52,10 @@ class DeletionMark:
 class Snapshot:
     """An episode's state right before a deletion.
 
-    ``prompt_ids`` are what the stretch since the last deletion began with, ``response_ids`` all that came after, with a
-    mask that is 1 on what was sampled in it and log-probs that are 0.0 elsewhere. ``emission_views`` and
+    A stretch is the sequence between two deletions. ``prompt_ids`` is its first prompt, ``response_ids`` the rest, with
+    a mask that is 1 on tokens sampled in it, and log-probs that are 0.0 elsewhere. ``emission_views`` and
     ``assistant_turn_boundaries`` have one entry per turn of the whole episode so far; the boundaries (start, end) count
-    in the response of the stretch in which the turn was sampled.
+    in the response of the turn's stretch.
     """
 
     prompt_ids: list[int]
@@ -81,12 +81,12 @@ def emission_views_of(trajectory: Recorded) -> list[list[int]]:
 
 
 def turn_boundaries_of(trajectory: Recorded) -> list[tuple[int, int]]:
-    """Returns where each turn stands in the response of its stretch: (start, end), end exclusive."""
+    """Returns the position of each turn in the response of its stretch: (start, end), end exclusive."""
     return _boundaries(trajectory.generations, _marks(trajectory))
 
 
 def full_history_of(trajectory: Recorded) -> list[Message]:
-    """Returns every message with its id in StateLM's form, also those that were deleted."""
+    """Returns every message with its id in StateLM's form, deleted ones included."""
     return [_in_seed_form(message) for message in trajectory.messages]
 
 
@@ -134,7 +134,7 @@ def _boundaries(generations: Sequence[Generation], marks: Sequence[DeletionMark]
 
 
 def _first_turns(generations: Sequence[Generation], marks: Sequence[DeletionMark]) -> list[int]:
-    """Returns, for each turn, the first turn of its stretch: a new one begins after a turn that deleted something."""
+    """Returns, for each turn, the first turn of its stretch."""
     after_deletion = {mark.turn + 1 for mark in marks}
     firsts: list[int] = []
     for turn in range(len(generations)):

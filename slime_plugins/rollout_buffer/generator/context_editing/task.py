@@ -1,11 +1,11 @@
-"""What an input line asks: a prompt, a document, the right answer.
+"""Reads an input line: a prompt, a document, a label.
 
     {"instance_id": "needle_3", "raw_prompt": [{"role": "user", "content": "What is the code of …?"}],
      "document_content": "…", "label": "KX-4471", "extra_info": {…}}
 
-``label`` may also stand in ``extra_info`` (as ``label``, ``answer`` or ``ground_truth``); a list wants all its items,
-``aliases`` are other ways to say a text. A line without a label is played, and no answer to it earns anything. Nothing
-else of ``extra_info`` is read; it is handed on to the trainer.
+``label`` may also be in ``extra_info`` (as ``label``, ``answer`` or ``ground_truth``); a list requires all its items,
+``aliases`` are alternatives of a text. A line without a label is played and every answer gets 0. The rest of
+``extra_info`` is passed to the trainer unread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _LABEL_NAMES = ("label", "answer", "ground_truth")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentTask:
-    """A question over a document."""
-
     prompt: tuple[Message, ...]
     document: str
     label: Label | None
@@ -33,10 +31,10 @@ class DocumentTask:
 
 
 def read_task(instance: Instance) -> DocumentTask:
-    """Returns what an input line asks.
+    """Returns the task of an input line.
 
     Raises:
-        EnvironmentSetupError: the line lacks prompt or document, or has a part in a form that cannot be read.
+        EnvironmentSetupError: the line lacks prompt or document, or a part has an invalid form.
     """
     data = instance.data
     extra_info = data.get("extra_info")
@@ -48,8 +46,7 @@ def read_task(instance: Instance) -> DocumentTask:
     label = read_label(found[0], data.get("aliases", extra_info.get("aliases"))) if found else None
     if found and label is None:
         raise EnvironmentSetupError(
-            f"instance {instance.instance_id} needs a label that can be read: a text, a number, or a list of them "
-            "that is not empty"
+            f"instance {instance.instance_id} needs a valid label: a text, a number, or a non-empty list of them"
         )
     return DocumentTask(prompt=_prompt(instance), document=document, label=label, extra_info=extra_info)
 

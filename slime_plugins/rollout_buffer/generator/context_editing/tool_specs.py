@@ -1,6 +1,6 @@
-"""The tools as data: what each is called, takes and does. Schemas for the chat template and checks come from here.
+"""Tools as data: name, parameters, description. Source of schemas and argument checks.
 
-An argument of a wrong type is a sentence for the model (``ArgumentError``), never another exception.
+An argument of a wrong type gives a message for the model (``ArgumentError``), never another exception.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_IDS = 1000
 
 
 class ToolName(StrEnum):
-    """The tools, by the names a model calls them."""
+    """Names of the tools."""
 
     ANALYZE_TEXT = "analyzeText"
     LOAD_DOCUMENT = "loadDocument"
@@ -31,12 +31,12 @@ class ToolName(StrEnum):
 
 
 class ArgumentError(Exception):
-    """The arguments of a call cannot be used; the message is for the model."""
+    """The arguments of a call are invalid; the message is for the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """One argument. ``read`` returns it in its right type, or raises ``ArgumentError`` without naming it."""
+    """One parameter. ``read`` converts a value or raises ``ArgumentError`` without the parameter's name."""
 
     name: str
     description: str
@@ -54,7 +54,7 @@ class Tool:
     parameters: tuple[Parameter, ...] = ()
 
     def schema(self) -> dict[str, Any]:
-        """Returns the tool as OpenAI's ``tools`` has it."""
+        """Returns the tool in OpenAI's form."""
         properties = {one.name: {**one.schema, "description": one.description} for one in self.parameters}
         required = [one.name for one in self.parameters if one.required]
         parameters = {"type": "object", "properties": properties, "required": required}
@@ -63,10 +63,10 @@ class Tool:
 
 
 def checked_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments in their right types; those left out are not there.
+    """Returns the converted arguments; omitted ones are missing.
 
     Raises:
-        ArgumentError: an argument is missing, unknown or of a wrong type; the sentence names it.
+        ArgumentError: an argument is missing, unknown or of a wrong type; the message names it.
     """
     known = {parameter.name: parameter for parameter in tool.parameters}
     unknown = [name for name in arguments if name not in known]
@@ -84,16 +84,16 @@ def checked_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any
 
 
 ToolHandler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-"""What carries out a tool of one's own: from the document and the checked arguments to a text or JSON for the model.
-An ``ArgumentError`` is told to the model; any other exception fails the attempt, which is played again."""
+"""Executes a registered tool: takes the document and the checked arguments, returns a text or JSON for the model.
+The model gets the message of an ``ArgumentError``; any other exception fails the attempt, which is retried."""
 
 _own: dict[str, tuple[Tool, ToolHandler]] = {}
 
 
 def register_tool(tool: Tool, handler: ToolHandler) -> None:
-    """Adds a tool of one's own to those of every episode of this process, beside the shipped ones.
+    """Adds a tool to those of every episode of this process.
 
-    To be called where a generator's file is loaded (``--generator-dir``), before the job starts.
+    Call it in a generator file (``--generator-dir``), before the job starts.
 
     Raises:
         ValueError: the name is taken.
@@ -104,23 +104,23 @@ def register_tool(tool: Tool, handler: ToolHandler) -> None:
 
 
 def unregister_tool(name: str) -> None:
-    """Takes a tool of one's own away again; one that is not there is none."""
+    """Removes a registered tool; an unknown name is ignored."""
     _own.pop(name, None)
 
 
 def handler_of(name: str) -> ToolHandler | None:
-    """Returns what carries out a tool of one's own; None for a shipped tool, or none."""
+    """Returns the handler of a registered tool; None for others."""
     return _own[name][1] if name in _own else None
 
 
 def tools_for(*, editing: bool) -> tuple[Tool, ...]:
-    """Returns the tools of an episode, one's own after the shipped; without editing there is no ``deleteContext``."""
+    """Returns the tools of an episode, shipped ones first; without editing there is no ``deleteContext``."""
     shipped = tuple(tool for tool in TOOLS if editing or tool.name != ToolName.DELETE_CONTEXT)
     return (*shipped, *(tool for tool, _ in _own.values()))
 
 
 def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Returns the tools as a chat template's ``tools``."""
+    """Returns the tools in the form of a chat template's ``tools``."""
     return [tool.schema() for tool in tools]
 
 
@@ -140,7 +140,7 @@ def _text(value: Any) -> str:
 
 
 def _answer(value: Any) -> str:
-    """An answer may be a text, a number, or a list of them, which is written with commas."""
+    """Returns the answer as text; a number, or a list of texts and numbers, is converted."""
     if isinstance(value, list) and value:
         return ", ".join(_text(one) for one in value)
     return _text(value)
@@ -157,7 +157,7 @@ def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
 
 
 def _whole(value: Any) -> int | None:
-    """An integer, also one that came as ``3.0`` or as text; None for anything else."""
+    """Returns an integer, also from ``3.0`` or a text; else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -169,7 +169,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _message_ids(value: Any) -> list[int]:
-    """One id or several; each once, in the order given."""
+    """Returns one or several ids, each once, in the given order."""
     values = value if isinstance(value, list) else [value]
     ids = [_whole(one) for one in values]
     if not ids or len(ids) > MAX_IDS or any(one is None or abs(one) > MAX_INTEGER for one in ids):

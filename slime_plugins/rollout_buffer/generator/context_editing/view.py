@@ -1,12 +1,12 @@
-"""What the model sees of a history, as token ids: kept turns as they were sampled, everything else by the template.
+"""Renders a history as prompt ids: undeleted turns as sampled, everything else by the template.
 
-A view is a chain of pieces. A turn that is still seen is a piece of exactly the ids that were sampled. All that stands
-between two such turns (tool results, stubs of deleted messages) is one *run*, rendered by the template in one go:
+A prompt alternates sampled turns, with exactly their sampled ids, and *runs*: the messages between two such turns (tool
+results, stubs of deleted messages), rendered by the template together:
 
     prompt run │ sampled turn │ run of results and stubs │ sampled turn │ run │ …
 
-So nothing that was sampled is tokenised again, before a deletion or after it; a deletion renders again only the runs it
-touches, and every id before the first of them stays what it was.
+So sampled ids are never tokenised again; a deletion renders only the runs it changes again, and every id before the
+first of them stays the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RunKey = tuple[int | None, tuple[tuple[int, bool], ...]]
 
 
 class View:
-    """Makes the prompts of one episode. ``tools`` are written by the template into the first run."""
+    """Renders the prompts of one episode. The template writes ``tools`` into the first run."""
 
     def __init__(self, chat: ChatTokens, tools: Sequence[Mapping[str, Any]]) -> None:
         self._chat = chat
@@ -33,7 +33,7 @@ class View:
         self._ids: list[int] = []
 
     def add_turn(self, msg_id: int, output_ids: Sequence[int]) -> None:
-        """Remembers what was sampled as message ``msg_id``."""
+        """Stores the sampled ids of message ``msg_id``."""
         self._sampled[msg_id] = output_ids
 
     def prompt(self, history: History) -> SharedPrefix:
@@ -63,7 +63,7 @@ class View:
         return [*ids, *self._run(last_turn, run, history)]
 
     def _run(self, last_turn: int | None, messages: Sequence[Message], history: History) -> list[int]:
-        """Returns the ids of what stands between two sampled turns, generation prompt included."""
+        """Returns the ids between two sampled turns, generation prompt included."""
         key = (last_turn, tuple((message[MSG_ID], history.is_deleted(message)) for message in messages))
         if key not in self._runs:
             shown = [stub_of(message) if history.is_deleted(message) else message for message in messages]
@@ -78,6 +78,6 @@ class View:
 
 
 def _for_template(message: Message) -> Message:
-    """A template gets a message as the protocol has it; templates of some models stumble over other keys."""
+    """Returns a message without keys that templates of some models refuse."""
     named = {"name": message["tool_name"]} if message.get("tool_name") else {}
     return {"role": message["role"], "content": message["content"], **named}

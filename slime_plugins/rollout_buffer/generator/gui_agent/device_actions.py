@@ -1,4 +1,4 @@
-"""What an agent can do on a phone: the nine actions of the ``mobile_use`` tool, as records in device pixels."""
+"""The nine actions of the ``mobile_use`` tool, in device pixels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from enum import StrEnum
 
 
 class ActionKind(StrEnum):
-    """The nine things the agent can do (the ``mobile_use`` tool)."""
-
     CLICK = "click"
     LONG_PRESS = "long_press"
     SWIPE = "swipe"
@@ -21,8 +19,6 @@ class ActionKind(StrEnum):
 
 
 class SystemButton(StrEnum):
-    """The hardware and navigation buttons."""
-
     BACK = "Back"
     HOME = "Home"
     MENU = "Menu"
@@ -31,7 +27,7 @@ class SystemButton(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """One action in device pixels, already validated. Fields that the kind does not use are None."""
+    """One validated action in device pixels. Fields that the kind does not use are None."""
 
     kind: ActionKind
     point: tuple[int, int] | None = None

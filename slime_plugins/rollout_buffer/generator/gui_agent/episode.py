@@ -1,30 +1,30 @@
-"""One episode at a screen: observe, generate, act, until something ends it; then the reward.
+"""One episode on a device with a screen: observe, generate, act, until an end condition; then the reward.
 
     reset → first prompt ─▶ generate ─▶ parse ─▶ act ─▶ next prompt, with the new screenshot ─┐
                                ▲                                                             │
                                └─────────────────────────────────────────────────────────────┘
 
-The loop is the same for every rollout mode; a ``Context`` makes the prompts. How it ends:
+The loop is the same for every rollout mode; a ``Context`` renders the prompts. End conditions:
 
 =======================================  ==================  ===========  ==============
 what happened                            stop reason         outcome      reward
 =======================================  ==================  ===========  ==============
 the agent called ``terminate``           terminated          completed    see rewards
 the agent called ``answer``              answered            completed    see rewards
-the task said that it is over            task_ended          completed    see rewards
-the last turn is played                  max_turns           completed    success counts
-the same was done at the same screen     repeated            completed    success counts
+the task ended by itself                 task_ended          completed    see rewards
+the limit of turns is reached            max_turns           completed    success counts
+the same action on the same screen       repeated            completed    success counts
 ``stop_after_repeats`` times in a row
-a reply reached its own cap              max_tokens          truncated    success counts
+a reply reached its token limit          max_tokens          truncated    success counts
 prompt and replies fill the context      max_context         truncated    success counts
 the agent sampled an image token         forbidden_token     truncated    success counts
-the engine was told to give up           aborted             aborted      0
-a device, engine or task set-up broke    an ``EpisodeError`` is raised: no trajectory, no reward
+the engine was cancelled                 aborted             aborted      0
+a device, engine or task set-up failed   an ``EpisodeError`` is raised: no trajectory, no reward
 =======================================  ==================  ===========  ==============
 
-A reply without a valid action is a turn like any other: the agent is shown the same screen and told what was wrong. An
-image token in a reply would shift every later screenshot against its placeholder; it is forbidden at sampling, and if
-it comes anyway the episode ends there, with what was sampled before it.
+A reply without a valid action is a turn like any other: the next prompt has the same screen and the reason. An image
+token in a reply would shift every later screenshot against its placeholder; it is forbidden at sampling, and if it is
+sampled anyway the episode ends, with the ids before it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from slime_plugins.rollout_buffer.types import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ending:
-    """Why the loop ended. ``by_agent`` is true when the agent itself said that it was done."""
+    """The reason why the loop ended. ``by_agent`` is True if the agent ended the episode itself."""
 
     stop_reason: StopReason
     outcome: Outcome
@@ -84,16 +84,16 @@ _ABORTED = _Ending(stop_reason=StopReason.ABORTED, outcome=Outcome.ABORTED)
 
 
 def read_task(instance: Instance) -> Task:
-    """Returns the task that an input line names in its ``metadata``.
+    """Returns the task in the ``metadata`` of an input line.
 
     Raises:
-        EnvironmentSetupError: the line has no ``metadata`` with a ``task_name`` and a whole ``params_idx``.
+        EnvironmentSetupError: the line has no ``metadata`` with a ``task_name`` and an integer ``params_idx``.
     """
     return task_of(instance.data.get("metadata"), of=instance.instance_id)
 
 
 def create_context(settings: GuiAgentSettings, chat: ChatTokens, view: View | None = None) -> Context:
-    """Returns what makes the prompts of one episode in the settings' rollout mode; a phone's without a ``view``."""
+    """Returns the ``Context`` of one episode in the settings' rollout mode; ``view`` None is a phone's."""
     view = view or View()
     if settings.rollout_mode is RolloutMode.HISTORY:
         return HistoryContext(chat, view, history_images=settings.history_images)
@@ -101,7 +101,7 @@ def create_context(settings: GuiAgentSettings, chat: ChatTokens, view: View | No
 
 
 class Episode:
-    """One episode on a leased device. Made for a single ``play``."""
+    """One episode on a leased device, for a single ``play``."""
 
     def __init__(
         self,
@@ -143,10 +143,10 @@ class Episode:
         self._turns = 0
 
     async def play(self) -> Trajectory:
-        """Plays to the end and returns the record, under the request's uid.
+        """Plays the episode and returns its trajectory, under the request's uid.
 
         Raises:
-            EpisodeError: the device, the engine or the task's set-up broke.
+            EpisodeError: the device, the engine or the task's set-up failed.
         """
         first = await self._task_runner.reset()
         self._conversation.open(first)
@@ -161,7 +161,7 @@ class Episode:
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     async def _play_turns(self) -> _Ending:
-        """Plays turn after turn until one of them ends the episode."""
+        """Plays turns until one of them ends the episode."""
         while self._turns < self._task_runner.max_turns:
             sampled = await self._generate()
             if sampled is None:
@@ -176,7 +176,7 @@ class Episode:
         return _OUT_OF_TURNS
 
     async def _generate(self) -> GenerateReply | None:
-        """Samples the next turn within the room that is left; None when there is none."""
+        """Samples the next turn; None if the context has no room."""
         room = self._conversation.room
         if room <= 0:
             return None
@@ -196,7 +196,7 @@ class Episode:
         return reply
 
     def _why_cut(self, reply: GenerateReply) -> _Ending | None:
-        """Returns the ending of a reply that did not come to its own end."""
+        """Returns the ending of a reply that was cut; None for a complete reply."""
         if reply.finish_reason == "abort":
             return _ABORTED
         if self._conversation.has_forbidden_token(reply):
@@ -207,7 +207,7 @@ class Episode:
         return None
 
     async def _act(self, text: str) -> _Ending | None:
-        """Does what the reply asks for and makes the next prompt; returns the ending if the episode ends here."""
+        """Executes the reply's action and renders the next prompt; returns the ending if the episode ends."""
         reply = self._task_runner.read(text)
         done = await self._task_runner.act(reply, self._turns)
         if done is not None:
@@ -240,7 +240,8 @@ class Episode:
         )
 
     def _turn_rewards(self, earned: float) -> list[float] | None:
-        """What each turn earned, the last one what the episode did; None unless malformed replies cost something."""
+        """Returns the reward of each turn, the last one with the episode's; None without a penalty for malformed
+        replies."""
         penalty, turns = self._settings.malformed_penalty, len(self._conversation.generations)
         if not penalty or not turns:
             return None
@@ -275,6 +276,6 @@ class Episode:
         }
 
     def _prompt_mismatch(self) -> dict[str, Any]:
-        """Says, where it is so, that the engine counted a prompt's images in another way than the model's size rule."""
+        """Returns the engine's and the size rule's count of image tokens, if they differ."""
         mismatch = self._image_budget.mismatch
         return {} if mismatch is None else {"prompt_tokens_mismatch": asdict(mismatch)}

@@ -1,6 +1,6 @@
-"""The generator of agents at a screen: settings, tokens and devices put together, one episode per ``play``.
+"""The base generator of agents on a screen: settings, tokenizer and devices.
 
-A task type is a subclass that says which settings a job gets, what its episodes earn, and what its agents are told.
+A task type is a subclass that defines its settings, rewards and prompts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Parts(Generic[SettingsT]):
 
 
 class GuiAgentGenerator(ABC, Generic[SettingsT]):
-    """Plays tasks on pooled devices with screens. Give it a ``pool`` to play on devices of your own."""
+    """Plays tasks on pooled devices with screens. ``pool`` replaces the pool of the settings."""
 
     REQUIRED_KEYS: ClassVar[tuple[str, ...]] = ("tokenizer_path",)
 
@@ -51,23 +51,23 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         """Returns the settings for a job with these options.
 
         Raises:
-            ConfigError: one is wrong.
+            ConfigError: a setting is invalid.
         """
 
     @abstractmethod
     def rewards_of(self, settings: SettingsT) -> RewardRule:
-        """Returns what episodes earn."""
+        """Returns the reward rule."""
 
     def view_of(self, settings: SettingsT) -> View:
-        """Returns what agents are told of the tool and shown of the screen; a phone's screenshots by default."""
+        """Returns the tool description and the observation mode of prompts; by default a phone's screenshots."""
         del settings
         return View()
 
     async def start(self, context: GeneratorContext) -> None:
-        """Reads the settings, tries the chat template and connects to the devices.
+        """Reads the settings, tests the chat template and connects to the devices.
 
         Raises:
-            ConfigError: a setting is wrong, or tokenizer and template do not fit a model that sees what it is shown.
+            ConfigError: a setting is invalid, or tokenizer and template do not support the observations.
             DeviceError: no device came up.
         """
         settings = self.settings_of(context.options)
@@ -87,10 +87,10 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         logger.info("%s is ready with %s", type(self).__name__, settings.model_dump_json(exclude_defaults=True))
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
-        """Plays one episode on the next free device; the device goes back however the episode ends.
+        """Plays one episode on the next free device, and returns the device in any case.
 
         Raises:
-            EpisodeError: the device, the engine or the task's set-up broke.
+            EpisodeError: the device, the engine or the task's set-up failed.
         """
         if self._pool is None or self._parts is None:
             raise GeneratorError(f"{type(self).__name__} was not started")
@@ -113,16 +113,16 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
             ).play()
 
     async def devices(self) -> Mapping[str, Any]:
-        """Returns the state of the device farm, as ``DevicePool.snapshot``.
+        """Returns the state of the device pool, as ``DevicePool.snapshot``.
 
         Raises:
-            DeviceError: the farm does not answer, or is not connected yet.
+            DeviceError: the pool does not answer, or is not connected yet.
         """
         if self._pool is None:
-            raise DeviceError("the device pool is not there yet")
+            raise DeviceError("the device pool is not connected yet")
         return await self._pool.snapshot()
 
     async def close(self) -> None:
-        """Gives the devices back; they stay up for the next job."""
+        """Returns the devices; they stay up for the next job."""
         if self._pool is not None:
             await self._pool.close()

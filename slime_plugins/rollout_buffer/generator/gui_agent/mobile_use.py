@@ -1,7 +1,7 @@
-"""The tool that agents at a screen call, ``mobile_use``, as the system prompt describes it: a phone's.
+"""The ``mobile_use`` tool of agents on a phone, as the system prompt describes it.
 
-Another kind of screen describes it again, with the same name and fields, as ``miniwob/tool.py`` does; what a call asks
-for is read by ``reply_parser.py``.
+Other kinds of screens describe it differently, with the same name and fields, as ``miniwob/tool.py`` does;
+``reply_parser.py`` parses the calls.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 COORDINATE_MAX = 999
-"""The agent points at a screen of 999x999, whatever the device has: the corners are (0, 0) and (999, 999)."""
+"""Coordinates are relative to a screen of 999x999, whatever the device has: the corners are (0, 0) and (999, 999)."""
 
 TOOL_NAME = "mobile_use"
 

@@ -1,16 +1,16 @@
-"""From the text of a model's reply to one validated action on the device. Pure, and never raises on bad text.
+"""Parses a model's reply into one validated action. Pure; never raises on invalid text.
 
 A reply looks like ``<thinking>…</thinking><tool_call>{"name": "mobile_use", "arguments": {…}}</tool_call>
-<conclusion>…</conclusion>``. Whatever else it is, it is a ``MalformedAction`` with a sentence for the agent.
+<conclusion>…</conclusion>``. Any other reply is a ``MalformedAction`` with a message for the agent.
 
-Rules where the tool's description leaves room:
+Rules that the tool's description leaves open:
 
-* ``engine/tool_call_parser.py`` reads the call. Beside the thinking there is exactly one: of two, nobody can say which
-  was meant.
-* Coordinates from 0 to 1000 are taken and clamped to 999, because models of this family were trained on both scales.
-  Anything beyond points off the screen and is malformed, not clamped: clamping would reward a guess at the edge.
-* Fields that an action does not use are ignored; fields that it needs are never guessed.
-* Button and status names are taken in any case.
+* ``engine/tool_call_parser.py`` parses the call. There must be exactly one outside of the thinking: two would be
+  ambiguous.
+* Coordinates from 0 to 1000 are accepted and clamped to 999, because models of this family were trained on both scales.
+  Larger ones are malformed, not clamped: clamping would reward a guess at the edge.
+* Fields that an action does not use are ignored; missing fields are never guessed.
+* Names of buttons and statuses are case-insensitive.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Name = TypeVar("_Name", ActionKind, SystemButton)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedAction:
-    """A valid action, in device pixels, with the points as the model gave them in its 999x999 space."""
+    """A valid action, in device pixels, with its points in the model's 999x999 space."""
 
     action: Action
     coordinate: Point | None = None
@@ -52,7 +52,7 @@ class ParsedAction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MalformedAction:
-    """No action could be read from the reply; ``reason`` says why, in words meant for the agent."""
+    """A reply without a valid action; ``reason`` is a message for the agent."""
 
     reason: str
 
@@ -67,7 +67,7 @@ class ParsedReply:
 
 
 class _RefusedError(ValueError):
-    """Carries the reason for refusing a reply from the depth of the parser to its one exit."""
+    """Carries the reason of a refusal to ``parse_reply``."""
 
 
 def to_pixels(point: Point, screen_width: int, screen_height: int) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def to_pixels(point: Point, screen_width: int, screen_height: int) -> tuple[int,
 
 
 def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedReply:
-    """Returns thinking, conclusion and action of a reply; any text whatever gives an answer.
+    """Returns thinking, conclusion and action of a reply; accepts any text.
 
     ``screen_width`` and ``screen_height`` are the device's pixels: a coordinate c becomes ``round(c / 999 * (W - 1))``,
     so that 999 is the last pixel and not one past it.
@@ -90,7 +90,7 @@ def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedRe
 
 
 def _thinking(text: str) -> str:
-    """Returns all that was thought: in the model's own block, which the prompt may have opened, and in our tags."""
+    """Returns all thinking: the model's own block, which the prompt may have opened, and our tags."""
     head, closed, rest = text.partition("</think>")
     own = head.partition("<think>")[2] if "<think>" in head else head
     parts = (own.strip(), _tagged(rest, "thinking")) if closed else ("", _tagged(text, "thinking"))
@@ -98,7 +98,7 @@ def _thinking(text: str) -> str:
 
 
 def _tagged(text: str, tag: str) -> str:
-    """Returns what stands between the first opening tag and the closing tag after it; linear in the text."""
+    """Returns the text between the first opening tag and the next closing tag; linear in the text."""
     _, opened, rest = text.partition(f"<{tag}>")
     inside, closed, _ = rest.partition(f"</{tag}>")
     return inside.strip() if opened and closed else ""
@@ -268,14 +268,14 @@ def _seconds(arguments: Mapping[str, Any], longest_s: float) -> float:
 
 
 def _finite(value: object) -> float | int | None:
-    """Returns the number, or None for what is none: NaN, an infinity (1e999), a bool, a string."""
+    """Returns a finite number; None for NaN, an infinity (1e999), a bool, a string."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if isinstance(value, int) or math.isfinite(value) else None
 
 
 def _quote(value: object) -> str:
-    """Shows the agent its own words, cut short and in ASCII."""
+    """Quotes a string of the reply, shortened and in ASCII."""
     return json.dumps(value)[:_QUOTED_CHARACTERS] if isinstance(value, str) else "missing or no string"
 
 

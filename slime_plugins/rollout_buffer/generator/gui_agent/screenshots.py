@@ -1,4 +1,4 @@
-"""From a device's pixels to the screenshot that is stored, sent and trained on: its size, its encoding."""
+"""Resizes and encodes screenshots; the result is stored, sent and trained on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _JPEG_QUALITY = 92
 def encode_screenshot(pixels: np.ndarray[Any, Any], max_pixels: int, image_format: str) -> Image:
     """Returns the screenshot of (height, width, 3) bytes as ``png`` or ``jpeg``, at most ``max_pixels`` large.
 
-    Whole fractions of the size average each block of pixels, everything else is resampled.
+    A reduction by a whole factor averages each block of pixels; any other one resamples.
     """
     picture = PillowImage.fromarray(pixels)
     width, height = fit_under_pixel_cap(picture.width, picture.height, max_pixels)
@@ -31,7 +31,7 @@ def encode_screenshot(pixels: np.ndarray[Any, Any], max_pixels: int, image_forma
 
 
 def encode_picture(picture: PillowImage.Image, image_format: str) -> bytes:
-    """Returns the bytes of a picture as ``png`` or ``jpeg``: fast to write, and close to what was seen."""
+    """Returns the bytes of a picture as ``png`` (fast compression) or ``jpeg`` (high quality)."""
     buffer = io.BytesIO()
     if image_format == "png":
         picture.save(buffer, "PNG", compress_level=1)
@@ -41,9 +41,9 @@ def encode_picture(picture: PillowImage.Image, image_format: str) -> bytes:
 
 
 def fit_under_pixel_cap(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    """Returns the largest size of the same shape with at most ``max_pixels`` pixels; never larger than the original.
+    """Returns the largest size of the same aspect ratio with at most ``max_pixels``; never larger than the original.
 
-    Integer arithmetic only, so the result is the same on every machine: 1080x2400 under 648,000 is exactly 540x1200.
+    Integer arithmetic, so the result is the same on every machine: 1080x2400 under 648,000 is exactly 540x1200.
 
     Raises:
         ValueError: a size or the cap is not positive.

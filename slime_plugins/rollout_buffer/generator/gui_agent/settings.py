@@ -1,4 +1,4 @@
-"""What every agent at a screen can be told, whatever stands behind the screen: how it sees, how long, in which mode."""
+"""Common settings of agents on a screen: observations, limits, rollout mode."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family
 
 
 class RolloutMode(StrEnum):
-    """How an episode becomes prompts."""
+    """How an episode is rendered as prompts."""
 
     INCREMENTAL = "incremental"  # the token sequence only grows: one training row per episode
-    HISTORY = "history"  # a new prompt for every turn, with what was done so far in words: one row per turn
+    HISTORY = "history"  # a new prompt for every turn, with earlier steps as text: one row per turn
 
 
 class ImageFormat(StrEnum):
-    """How screenshots are encoded; these bytes are stored, sent to the engine and trained on."""
+    """Encoding of screenshots; these bytes are stored, sent to the engine and trained on."""
 
     PNG = "png"
     JPEG = "jpeg"
 
 
 class ObservationMode(StrEnum):
-    """What the agent is shown of the screen."""
+    """The form of observations in prompts."""
 
     SCREENSHOT = "screenshot"  # a picture
-    ELEMENTS = "elements"  # its elements in words, for language-only policies: no picture in any prompt
+    ELEMENTS = "elements"  # its elements as text, for language-only policies: no picture in any prompt
     BOTH = "both"  # the picture, and the elements after it
 
 
 class GuiAgentSettings(PoolSettings):
-    """Settings that a task with a screen has in common with the others. A task inherits them and adds its own."""
+    """Common settings of task types with a screen. Each task type inherits and extends them."""
 
     OF_EPISODES: ClassVar[frozenset[str]] = frozenset(
         {
@@ -48,14 +48,14 @@ class GuiAgentSettings(PoolSettings):
             "malformed_penalty",
         }
     )
-    """The common settings that a job may override, because they are no business of the host's."""
+    """The common settings that a job may override."""
 
     rollout_mode: RolloutMode = RolloutMode.INCREMENTAL
     history_images: int = Field(default=1, ge=1)
     max_turns: int | None = Field(default=None, ge=1)
     max_context_len: int = Field(default=16384, ge=1)
     stop_after_repeats: int | None = Field(default=None, ge=2)
-    """An episode ends when the agent did the same at the same screen so many times in a row; None never."""
+    """An episode ends after this many repetitions of an action on the same screen; None disables the limit."""
     image_pixels_per_token: int = Field(default=1024, ge=1)
     ban_vision_tokens: bool = True
     malformed_penalty: float = Field(default=0.0, ge=0, le=1)
@@ -64,14 +64,14 @@ class GuiAgentSettings(PoolSettings):
 
     @property
     def image_tokens(self) -> int:
-        """About the most tokens one screenshot can become: taken where family or size of it are not known."""
+        """An upper estimate of the tokens of one screenshot, for an unknown family or size."""
         return -(-self.screenshot_max_pixels // self.image_pixels_per_token)
 
     @property
     def image_family(self) -> ImageFamily | None:
-        """The models whose image tokens cover ``image_pixels_per_token``; None when no known family's do."""
+        """The model family whose image tokens cover ``image_pixels_per_token``; None if unknown."""
         return family_with(self.image_pixels_per_token)
 
     def for_devices(self) -> DevicePoolSettings:
-        """Returns what the pool is told: the farm, and of the host's side what makes a device. Jobs have no part."""
-        raise NotImplementedError(f"{type(self).__name__} must say how its devices are made")
+        """Returns the settings of the pool and of its devices, without those of jobs."""
+        raise NotImplementedError(f"{type(self).__name__} must return the settings of its devices")

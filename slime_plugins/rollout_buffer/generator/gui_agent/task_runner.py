@@ -1,7 +1,7 @@
-"""A task being played on a device: replies become actions, actions become a reward. Knows no tokens and no engine.
+"""Plays a task on a device: converts replies into actions, and actions into a reward. Uses no tokens and no engine.
 
-The episode loop of the buffer and slime's environment interface both stand on it, so that the same words do the same
-things and earn the same in either.
+The buffer's episode loop and slime's environment interface both use it, so that equal replies give equal actions and
+rewards in both.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ FALLBACK_MAX_TURNS = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Which task to set up: the environment's name for it, and which of its parameter variations."""
+    """A task: the environment's name for it, and the index of its parameter variation."""
 
     name: str
     params_idx: int
 
 
 def task_of(metadata: object, *, of: str) -> Task:
-    """Returns the task that the ``metadata`` of an input line names; ``of`` names the line in the error.
+    """Returns the task in the ``metadata`` of an input line; ``of`` names the line in the error.
 
     Raises:
-        EnvironmentSetupError: there is no ``metadata`` with a ``task_name`` and a whole ``params_idx``.
+        EnvironmentSetupError: there is no ``metadata`` with a ``task_name`` and an integer ``params_idx``.
     """
     name = metadata.get("task_name") if isinstance(metadata, Mapping) else None
     index = metadata.get("params_idx") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not isinstance(index, int) or isinstance(index, bool):
-        raise EnvironmentSetupError(f"instance {of} needs metadata with a task_name and a whole params_idx")
+        raise EnvironmentSetupError(f"instance {of} needs metadata with a task_name and an integer params_idx")
     return Task(name=name, params_idx=index)
 
 
 class TaskEnd(StrEnum):
-    """How the task came to its end before the turns did."""
+    """How a task ended before the limit of turns."""
 
     TERMINATED = "terminated"  # the agent called terminate
     ANSWERED = "answered"  # the agent gave its answer
-    TASK_ENDED = "task_ended"  # the task said that it is over
+    TASK_ENDED = "task_ended"  # the task ended by itself
 
 
 class RewardBreakdown(Protocol):
-    """A reward and what it is made of."""
+    """A reward and its parts."""
 
     @property
     def reward(self) -> float: ...
 
     @property
     def success(self) -> float | None:
-        """1 or more is success; None where nobody asked."""
+        """1 or more is success; None without a score."""
         ...
 
     @property
     def steps(self) -> int:
-        """How many actions were taken."""
+        """Number of actions."""
         ...
 
     def as_dict(self) -> Mapping[str, float | int | None]:
@@ -80,18 +80,19 @@ class RewardBreakdown(Protocol):
 
 
 class RewardRule(Protocol):
-    """What an episode earns. ``score_range`` is what its devices may score; anything else is a broken device."""
+    """The reward of an episode. ``score_range`` is the range of its devices' scores; any other score is a device
+    error."""
 
     score_range: ClassVar[tuple[float, float]]
 
     def asks_device(self, *, ended_by_agent: bool) -> bool:
-        """Returns whether the device's score counts for an episode that ended so."""
+        """Returns True if the device's score counts for an episode with that end."""
         ...
 
     def earned(
         self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
     ) -> RewardBreakdown:
-        """Returns the reward; ``score`` is None where the device was not asked.
+        """Returns the reward; ``score`` is None without a score.
 
         ``thinking_tokens`` has one entry per action taken: the tokens inside the thinking tags of that reply.
         """
@@ -99,10 +100,10 @@ class RewardRule(Protocol):
 
 
 class TaskRunner:
-    """One task on one leased device, from reset to reward. ``seen`` is what there is to see now.
+    """One task on one leased device, from reset to reward. ``seen`` is the newest observation.
 
-    ``count_tokens`` counts the tokens of a text: the thinking bonus is about tokens. ``max_turns`` overrides the task's
-    own step budget.
+    ``count_tokens`` counts the tokens of a text, for the thinking bonus. ``max_turns`` overrides the task's own limit
+    of steps.
     """
 
     def __init__(
@@ -129,18 +130,18 @@ class TaskRunner:
 
     @property
     def seen(self) -> Observation:
-        """The newest observation; its note says what went wrong with the last reply."""
+        """The newest observation; its note has the problem of the last reply."""
         if self._seen is None:
-            raise EnvironmentSetupError("the task was not set up: reset comes first")
+            raise EnvironmentSetupError("the task was not set up: call reset first")
         return self._seen
 
     @property
     def thinking_tokens(self) -> int:
-        """The tokens inside the thinking tags of all actions taken."""
+        """Tokens inside the thinking tags of all actions."""
         return sum(self._thinking_tokens)
 
     async def reset(self) -> Observation:
-        """Sets the task up and returns the first look at it.
+        """Sets the task up and returns the first observation.
 
         Raises:
             DeviceError, EnvironmentSetupError: it cannot be set up.
@@ -151,14 +152,14 @@ class TaskRunner:
         return self._seen
 
     def read(self, text: str) -> ParsedReply:
-        """Returns a reply in its parts; any text whatever gives one."""
+        """Returns the parsed reply; accepts any text."""
         return parse_reply(text, screen_width=self.seen.screen_width, screen_height=self.seen.screen_height)
 
     async def act(self, reply: ParsedReply, turn: int) -> TaskEnd | None:
-        """Does what the reply to turn ``turn`` asks for; returns how that ended the task, None if it goes on.
+        """Executes the reply of turn ``turn``; returns how it ended the task, None if the task continues.
 
         Raises:
-            DeviceError: the device broke.
+            DeviceError: the device failed.
         """
         seen, tokens = self.seen, self._count_tokens(reply.thinking)
         if isinstance(reply.action, MalformedAction):
@@ -172,9 +173,9 @@ class TaskRunner:
         return done
 
     def repeats(self) -> int:
-        """Counts how many times in a row the newest action was done, each time at the same screen, pixel by pixel.
+        """Returns how many times in a row the newest action was repeated on a screen with equal pixels.
 
-        0 after a reply without a valid action: it did nothing.
+        0 after a reply without a valid action.
         """
         done = [_without(entry, "turn", "thinking_tokens", "note") for entry in self.log]
         if not done or "malformed" in done[-1]:
@@ -182,10 +183,10 @@ class TaskRunner:
         return sum(1 for _ in itertools.takewhile(lambda entry: entry == done[-1], reversed(done)))
 
     async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> RewardBreakdown:
-        """Returns what was earned; the device is asked for its score, unless the episode was ``given_up``.
+        """Returns the reward; the device is scored, unless the episode was ``given_up``.
 
         Raises:
-            DeviceError: the device cannot tell, or tells what its tasks never score.
+            DeviceError: the device cannot be scored, or its score is out of range.
         """
         counts = not given_up and self._rewards.asks_device(ended_by_agent=ended_by_agent)
         return self._rewards.earned(
@@ -196,7 +197,7 @@ class TaskRunner:
         )
 
     async def _do(self, parsed: ParsedAction, seen: Observation) -> tuple[TaskEnd | None, Observation]:
-        """Carries the action to the device; ``terminate`` changes nothing there and stays here."""
+        """Executes the action on the device; ``terminate`` is not sent to it."""
         if parsed.action.kind is ActionKind.TERMINATE:
             return TaskEnd.TERMINATED, replace(seen, note="")
         with self._timer.phase("act"):
@@ -216,7 +217,7 @@ class TaskRunner:
         return score
 
     def _log(self, turn: int, seen: Observation, thinking_tokens: int, **facts: Any) -> None:
-        """Notes what the agent saw and did; empty facts are left out."""
+        """Logs a turn's observation and action; empty facts are left out."""
         entry = {"turn": turn, "screenshot": seen.screenshot.sha256, "thinking_tokens": thinking_tokens}
         self.log.append(entry | {name: fact for name, fact in facts.items() if fact not in (None, "")})
 
@@ -226,7 +227,7 @@ def _without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _described(parsed: ParsedAction) -> dict[str, Any]:
-    """Returns an action as JSON: points in device pixels, and as the model gave them under ``coordinate``."""
+    """Returns an action for JSON: points in device pixels, and the model's under ``coordinate``."""
     action = parsed.action
     return {
         "action": str(action.kind),

@@ -1,4 +1,4 @@
-"""Finding the answer in a reply. Pure, linear in the text, and without opinion on mathematics."""
+"""Extracts the answer from a reply. Pure, linear in the text; does no mathematics."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NOISE = str.maketrans({"$": "", " ": "", "\n": "", "−": "-"})
 
 
 def final_answer(text: str) -> str | None:
-    """Returns the inside of the last complete ``\\boxed{}``, or without one the last number, or None.
+    """Returns the content of the last complete ``\\boxed{}``, or without one the last number, or None.
 
-    An answer of more than ``MAX_ANSWER_CHARACTERS`` is none.
+    An answer of more than ``MAX_ANSWER_CHARACTERS`` is ignored.
     """
     answer = _last_boxed(text)
     if answer is None:
@@ -23,12 +23,12 @@ def final_answer(text: str) -> str | None:
 
 
 def is_same_text(answer: str, label: str) -> bool:
-    """Returns whether both say the same, but for spaces, dollar signs, commas in numbers and an ending full stop."""
+    """Returns True if both are equal apart from spaces, dollar signs, commas in numbers and a final full stop."""
     return _plain(answer) == _plain(label)
 
 
 def _last_boxed(text: str) -> str | None:
-    """Walks over all braces once; of nested boxes the outermost counts, because it closes last."""
+    """Scans all braces once; of nested boxes the outermost is returned, because it closes last."""
     opened: list[int | None] = []
     found: str | None = None
     for brace in _BRACES.finditer(text):

@@ -1,10 +1,9 @@
-"""Asks other processes whether two expressions are equal, and never waits for ever.
+"""Compares expressions in subprocesses, with limits of time and memory.
 
-Expressions come from a policy in training: some make a computer algebra system run for hours or eat all memory. So
-they are compared in a small process with limits of its own. One that uses up its processor time over a question has
-answered it: what takes so long is not equal. One that dies in another way (the kernel's out-of-memory killer),
-freezes, or finds the machine short of memory has answered nothing: a fresh process is asked. After a few there is no
-verdict, and that is an error.
+A policy in training writes expressions that make a computer algebra system run for hours or use all memory. So they are
+compared in a small process with limits. If it exceeds its CPU time, the expressions count as different. If it crashes
+in another way (the kernel's out-of-memory killer), hangs, or the machine is short of memory, there is no verdict: a new
+process retries. After ``TRIES`` an error is raised.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from slime_plugins.rollout_buffer.errors import ConfigError, JudgeError
 logger = logging.getLogger(__name__)
 
 TRIES: Final = 4
-"""Processes that are asked one question before there is no verdict."""
+"""Maximum number of processes for one comparison."""
 
 _PROGRAM = Path(__file__).with_name("judge_process.py")
 _ANSWER_TIMEOUT_S = 120.0
-"""Wall-clock limit of a start or an answer, far above what either takes of processor time: only a frozen process, or
-one on a machine with dozens of others in line for each processor, is silent for so long."""
+"""Wall-clock limit of a start or an answer, far above the CPU time of either: only a hung process, or one on a machine
+with dozens of runnable processes per CPU, exceeds it."""
 
 
 class MathJudge:
-    """Compares expressions in ``processes`` processes, with ``timeout_s`` of processor time for each question."""
+    """Compares expressions in ``processes`` processes, with ``timeout_s`` of CPU time for each comparison."""
 
     def __init__(
         self, *, processes: int = 2, timeout_s: float = 5.0, answer_timeout_s: float = _ANSWER_TIMEOUT_S
     ) -> None:
-        """``answer_timeout_s`` is by the wall clock; a process that is silent for longer is replaced."""
+        """``answer_timeout_s`` is wall-clock time; a process that exceeds it is replaced."""
         self._timeout_s = timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._processes = processes
@@ -46,7 +45,7 @@ class MathJudge:
         self._started: set[_JudgeProcess] = set()
 
     async def start(self) -> None:
-        """Starts the first process and lets it compare once, so that a missing library shows now.
+        """Starts the first process and runs one comparison, so that a missing library is found now.
 
         Raises:
             ConfigError: math-verify is not installed, or several processes in a row did not start.
@@ -63,10 +62,10 @@ class MathJudge:
         raise ConfigError(f"the process that compares math answers does not start: it {problem}")
 
     async def are_equal(self, label: str, answer: str) -> bool:
-        """Returns whether ``answer`` is mathematically equal to ``label``; False if that takes too much to tell.
+        """Returns True if ``answer`` is mathematically equal to ``label``; False also after the limit of CPU time.
 
         Raises:
-            JudgeError: several processes in a row died or fell silent over the question.
+            JudgeError: several processes in a row crashed or hung.
         """
         process = await self._idle.get()
         try:
@@ -77,10 +76,10 @@ class MathJudge:
                 except _NoAnswerError as error:
                     logger.warning("the judge of math answers %s (try %d of %d)", error, tried, TRIES)
                     problem = str(error)
-                # A process that was given up would answer the next question with the old answer.
+                # An abandoned process would answer the next comparison with the old result.
                 await self._end(process)
                 process = None
-            raise JudgeError(f"the judge of math answers {problem}; {TRIES} processes were asked")
+            raise JudgeError(f"the judge of math answers {problem}; {TRIES} processes were tried")
         except asyncio.CancelledError:
             await asyncio.shield(self._end(process))
             process = None
@@ -89,31 +88,31 @@ class MathJudge:
             self._idle.put_nowait(process)
 
     async def close(self) -> None:
-        """Ends all processes; a second call does nothing."""
+        """Kills all processes; a second call does nothing."""
         await asyncio.gather(*map(self._end, list(self._started)))
 
     async def _verdict_of(self, process: _JudgeProcess, label: str, answer: str) -> bool:
-        """The verdict of one process; its processor time running out is one.
+        """Returns the verdict of one process; exceeding its CPU time is a verdict.
 
         Raises:
-            _NoAnswerError: it died, fell silent, or says that it could not compare.
+            _NoAnswerError: it crashed, hung, or reported an error.
         """
         verdict = await process.ask({"label": label, "answer": answer}, self._answer_timeout_s)
         if verdict is None and await process.returncode() == -signal.SIGPROF:
             logger.info("two expressions could not be compared within %s s: %r", self._timeout_s, answer)
             return False
         if verdict is None:
-            raise _NoAnswerError(f"died over a question (exit status {await process.returncode()})")
+            raise _NoAnswerError(f"crashed during a comparison (exit status {await process.returncode()})")
         if type(verdict.get("equal")) is not bool:
             raise _NoAnswerError(f"could not compare: {verdict.get('error')}")
         return cast("bool", verdict["equal"])
 
     async def _launch(self) -> _JudgeProcess:
-        """A process that has compared once.
+        """Starts a process and runs one comparison in it.
 
         Raises:
-            ConfigError: it lacks math-verify.
-            _NoAnswerError: it does not start.
+            ConfigError: math-verify is missing.
+                _NoAnswerError: it does not start.
         """
         loop = asyncio.get_running_loop()
         command = (sys.executable, "-P", str(_PROGRAM), f"{self._timeout_s:g}")
@@ -131,7 +130,7 @@ class MathJudge:
             return process
         await self._end(process)
         if greeting is None or "error" not in greeting:
-            raise _NoAnswerError("died while it started")
+            raise _NoAnswerError("crashed during its start")
         raise ConfigError(
             f'comparing math answers needs math-verify (the "math" extra of this package): {greeting["error"]}'
         )
@@ -143,11 +142,11 @@ class MathJudge:
 
 
 class _NoAnswerError(Exception):
-    """A process gave no verdict; another may. Ends in ``MathJudge``."""
+    """A process gave no verdict; another may. Handled in ``MathJudge``."""
 
 
 class _JudgeProcess(asyncio.SubprocessProtocol):
-    """One process: a line goes in, a line comes out. Ended, it has left neither pipe nor zombie."""
+    """One process: JSON lines in and out. After ``end`` neither pipes nor a zombie remain."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -159,24 +158,24 @@ class _JudgeProcess(asyncio.SubprocessProtocol):
 
     @property
     def is_alive(self) -> bool:
-        """False once its output has ended or it has exited."""
+        """False once its output has closed or it has exited."""
         return not self._gone.done() and self._transport is not None and self._transport.get_returncode() is None
 
     async def ask(self, question: dict[str, str], timeout_s: float) -> dict[str, object] | None:
-        """Returns its answer; None if it died.
+        """Returns the answer; None if the process crashed.
 
         Raises:
-            _NoAnswerError: it fell silent.
+            _NoAnswerError: it hung.
         """
         stdin = cast("asyncio.WriteTransport", self._opened().get_pipe_transport(0))
         stdin.write(json.dumps(question).encode() + b"\n")
         return await self.line(timeout_s)
 
     async def line(self, timeout_s: float) -> dict[str, object] | None:
-        """Returns what it says next; None if it died.
+        """Returns the next line; None if the process crashed.
 
         Raises:
-            _NoAnswerError: it is silent for ``timeout_s``, or says what is no JSON object.
+            _NoAnswerError: no line within ``timeout_s``, or one that is no JSON object.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -184,21 +183,21 @@ class _JudgeProcess(asyncio.SubprocessProtocol):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError as error:
-            raise _NoAnswerError(f"was silent for {timeout_s:g} s") from error
+            raise _NoAnswerError(f"did not answer within {timeout_s:g} s") from error
         if not self._lines:
             return None
         try:
             return dict(json.loads(self._lines.popleft()))
         except (ValueError, TypeError) as error:
-            raise _NoAnswerError("says what is no JSON object") from error
+            raise _NoAnswerError("wrote a line that is no JSON object") from error
 
     async def returncode(self) -> int | None:
-        """Returns how it ended, after its death; a negative number is a signal's."""
+        """Returns its exit status; a negative number is a signal's."""
         await asyncio.shield(self._gone)
         return self._opened().get_returncode()
 
     async def end(self) -> None:
-        """Kills it, and returns when its pipes are closed; a second call does nothing."""
+        """Kills it and waits for its pipes to close; a second call does nothing."""
         self._opened().close()
         await asyncio.shield(self._gone)
 
@@ -216,7 +215,7 @@ class _JudgeProcess(asyncio.SubprocessProtocol):
         self._news.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It has exited and its pipes are closed."""
+        """The process has exited and its pipes are closed."""
         if not self._gone.done():
             self._gone.set_result(None)
         self._news.set()

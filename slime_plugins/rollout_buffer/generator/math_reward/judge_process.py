@@ -1,7 +1,7 @@
 """The process that compares expressions: one JSON question per line on stdin, one JSON verdict per line on stdout.
 
-Needs nothing of this project, so that it starts fast. Ends when stdin ends, and by SIGPROF when a question takes more
-processor time than it may: the signal's default action ends even a loop in C that no Python handler could interrupt.
+Imports nothing of this project, so that it starts fast. Exits when stdin closes, and by SIGPROF when a comparison
+exceeds its CPU time: the signal's default action stops even a loop in C that no Python handler could interrupt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MEMORY_LIMIT_BYTES = 2 * 1024**3
-"""An expression that needs more is compared as far as this goes: the library takes it for different then."""
+"""Memory limit; the library treats an expression that exceeds it as different."""
 _SLACK_BYTES = 256 * 1024**2
 _MAP_NORESERVE = 0x4000  # Linux; the module ``mmap`` names it from Python 3.13 on
 
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _limit_memory() -> int:
-    """Bounds the address space, also where somebody has bounded it before; returns the bound."""
+    """Limits the address space, or keeps a lower limit; returns the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_LIMIT_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -53,22 +53,22 @@ def _limit_memory() -> int:
 
 
 def _verdict(are_equal: Compare, label: str, answer: str, limit: int) -> dict[str, object]:
-    """What is to be said; "not equal" of a process that was refused memory is no verdict.
+    """Returns the message to send; "not equal" after a refused allocation is no verdict.
 
-    The library takes its own MemoryError for "not equal". Up to the limit of this process that is the expression's
-    doing; below it the machine's, and another process may come to another verdict.
+    The library treats its MemoryError as "not equal". At this process's limit the expression is the cause; below it the
+    machine, and another process may succeed.
     """
     try:
         equal = are_equal(label, answer)
-    except Exception:  # noqa: BLE001 - an expression that no library can make sense of is a wrong answer
+    except Exception:  # noqa: BLE001 - an expression that the library cannot parse is a wrong answer
         equal = False
     if not equal and not _may_grow_to(limit):
-        return {"error": "the machine has no memory left for it"}
+        return {"error": "the machine has no free memory"}
     return {"equal": equal}
 
 
 def _may_grow_to(limit: int) -> bool:
-    """Returns True if the kernel would give this process all the memory that it may have; no page of it is touched."""
+    """Returns True if the kernel would grant this process its memory limit; touches no page."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         room = limit - pages * mmap.PAGESIZE - _SLACK_BYTES
@@ -85,7 +85,7 @@ def _load_comparison() -> Compare:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
     def are_equal(label: str, answer: str) -> bool:
-        # The library's own timeouts are by the wall clock, and take a slow machine for a wrong answer: switched off.
+        # The library's own timeouts are wall-clock and would fail on a slow machine: disabled.
         gold, given = (math_verify.parse(f"\\boxed{{{_bare(text)}}}", parsing_timeout=None) for text in (label, answer))
         return bool(math_verify.verify(gold, given, timeout_seconds=None))
 
@@ -93,13 +93,13 @@ def _load_comparison() -> Compare:
 
 
 def _bare(text: str) -> str:
-    """Takes a box off that a label may already have."""
+    """Removes a ``\\boxed{}`` around a label."""
     inside = text.strip()
     return inside[len("\\boxed{") : -1] if inside.startswith("\\boxed{") and inside.endswith("}") else inside
 
 
 def _raise_oom_score() -> None:
-    """When memory runs out, losing a judge costs a question asked twice, losing the runner all its episodes."""
+    """Makes the OOM killer prefer this process: it costs one retry, the runner all its episodes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

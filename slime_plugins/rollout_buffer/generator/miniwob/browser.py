@@ -1,8 +1,7 @@
-"""Browsers that the devices of one process share: started when a page is wanted, ended when its last page is closed.
+"""Browsers shared by the devices of one process: launched for the first page, closed after the last.
 
-Playwright's event loop runs in a thread of its own; devices, which are blocking objects, hand their calls over to it.
-Every page has a context of its own, and so a process of its own below the browser's: one that crashes takes no other
-along.
+Playwright's event loop runs in its own thread; devices, which are blocking objects, submit calls to it. Every page has
+its own context, and so its own renderer process: a crash affects one page.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CHROMIUM_VARIABLE = "ROLLOUT_BUFFER_CHROMIUM"
 INSTALL = "apt install chromium, or python -m playwright install chromium"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LAUNCH_ARGUMENTS = (
-    # Nothing that a page or the browser itself names outside of this machine is found.
+    # No name outside of this machine is resolved, neither for pages nor for the browser.
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--disable-background-networking",
     "--disable-component-update",
@@ -40,22 +39,22 @@ LAUNCH_ARGUMENTS = (
 )
 
 END_S = 5.0
-"""The most that the end of a page, a browser or the driver is waited for."""
+"""Time limit for closing a page, a browser or the driver."""
 ANSWER_S = 15.0
-"""A browser that says nothing for so long is given up."""
+"""A browser that does not answer for this long is abandoned."""
 GRACE_S = 10.0
-"""What a call may take beyond its limit, to undo what it began."""
+"""Extra time of a call after its limit, for its cleanup."""
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchOptions:
-    """What a browser and its pages are started with. Pages that agree in all of it may share a browser.
+    """Launch options of a browser and its pages. Pages with equal options may share a browser.
 
-    An empty ``executable`` takes the Chromium that Playwright has installed for itself. Pages load files below
-    ``folder`` and nothing else. ``script`` runs in every page before its own scripts. ``width`` and ``height`` are
-    points; a point has ``scale`` pixels on a side.
+    An empty ``executable`` uses Playwright's own Chromium. Pages load only files below ``folder``. ``script`` runs in
+    every page before its own scripts. ``width`` and ``height`` are in CSS points; a point has ``scale`` pixels on a
+    side.
     """
 
     executable: str
@@ -70,7 +69,7 @@ class LaunchOptions:
 
 @dataclass(kw_only=True, slots=True)
 class OpenPage:
-    """A page of a shared browser. ``lost`` says why it is gone, "" while it is there."""
+    """A page of a shared browser. ``lost`` is the reason of its loss, "" while it works."""
 
     page: Page
     protocol: CDPSession
@@ -81,7 +80,7 @@ class OpenPage:
 
 @dataclass(kw_only=True, slots=True)
 class _Shared:
-    """A browser and its pages. ``retired`` takes no more of them, and ends with its last one."""
+    """A browser and its pages. A ``retired`` one opens no more pages, and is closed after its last one."""
 
     browser: Browser
     options: LaunchOptions
@@ -95,10 +94,10 @@ class _Shared:
 
 
 def find_chromium(named: str = "") -> str:
-    """Returns the path of a Chromium: the one named, the variable's, one on the PATH, or one that Playwright brought.
+    """Returns the path of a Chromium: the named one, the variable's, one on the PATH, or Playwright's.
 
     Raises:
-        ConfigError: the one that was named is not there, or there is none at all.
+        ConfigError: the named one does not exist, or there is none.
     """
     wanted = named or os.environ.get(CHROMIUM_VARIABLE, "")
     if wanted:
@@ -113,13 +112,13 @@ def find_chromium(named: str = "") -> str:
 
 
 def _of_playwright() -> bool:
-    """Whether Playwright has put a Chromium where it looks for its own."""
+    """Returns True if Playwright has installed its own Chromium."""
     folder = os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright"
     return any(Path(folder).glob("chromium*"))
 
 
 class SharedBrowsers:
-    """The browsers of this process, and the thread in which Playwright talks to them."""
+    """The browsers of this process, and the thread of Playwright's event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -139,7 +138,7 @@ class SharedBrowsers:
         return self.call(lambda: self._open(options), None, options.timeout_s, "opening a page")
 
     def close(self, opened: OpenPage, timeout_s: float) -> None:
-        """Closes a page, and its browser after the last one; a page that is gone is none of it any more."""
+        """Closes a page, and its browser after the last one; a lost page is ignored."""
         self.call(lambda: self._close(opened), None, timeout_s, "closing a page")
 
     def call(
@@ -149,10 +148,10 @@ class SharedBrowsers:
         timeout_s: float,
         doing: str,
     ) -> _Result:
-        """Does ``work`` on the browsers' loop and returns what it returns.
+        """Runs ``work`` on the browsers' loop and returns its result.
 
         Raises:
-            DeviceError: the page or its browser broke, is gone, or took longer than ``timeout_s``.
+            DeviceError: the page or its browser failed, is lost, or exceeded ``timeout_s``.
         """
         if opened is not None and opened.lost:
             raise device_died(opened.lost)
@@ -166,7 +165,7 @@ class SharedBrowsers:
             raise DeviceError(f"{doing} took longer than {timeout_s:g} s") from timeout
         except (ConfigError, DeviceError):
             raise
-        except Exception as error:  # the boundary to Playwright, which raises errors of its own and of its transport
+        except Exception as error:  # the boundary to Playwright, which also raises errors of its transport
             if opened is not None and opened.lost:
                 raise device_died(opened.lost) from error
             raise DeviceError(f"{doing} failed: {_first_line(error)}") from error
@@ -174,16 +173,16 @@ class SharedBrowsers:
     async def _limited(
         self, work: Callable[[], Coroutine[Any, Any, _Result]], opened: OpenPage | None, timeout_s: float
     ) -> _Result:
-        """The limit is kept on the loop, so that work which is cut off has undone what it began before it ends.
+        """Applies the limit on the loop, so that cancelled work cleans up before it ends.
 
-        A failure may be that of the browser or of Playwright's driver, neither of which need say so by itself.
+        A failure may be that of the browser or of Playwright's driver; both are checked.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 return await work()
         except (ConfigError, DeviceError):
             raise
-        except Exception:  # the limit as well: a browser that was stopped fails at nothing
+        except Exception:  # including the timeout: a stopped browser raises nothing
             if opened is None or not opened.lost:
                 await self._drop_the_dead()
             raise
@@ -195,7 +194,7 @@ class SharedBrowsers:
         try:
             opened = await _open_page(shared)
         except BaseException:
-            # What is left of the page inside this browser nobody knows: it ends when its other pages have ended.
+            # The state of this page is unknown: its browser is closed after its other pages.
             shared.retired = True
             self._spawn(self._tidy())
             raise
@@ -207,7 +206,7 @@ class SharedBrowsers:
         return opened
 
     async def _with_room(self, options: LaunchOptions) -> _Shared:
-        """Returns a browser that takes one more page."""
+        """Returns a browser with room for one more page."""
         await self._end_the_unused()
         for shared in self._shared:
             if shared.has_room_for(options):
@@ -246,7 +245,7 @@ class SharedBrowsers:
             await self._end_the_unused()
 
     async def _end_the_unused(self) -> None:
-        """Ends browsers without pages, and the driver when it has no browser any more. Holds the lock."""
+        """Closes browsers without pages, and the driver without browsers. Needs the lock."""
         for shared in [each for each in self._shared if _is_unused(each)]:
             self._shared.remove(shared)
             await _ended(shared.browser.close())
@@ -254,9 +253,9 @@ class SharedBrowsers:
             await self._end_driver()
 
     async def _drop_the_dead(self) -> None:
-        """Gives up the browsers that do not answer, with their pages, and a driver none of whose browsers answers.
+        """Abandons browsers that do not answer, with their pages, and a driver without an answering browser.
 
-        A driver that was killed tells nobody: its browsers seem connected, and everything asked of it fails.
+        A killed driver is not detected otherwise: its browsers seem connected, but every call fails.
         """
         asked = list(self._shared)
         answers = await asyncio.gather(*(_answers(shared.browser) for shared in asked))
@@ -267,7 +266,9 @@ class SharedBrowsers:
         self._shared = [shared for shared in self._shared if shared not in dead]
         for shared in dead:
             self._spawn(_ended(shared.browser.close()))
-        if not self._shared and not self._lock.locked():  # else a browser is being launched, and ends it if it fails
+        if (
+            not self._shared and not self._lock.locked()
+        ):  # otherwise a launch is in progress, and handles its own failure
             await self._end_driver()
 
     async def _end_driver(self) -> None:
@@ -282,7 +283,7 @@ class SharedBrowsers:
 
 
 def context_options(options: LaunchOptions) -> dict[str, Any]:
-    """Returns how a page is shown: a phone's screen that hears touches, without a network, alike on every machine."""
+    """Returns the context options: a phone's screen with touch, offline, equal on every machine."""
     return {
         "viewport": {"width": options.width, "height": options.height},
         "device_scale_factor": options.scale,
@@ -314,24 +315,24 @@ def _is_unused(shared: _Shared) -> bool:
 
 
 async def _answers(browser: Browser) -> bool:
-    """Whether a browser does what it is asked, by way of the driver."""
+    """Returns True if a browser answers a call through the driver."""
     try:
         async with asyncio.timeout(ANSWER_S):
             session = await browser.new_browser_cdp_session()
             await session.send("Browser.getVersion")
             await session.detach()
-    except Exception:  # noqa: BLE001 - Playwright's errors and its transport's: each is an answer, no
+    except Exception:  # noqa: BLE001 - errors of Playwright and its transport all mean: no answer
         return False
     return True
 
 
 async def _ended(ending: Coroutine[Any, Any, object]) -> bool:
-    """Whether something of Playwright's came to its end, in time; what did not is given up."""
+    """Returns True if a close call of Playwright succeeded in time."""
     try:
         async with asyncio.timeout(END_S):
             await ending
-    except Exception as error:  # noqa: BLE001 - it is given up whatever it broke with
-        logger.warning("a browser, or a page of it, did not end as it should: %s", _first_line(error))
+    except Exception as error:  # noqa: BLE001 - abandoned after any error
+        logger.warning("a browser, or a page of it, could not be closed: %s", _first_line(error))
         return False
     return True
 

@@ -1,8 +1,8 @@
-"""The settings of MiniWoB++ episodes and of the browsers they are played in, validated before anything starts.
+"""Settings of MiniWoB++ episodes and of their browsers, validated before a job starts.
 
-They come from ``config.yaml`` beside this file or the file that ``ROLLOUT_BUFFER_MINIWOB_CONFIG`` names, over it from
-environment variables that begin with ``ROLLOUT_BUFFER_MINIWOB__``, and, for the keys of ``JOB_KEYS`` only, from the
-job's payload under ``miniwob``. Browsers, limits and how many pages there are is the host's to say.
+They come from ``config.yaml`` in this folder or the file named by ``ROLLOUT_BUFFER_MINIWOB_CONFIG``; overridden by
+environment variables that begin with ``ROLLOUT_BUFFER_MINIWOB__``, and, for the keys of ``JOB_KEYS`` only, by the job's
+payload under ``miniwob``. Jobs cannot set browsers, host limits, or the number of pages.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ CONFIG_VARIABLE = "ROLLOUT_BUFFER_MINIWOB_CONFIG"
 SETTING_PREFIX = "ROLLOUT_BUFFER_MINIWOB__"
 SHIPPED_CONFIG = Path(__file__).with_name("config.yaml")
 DEVICE_KIND = "slime_plugins.rollout_buffer.generator.miniwob.device:from_options"
-"""Under this address the pool finds how these devices are made."""
+"""Address of the factory of these devices."""
 JOB_KEYS = GuiAgentSettings.OF_EPISODES | {"observation"}
-"""What a job may override."""
+"""Keys that a job may override."""
 POINTS = (160, 210)
 """A task's page, width and height, in points of the screen."""
 
 
 class DataMode(StrEnum):
-    """Which of its distributions a page draws a task from."""
+    """The distribution from which a page draws its tasks."""
 
     TRAIN = "train"
     TEST = "test"
 
 
 class MiniWobSettings(GuiAgentSettings):
-    """Everything the generator can be told; ``config.yaml`` beside this file explains each key."""
+    """All settings of the generator; ``config.yaml`` in this folder explains each key."""
 
     observation: ObservationMode = ObservationMode.SCREENSHOT
     max_turns: int | None = Field(default=15, ge=1)
@@ -73,14 +73,13 @@ class MiniWobSettings(GuiAgentSettings):
         return self
 
     def for_devices(self) -> DevicePoolSettings:
-        """As ``GuiAgentSettings.for_devices``."""
         farm = self.model_dump(include=set(PoolSettings.model_fields))
         options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | set(PoolSettings.model_fields))
         return DevicePoolSettings(farm="miniwob", kind=DEVICE_KIND, device_options=options, **farm)
 
 
 def load_settings(job_options: Mapping[str, Any]) -> MiniWobSettings:
-    """Returns the settings for a job: the host's file, or the shipped one, the environment, and the job's overrides.
+    """Returns the settings of a job: the host's file or the shipped one, the environment, and the job's overrides.
 
     Raises:
         ConfigError: a file cannot be read, or a key is unknown, misplaced or out of range. Names the key, and its line

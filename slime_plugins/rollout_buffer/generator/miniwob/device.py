@@ -1,6 +1,6 @@
-"""A browser page as a device: one MiniWoB++ task in a touch Chromium, loaded again for every episode.
+"""A browser page as a device: one MiniWoB++ task in Chromium with touch, reloaded for every episode.
 
-A page that crashes, hangs, or is left by its task is a device that failed, and never a reward.
+A page that crashes, hangs, or navigates away is a device error, never a reward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.types import Image
 
 PAGE_SCRIPT = Path(__file__).with_name("page.js")
 LIFTED_LIMIT_MS = 2_000_000_000
-"""About 23 days: the most that a browser's timer takes is 2^31 ms."""
+"""About 23 days: a browser's timer accepts at most 2^31 ms."""
 HEALTH_S = 10.0
 CLOSE_S = 10.0
 REST_S = 0.15
@@ -37,20 +37,20 @@ _Result = TypeVar("_Result")
 
 
 def from_options(options: Mapping[str, Any], index: int) -> BrowserPage:
-    """MiniWoB's ``DeviceKind``: the options are those that ``MiniWobSettings.for_devices`` gives."""
+    """MiniWoB's ``DeviceKind``: ``options`` come from ``MiniWobSettings.for_devices``."""
     del index
     return BrowserPage(MiniWobSettings.model_validate(options))
 
 
 class BrowserPage:
-    """One page. ``params_idx`` of a task is its seed: the same one gives the same page."""
+    """One page. ``params_idx`` of a task is its seed: equal seeds give equal pages."""
 
     def __init__(self, settings: MiniWobSettings) -> None:
         """Opens the page.
 
         Raises:
-            ConfigError: MiniWoB++, Playwright or a Chromium is missing, or cannot be found where a setting says.
-            DeviceError: the browser did not come up.
+            ConfigError: MiniWoB++, Playwright or Chromium is missing.
+                DeviceError: the browser did not start.
         """
         self._settings = settings
         self._folder = find_pages()
@@ -66,27 +66,24 @@ class BrowserPage:
         return self._do(lambda: self._reset(page, params_idx), self._settings.reset_timeout_s, f"loading {task_name}")
 
     def step(self, action: Action) -> Observation:
-        """As ``Device.step``; what this page cannot do is told in ``note``."""
+        """As ``Device.step``; actions that a page does not support are reported in ``note``."""
         limit_s = self._settings.step_timeout_s + (action.duration_s or 0.0)
         return self._do(lambda: self._step(action), limit_s, f"the action {action.kind}")
 
     def score(self) -> float:
-        """As ``Device.score``, from -1 to 1: what the page has given, 0 while it has not ended the episode."""
+        """As ``Device.score``, from -1 to 1: the page's own score, 0 until the page has ended the episode."""
         state = self._do(self._state, self._settings.score_timeout_s, "reading the score")
         return float(state["reward" if self._settings.time_penalty else "raw_reward"]) if state["done"] else 0.0
 
     def health(self) -> Mapping[str, str]:
-        """As ``Device.health``."""
         if self._closed:
             raise DeviceError("the page is closed")
-        return {"browser": self._do(self._version, HEALTH_S, "asking the page how it is")}
+        return {"browser": self._do(self._version, HEALTH_S, "the health check of the page")}
 
     def lost(self) -> str:
-        """As ``ReportsLoss.lost``."""
         return "" if self._closed else self._opened.lost
 
     def close(self) -> None:
-        """As ``Device.close``."""
         if not self._closed:
             self._closed = True
             self._browsers.close(self._opened, CLOSE_S)
@@ -108,14 +105,14 @@ class BrowserPage:
         await self._opened.page.wait_for_function("() => WOB_TASK_READY")
         seen = await self._observe()
         if not seen.goal:
-            raise EnvironmentSetupError(f"the MiniWoB task {self._task_name} with seed {seed} says no goal")
+            raise EnvironmentSetupError(f"the MiniWoB task {self._task_name} with seed {seed} has no goal")
         return seen
 
     async def _step(self, action: Action) -> Observation:
         return await self._observe(await self._act(action))
 
     async def _act(self, action: Action) -> str:
-        """Does the action; returns what the agent is to know of it."""
+        """Executes the action; returns a note for the agent."""
         if action.kind is ActionKind.CLICK:
             await self._opened.page.touchscreen.tap(*self._points(action.point))
         elif action.kind is ActionKind.LONG_PRESS:
@@ -144,7 +141,7 @@ class BrowserPage:
         await self._opened.protocol.send("Input.dispatchTouchEvent", {"type": event, "touchPoints": touched})
 
     async def _swipe(self, start: tuple[float, float], end: tuple[float, float]) -> None:
-        """Scrolls what can be scrolled; elsewhere drags, as the mouse that these pages were written for."""
+        """Scrolls a scrollable element; elsewhere drags with the mouse, for which these pages were written."""
         (x, y), (to_x, to_y) = start, end
         if await self._evaluate("([x, y, dx, dy]) => rollout.scrolls(x, y, dx, dy)", [x, y, to_x - x, to_y - y]):
             await self._drag_finger(start, end)
@@ -156,7 +153,7 @@ class BrowserPage:
         await mouse.up()
 
     async def _drag_finger(self, start: tuple[float, float], end: tuple[float, float]) -> None:
-        """Rests before it lifts the finger, so that nothing goes on scrolling by itself."""
+        """Pauses before the finger lifts, so that no momentum scrolling follows."""
         (x, y), (to_x, to_y) = start, end
         await self._touch("touchStart", start)
         for step in range(1, DRAG_STEPS + 1):
@@ -193,9 +190,9 @@ class BrowserPage:
         return self._held_to_its_task(await self._evaluate("() => rollout.state()"))
 
     def _held_to_its_task(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the state of a page that is still in the episode which ``reset`` began."""
+        """Returns the state of a page that is still in the episode of ``reset``."""
         if not state["begun"]:
-            raise DeviceError(f"the page of {self._task_name} was loaded again while its task was played")
+            raise DeviceError(f"the page of {self._task_name} was reloaded during its task")
         return state
 
     async def _version(self) -> str:
@@ -212,7 +209,7 @@ class BrowserPage:
 
 
 def launch_options(settings: MiniWobSettings, folder: Path) -> LaunchOptions:
-    """Returns what the browser of such pages is started with.
+    """Returns the launch options of such pages.
 
     Raises:
         ConfigError: there is no Chromium.

@@ -1,4 +1,4 @@
-"""The elements of a page in words: what an agent that reads is shown, and how it is read back."""
+"""Formats the elements of a page as text, for language-only agents."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS
 
 
 def in_words(elements: Iterable[Mapping[str, Any]]) -> str:
-    """Returns one line for each element: its number, what it is, what it says, its state, and its box.
+    """Returns one line for each element: number, kind, text, state, and box.
 
-    A box is in the space in which the agent points: ``[left, top, right, bottom]``, from 0 to 999.
+    A box is in the agent's coordinates: ``[left, top, right, bottom]``, from 0 to 999.
     """
     return "\n".join(f"{number}. {_line(element)}" for number, element in enumerate(elements, start=1))
 
@@ -28,7 +28,7 @@ def _line(element: Mapping[str, Any]) -> str:
 
 
 def _scaled(box: Iterable[float]) -> list[int]:
-    """Returns a box of points as one of the agent's space, cut to the screen."""
+    """Converts a box from CSS points to the agent's coordinates, clipped to the screen."""
     sizes = (*POINTS, *POINTS)
     return [
         min(max(round(edge / size * COORDINATE_MAX), 0), COORDINATE_MAX) for edge, size in zip(box, sizes, strict=True)

@@ -1,4 +1,4 @@
-"""The MiniWoB++ generator: pages in browsers, their settings, and what is earned on them."""
+"""The MiniWoB++ generator: pages in browsers, their settings, and rewards."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL
 
 
 class MiniWobGenerator(GuiAgentGenerator[MiniWobSettings]):
-    """Plays MiniWoB++ tasks on pooled browser pages. Give it a ``pool`` to play on devices of your own."""
+    """Plays MiniWoB++ tasks on pooled browser pages. ``pool`` replaces the pool of the settings."""
 
     def settings_of(self, options: Mapping[str, Any]) -> MiniWobSettings:
-        """As ``GuiAgentGenerator.settings_of``."""
         return load_settings(options)
 
     def rewards_of(self, settings: MiniWobSettings) -> PageReward:
-        """As ``GuiAgentGenerator.rewards_of``: what the page says."""
         del settings
         return PageReward()
 
     def view_of(self, settings: MiniWobSettings) -> View:
-        """As ``GuiAgentGenerator.view_of``."""
         return View(tool=WEB_PAGE_TOOL, observation_mode=settings.observation)

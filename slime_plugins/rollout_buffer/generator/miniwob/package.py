@@ -1,6 +1,6 @@
-"""Where the pages of MiniWoB++ are: in the package ``miniwob``, which is looked for and never imported.
+"""Finds the pages of MiniWoB++ in the package ``miniwob``, without importing it.
 
-Importing it would bring Selenium and Gymnasium along, and what is needed are its HTML files alone.
+An import would load Selenium and Gymnasium; only its HTML files are needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOT_PLAYED = {
     "flight.Alaska-auto": "an airline's whole site in a frame, which a browser shows only from a web server",
     "flight.Alaska-auto-medium": "an airline's whole site in a frame, which a browser shows only from a web server",
 }
-"""Tasks of the package that are not offered, and why."""
+"""Tasks of the package that are not supported, and why."""
 
 
 def find_pages() -> Path:
@@ -31,7 +31,7 @@ def find_pages() -> Path:
         folder = Path(place) / "html" / "miniwob"
         if folder.is_dir():
             return folder
-    raise ConfigError(f"the pages of MiniWoB++ are not here: {install_extra('miniwob')}")
+    raise ConfigError(f"the pages of MiniWoB++ are not installed: {install_extra('miniwob')}")
 
 
 def task_names(folder: Path) -> list[str]:
@@ -43,10 +43,10 @@ def page_of(folder: Path, task_name: str) -> Path:
     """Returns the page of a task.
 
     Raises:
-        EnvironmentSetupError: there is no such task, or it is one that is not played; says why.
+        EnvironmentSetupError: there is no such task, or it is not supported.
     """
     if task_name in NOT_PLAYED:
-        raise EnvironmentSetupError(f"the MiniWoB task {task_name} is not played here: it is {NOT_PLAYED[task_name]}")
+        raise EnvironmentSetupError(f"the MiniWoB task {task_name} is not supported: it is {NOT_PLAYED[task_name]}")
     page = folder / f"{task_name}.html"
     if page.parent != folder or not page.is_file():
         raise EnvironmentSetupError(f"there is no MiniWoB task {task_name!r}")

@@ -1,4 +1,4 @@
-"""What a MiniWoB++ episode earns: what the page gave, and nothing for an episode that its page did not end."""
+"""Rewards of MiniWoB++ episodes: the page's score, and 0 for an episode that its page did not end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageRewardBreakdown:
-    """The reward, and the page's own score behind it: 1 is success. None where the page was not asked."""
+    """The reward, and the page's own score: 1 is success. None without a score."""
 
     reward: float
     success: float | None
@@ -21,18 +21,17 @@ class PageRewardBreakdown:
 
 
 class PageReward:
-    """The rule of the benchmark: the page scores from -1 to 1, and its score is the reward."""
+    """The benchmark's rule: the reward is the page's score, from -1 to 1."""
 
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
     def asks_device(self, *, ended_by_agent: bool) -> bool:
-        """Always: a page that has not ended scores 0 by itself."""
+        """Returns True: a page that has not ended scores 0."""
         del ended_by_agent
         return True
 
     def earned(
         self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
     ) -> PageRewardBreakdown:
-        """As ``RewardRule.earned``."""
         del ended_by_agent, max_turns
         return PageRewardBreakdown(reward=score or 0.0, success=score, steps=len(thinking_tokens))

@@ -1,5 +1,4 @@
-"""The ``mobile_use`` tool as an agent at a web page is told of it: the same name and fields, without what only phones
-have."""
+"""The ``mobile_use`` tool for web pages: the same name and fields, without the phone's actions."""
 
 from __future__ import annotations
 

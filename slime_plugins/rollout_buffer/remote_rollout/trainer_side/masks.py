@@ -1,8 +1,8 @@
-"""Is an incoming ``response_mask`` what really changed? Pure; every refusal is a sentence that names the turn.
+"""Checks an incoming ``response_mask`` against the tokens that were added. Pure; every refusal names the turn.
 
-The mask is never used for training: what was sampled is known here. It is the other side's statement of how many
-tokens entered, and a wrong one shows another tokenizer, an edited context nobody counted, or a bug. So there is nothing
-to fall back to: a wrong mask refuses the turn, and the session stays as it was.
+The mask is not used for training: this side knows the sampled tokens. It is the other side's count of added tokens, and
+a wrong one shows another tokenizer, an edited context that was not counted, or a bug. A wrong mask refuses the turn;
+the session does not change.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
 
 
 class CountMethod(StrEnum):
-    """How the other side must have counted for its mask to have that length."""
+    """The counting method that explains a mask's length."""
 
-    IDS = "ids"  # the tokens that really entered
-    TEXT = "text"  # the whole conversation rendered again, minus what was held: off where sampled ids were re-tokenised
+    IDS = "ids"  # the tokens that were added
+    TEXT = "text"  # the whole conversation rendered again, minus the held ids: differs if sampled ids were re-tokenised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AddedTokens:
-    """What entered the sequence since the last turn: ``count`` tokens, exactly.
+    """Tokens added to the sequence since the last turn: ``count``, exactly.
 
-    ``how`` is for sentences. ``others`` are counts that are accepted as well, each worked out only when it is needed.
+    ``how`` is a suffix for messages. ``others`` are accepted alternative counts, computed only when needed.
     """
 
     count: int
@@ -35,10 +35,10 @@ class AddedTokens:
 
 
 def check_mask(mask: Any, turn: int, entered: AddedTokens) -> CountMethod:
-    """Returns how the mask was counted, when it is one 0 for each token that entered.
+    """Returns the counting method of a mask that is one 0 for each added token.
 
     Raises:
-        WrongMaskError: names the turn, what was expected and what was given.
+        WrongMaskError: names the turn, the expected and the given length.
     """
     detail = {"turn": turn, "expected": entered.count, "given": len(mask) if isinstance(mask, list) else None}
     zeros = _zeros(mask, turn, detail)
@@ -67,7 +67,7 @@ def check_mask(mask: Any, turn: int, entered: AddedTokens) -> CountMethod:
 
 
 def _zeros(mask: Any, turn: int, detail: dict[str, Any]) -> int:
-    """How many zeros the mask is; it may be nothing else."""
+    """Returns the number of zeros in the mask; other values are refused."""
     if mask is None:
         return 0
     if not isinstance(mask, list):

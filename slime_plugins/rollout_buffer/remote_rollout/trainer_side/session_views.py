@@ -1,4 +1,4 @@
-"""A session for people and programs: what was sampled, what entered, and which tokens are trained after what."""
+"""Views of a session: as JSON, and its training rows as text or HTML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.reporting.mask_view import (
 
 
 def listed(session: TrainerSession) -> dict[str, Any]:
-    """Returns a session in a few words."""
+    """Returns a summary of a session."""
     return {
         "rollout_id": session.rollout_id,
         "state": session.state.value,
@@ -33,7 +33,7 @@ def listed(session: TrainerSession) -> dict[str, Any]:
 
 
 def described(session: TrainerSession) -> dict[str, Any]:
-    """Returns everything: messages, ids, mask, log-probs, turn by turn, and the training rows it packs into."""
+    """Returns all of a session: messages, ids, mask, log-probs, turn by turn, and its training rows."""
     mask = session.response_mask
     return {
         **listed(session),
@@ -59,12 +59,12 @@ def described(session: TrainerSession) -> dict[str, Any]:
 
 
 def coloured(session: TrainerSession) -> str:
-    """Returns the rows for a terminal."""
+    """Returns the rows with terminal colours."""
     return coloured_text(list(_sections(session)))
 
 
 def shown_page(session: TrainerSession) -> str:
-    """Returns the rows as a page that needs nothing but itself."""
+    """Returns the rows as a self-contained HTML page."""
     return page(list(_sections(session)))
 
 
@@ -98,7 +98,9 @@ def _remarks(session: TrainerSession, indices: tuple[int, ...]) -> list[str]:
     for index in indices:
         turn = session.turns[index]
         if turn.kind.value == "edited":
-            remarks.append(f"turn {index + 1}: the context was edited, {turn.kept} tokens are as they were")
+            remarks.append(f"turn {index + 1}: the context was edited, {turn.kept} tokens are unchanged")
         if turn.counted_by.value != "ids":
-            remarks.append(f"turn {index + 1}: its mask was counted by {turn.counted_by.value}; the one kept is exact")
+            remarks.append(
+                f"turn {index + 1}: its mask was counted by {turn.counted_by.value}; the stored mask is exact"
+            )
     return remarks

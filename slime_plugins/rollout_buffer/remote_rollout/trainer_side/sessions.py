@@ -1,8 +1,7 @@
-"""Sessions of the trainer side: what one ``rollout_id`` was shown and what it sampled, turn by turn.
+"""Sessions of the trainer side: the prompts and sampled ids of one ``rollout_id``, turn by turn.
 
-A session holds ids. A conversation that only grew goes on from the ids that are held; a conversation that was edited or
-cut is rendered again and opens a new training row, because its prompt no longer starts with what was held. Which of the
-two it is, the messages say; what entered, the ids.
+A session stores ids. If the conversation only grew, its prompt continues from the stored ids; if it was edited or cut,
+it is rendered again and opens a new training row, because its prompt no longer starts with the stored ids.
 """
 
 from __future__ import annotations
@@ -29,25 +28,24 @@ from slime_plugins.rollout_buffer.types import Message
 
 
 class SessionState(StrEnum):
-    """Where a session stands."""
-
-    OPEN = "open"  # takes turns
-    ENDED = "ended"  # has its reward; its trajectory was made
-    FAILED = "failed"  # the rollout server said that it broke: no trajectory, no reward
-    EXPIRED = "expired"  # nobody called for too long: as failed
+    OPEN = "open"  # accepts turns
+    ENDED = "ended"  # has its reward and its trajectory
+    FAILED = "failed"  # the rollout server reported a failure: no trajectory, no reward
+    EXPIRED = "expired"  # no call came within the idle time: as failed
 
 
 class TurnKind(StrEnum):
-    """How a turn's prompt came about."""
+    """How a turn's prompt was made."""
 
     FIRST = "first"  # the whole prompt, from the template
-    CONTINUED = "continued"  # what was held, and a bridge
-    EDITED = "edited"  # the conversation was changed behind our back: rendered again, a new row
+    CONTINUED = "continued"  # the held ids, and a bridge
+    EDITED = "edited"  # the agent changed the conversation: rendered again, a new row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One sampled turn. Its prompt is the first ``kept`` ids of the turn before, prompt and output, and ``new_ids``."""
+    """One sampled turn. Its prompt is the first ``kept`` ids of the previous turn (prompt and output), and
+    ``new_ids``."""
 
     kind: TurnKind
     kept: int
@@ -58,26 +56,26 @@ class Turn:
 
     @property
     def entered_ids(self) -> tuple[int, ...]:
-        """What entered since the turn before; nothing at the first one, whose prompt was there from the start."""
+        """The ids added since the previous turn; empty at the first turn."""
         return () if self.kind is TurnKind.FIRST else self.new_ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Binding:
-    """Where a session's trajectory belongs; None where it was not said."""
+    """Job, instance and uid of a session's trajectory; None if not given."""
 
     job_id: str | None = None
     instance_id: str | None = None
     uid: str | None = None
 
     def filled_by(self, job_id: str | None, instance_id: str | None, uid: str | None) -> Binding:
-        """Returns the binding with what was missing filled in."""
+        """Returns the binding with missing fields filled in."""
         return Binding(job_id=self.job_id or job_id, instance_id=self.instance_id or instance_id, uid=self.uid or uid)
 
 
 @dataclass(kw_only=True, slots=True)
 class TrainerSession:
-    """What one rollout has done so far. Changed by one turn at a time, on one event loop."""
+    """State of one rollout. Changed by one turn at a time, on one event loop."""
 
     rollout_id: str
     engine: Engine
@@ -90,7 +88,7 @@ class TrainerSession:
     reason: str = ""
     turns: list[Turn] = field(default_factory=list)
     held_ids: list[int] = field(default_factory=list)
-    """Prompt and output of the last turn: what the next one goes on from."""
+    """Prompt and output of the last turn, from which the next one continues."""
     recorded_tokens: int = 0
     asked_messages: list[Message] = field(default_factory=list)
     reply_message: Message | None = None
@@ -106,14 +104,14 @@ class TrainerSession:
     used_at: float = field(default_factory=time.monotonic)
 
     def add_turn(self, turn: Turn) -> None:
-        """Takes a turn that was sampled."""
+        """Appends a sampled turn."""
         self.turns.append(turn)
         self.held_ids = [*self.held_ids[: turn.kept], *turn.new_ids, *turn.reply.output_ids]
         self.recorded_tokens += len(turn.new_ids) + len(turn.reply.output_ids)
 
     @property
     def generations(self) -> list[Generation]:
-        """Every turn as the engine was given and gave it."""
+        """Every turn as the engine received and returned it."""
         found: list[Generation] = []
         held: list[int] = []
         for turn in self.turns:
@@ -124,12 +122,12 @@ class TrainerSession:
 
     @property
     def response_ids(self) -> list[int]:
-        """Everything after the first prompt in order of time: what was sampled, and what entered in between."""
+        """All ids after the first prompt, in order: sampled ids, and the ids added in between."""
         return [one for turn in self.turns for one in (*turn.entered_ids, *turn.reply.output_ids)]
 
     @property
     def response_mask(self) -> list[int]:
-        """1 for each sampled token of ``response_ids``, 0 for each that entered."""
+        """1 for each sampled token of ``response_ids``, 0 for each added one."""
         return [
             value
             for turn in self.turns
@@ -138,24 +136,24 @@ class TrainerSession:
 
     @property
     def response_log_probs(self) -> list[float]:
-        """The engine's log-prob of each sampled token of ``response_ids``, 0.0 for those that entered."""
+        """The engine's log-prob of each sampled token of ``response_ids``, 0.0 for added ones."""
         return [
             value for turn in self.turns for value in (*([0.0] * len(turn.entered_ids)), *turn.reply.output_log_probs)
         ]
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as it stands: what was sent last, and the reply to it."""
+        """The current conversation: the last messages sent, and the reply to them."""
         return [*self.asked_messages, *([self.reply_message] if self.reply_message is not None else [])]
 
     def rows(self) -> list[TrainingRow]:
-        """Returns the training rows that this session packs into."""
+        """Returns the training rows of this session."""
         return pack_training_rows(self.generations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedTurn:
-    """The prompt of a turn that was asked for, and what entered with it."""
+    """The prompt of the next turn, and the tokens added to it."""
 
     kind: TurnKind
     kept: int
@@ -163,12 +161,11 @@ class PlannedTurn:
     entered: AddedTokens
 
     def prompt_ids(self, held: Sequence[int]) -> list[int]:
-        """Returns the whole prompt."""
         return [*held[: self.kept], *self.new_ids]
 
 
 def plan_turn(session: TrainerSession, messages: Sequence[Message], tools: Tools, *, text_counts: bool) -> PlannedTurn:
-    """Works out the next prompt and what enters with it. Changes nothing.
+    """Computes the next prompt and its added tokens. Changes nothing.
 
     Raises:
         InvalidPayloadError: the template refuses the messages.
@@ -182,7 +179,7 @@ def plan_turn(session: TrainerSession, messages: Sequence[Message], tools: Tools
 
 
 def _continues(session: TrainerSession, messages: Sequence[Message]) -> bool:
-    """True when the messages are those of the last turn, our reply to it, and then none of the assistant's."""
+    """Returns True for the messages of the last turn, our reply, and then no assistant message."""
     asked, reply = session.asked_messages, session.reply_message
     if reply is None or len(messages) <= len(asked) or not _is_our_reply(session, messages[len(asked)]):
         return False
@@ -192,7 +189,7 @@ def _continues(session: TrainerSession, messages: Sequence[Message]) -> bool:
 
 
 def _is_our_reply(session: TrainerSession, message: Message) -> bool:
-    """True for the reply as we gave it, and for the same text with its tool calls taken out of it, or beside it."""
+    """Returns True for our reply, with its tool calls in the text or as ``tool_calls``."""
     if session.reply_message is None or message.get("role") != "assistant":
         return False
     text = session.tokens.text(session.turns[-1].reply.output_ids)
@@ -217,7 +214,7 @@ def _continued(session: TrainerSession, messages: Sequence[Message], tools: Tool
 
 
 def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: Tools) -> int:
-    """The guide's formula: the conversation rendered now, minus its render at the last turn and what was sampled."""
+    """The guide's formula: the conversation rendered now, minus its render at the last turn and the sampled tokens."""
     before = len(session.tokens.prompt(session.asked_messages, session.last_tools))
     sampled = len(session.turns[-1].reply.output_ids)
     return len(session.tokens.prompt(messages, tools)) - before - sampled
@@ -237,6 +234,6 @@ def _edited(session: TrainerSession, messages: Sequence[Message], tools: Tools) 
 
 
 def counts_of(turns: Sequence[Turn]) -> Mapping[str, int]:
-    """Returns how many turns were of each kind, and how many were counted by text."""
+    """Returns the number of turns of each kind, and of turns counted by text."""
     kinds = {kind.value: sum(turn.kind is kind for turn in turns) for kind in TurnKind}
     return {**kinds, "counted_by_text": sum(turn.counted_by is CountMethod.TEXT for turn in turns)}

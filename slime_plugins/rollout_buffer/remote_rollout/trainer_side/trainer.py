@@ -1,8 +1,8 @@
 """The trainer's side of the remote rollout protocol: turns in, samples out, a trajectory at the end.
 
-A stranger's rollout server calls ``/v1/chat/completions`` with a ``rollout_id``. Each call is one turn of that session:
-its mask is checked, the prompt is sampled through our engine with exact ids, and the session keeps everything. What is
-refused changes nothing, so a corrected call may follow. A repeated call gets the same answer and samples nothing.
+A rollout server calls ``/v1/chat/completions`` with a ``rollout_id``. Each call is one turn of that session: its mask
+is checked, the prompt is sampled through our engine with exact ids, and the session stores the turn. A refused call
+changes nothing, so a corrected call may follow. A repeated call returns the same answer and samples nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ENGINE_OPTIONS: Final = (
     "stop", "stop_token_ids", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "ignore_eos", "min_new_tokens",
 )  # fmt: skip
-"""Sampling parameters of a turn that the engine knows by the same name."""
+"""Sampling parameters of a turn with the same name in the engine."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,19 +66,19 @@ class Policy:
 
 
 class PolicySource(Protocol):
-    """Finds the policy of a session that is opened: one for all, or that of the session's job."""
+    """Returns the policy of a new session: one for all, or that of the session's job."""
 
     async def policy_of(self, session: OpenBody) -> Policy:
         """Returns the policy.
 
         Raises:
-            RolloutBufferError: there is none, its tokenizer is unknown, or it cannot be had now.
+            RolloutBufferError: there is none, its tokenizer is unknown, or it is not available now.
         """
         ...
 
 
 class FixedPolicy:
-    """One engine for all sessions; the tokenizer is the one a session names, or the catalog's default."""
+    """One engine for all sessions; the tokenizer is the one that a session names, or the catalog's default."""
 
     def __init__(self, engine: Engine, tokenizers: TokenizerCatalog) -> None:
         self._engine = engine
@@ -88,14 +88,14 @@ class FixedPolicy:
         """Returns the engine with the tokenizer that the session names.
 
         Raises:
-            TokenizerRefusedError: it cannot be used.
+            TokenizerRefusedError: the tokenizer cannot be used.
         """
         tokens = await self._tokenizers.get(session.tokenizer_name, session.tokenizer_revision)
         return Policy(engine=self._engine, tokens=tokens)
 
 
 class TrainerSide:
-    """Keeps the sessions. One object on one event loop; ``sink`` takes finished trajectories, if they go anywhere."""
+    """The sessions of one event loop; finished trajectories are written to ``sink``, if there is one."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class TrainerSide:
     # --- sessions ----------------------------------------------------------------------------------------------------
 
     async def open(self, body: Mapping[str, Any]) -> TrainerSession:
-        """Opens a session, or returns the one that is open under this id with the same binding.
+        """Opens a session, or returns the open one with this id and the same binding.
 
         Raises:
-            RequestError: a field is wrong, the id is taken by other work or was ended, the tokenizer is unknown.
-            UnavailableError: too many sessions are open.
+            RequestError: a field is invalid, the id is used or has ended, the tokenizer is unknown.
+                UnavailableError: too many sessions are open.
         """
         asked = parse(OpenBody, body)
         binding = Binding(job_id=asked.job_id, instance_id=asked.instance_id, uid=asked.uid)
@@ -134,7 +134,7 @@ class TrainerSide:
         """Returns a session, open or ended.
 
         Raises:
-            NotFoundError: unknown, or ended so long ago that it is forgotten.
+            NotFoundError: unknown, or ended and removed.
         """
         self.expire()
         session = self._open.get(rollout_id) or self._closed.get(rollout_id)
@@ -143,29 +143,29 @@ class TrainerSide:
         return session
 
     def sessions(self) -> list[TrainerSession]:
-        """Returns all sessions that are held, the open ones first."""
+        """Returns all sessions, open ones first."""
         self.expire()
         return [*self._open.values(), *self._closed.values()]
 
     def authorize(self, session: TrainerSession | None, authorization: str | None) -> None:
-        """Lets a call pass that brings the key of the session, or without one the key of this server.
+        """Checks the key of the session, or without one the key of this server.
 
         Raises:
-            UnauthorizedError: it does not.
+            UnauthorizedError: the key is missing or wrong.
         """
         check_bearer(authorization, session.api_key if session else None, self.settings.api_key)
 
     def authorize_end(self, rollout_id: str, authorization: str | None) -> None:
-        """Lets a call pass that may give a reward: with this server's key, or where it has none, with the session's.
+        """Checks that a call may give a reward: by this server's key, or without one by the session's.
 
         Raises:
             NotFoundError: there is no such session.
-            UnauthorizedError: it may not.
+            UnauthorizedError: the key is missing or wrong.
         """
         self.authorize(None if self.settings.api_key else self.get_session(rollout_id), authorization)
 
     def expire(self) -> None:
-        """Closes sessions that nobody called for too long and forgets those that ended long ago."""
+        """Closes sessions without a call for ``idle_s`` and removes those that ended long ago."""
         now = self._clock()
         for session in list(self._open.values()):
             if now - session.used_at <= self.settings.idle_s:
@@ -181,7 +181,7 @@ class TrainerSide:
             del self._closed[oldest.rollout_id]
 
     async def close(self) -> None:
-        """Ends turns that are being sampled."""
+        """Cancels turns that are being sampled."""
         running = [session.in_flight for session in self._open.values() if session.in_flight is not None]
         for task in running:
             task.cancel()
@@ -192,13 +192,13 @@ class TrainerSide:
     async def complete(
         self, body: Mapping[str, Any], *, authorization: str | None = None, asked_turn: int | None = None
     ) -> dict[str, Any]:
-        """Samples one turn and returns the completion. The same call again returns the same completion.
+        """Samples one turn and returns the completion. A repeated call returns the same completion.
 
-        ``asked_turn`` is the turn's number as the caller counts (header ``X-Rollout-Turn``), None when it does not say.
+        ``asked_turn`` is the turn's number in the header ``X-Rollout-Turn``, None without it.
 
         Raises:
-            RequestError: refused, with a sentence that names the turn; nothing was changed.
-            UnavailableError: the engine could not sample, or too many sessions are open; nothing was changed.
+            RequestError: refused, with a message that names the turn; nothing was changed.
+                UnavailableError: the engine could not sample, or too many sessions are open; nothing was changed.
         """
         asked = parse(CompletionBody, body)
         self.expire()
@@ -213,12 +213,12 @@ class TrainerSide:
         task = asyncio.create_task(self._sample(session, asked, fingerprint))
         session.in_flight, session.in_flight_fingerprint = task, fingerprint
         task.add_done_callback(lambda done: _no_longer_in_flight(session, done))
-        return await asyncio.shield(task)  # a caller that goes away may come back for the answer
+        return await asyncio.shield(task)  # a caller that disconnects may repeat the call for the answer
 
     def _repeated(
         self, session: TrainerSession, fingerprint: bytes, asked_turn: int | None
     ) -> Awaitable[dict[str, Any]] | None:
-        """An awaitable of the answer, when this call was made before."""
+        """Returns an awaitable of the answer if this call was made before."""
         done = len(session.turns)
         if session.in_flight is not None:
             if fingerprint == session.in_flight_fingerprint and asked_turn in (None, done + 1):
@@ -227,8 +227,8 @@ class TrainerSide:
         reply = session.last_reply if fingerprint == session.fingerprint else None
         if asked_turn is not None and asked_turn != done + 1 and not (asked_turn == done and reply):
             raise RolloutConflictError(
-                f"this call says it is turn {asked_turn}, but turn {done + 1} is next"
-                + (f", and turn {done} was asked with another body" if asked_turn == done else ""),
+                f"this call names turn {asked_turn}, but turn {done + 1} is next"
+                + (f", and turn {done} had another body" if asked_turn == done else ""),
                 {"next_turn": done + 1},
             )
         return _as_is(reply) if reply and asked_turn in (None, done) else None
@@ -329,11 +329,11 @@ class TrainerSide:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def end(self, rollout_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Ends a session and writes its trajectory to its job, if it has one. The same call again changes nothing.
+        """Ends a session and writes its trajectory to its job, if it has one. A repeated call changes nothing.
 
         Raises:
             RequestError: unknown, without turns or reward, ended in another way before, or refused by its job.
-            UnavailableError: the job cannot take it now; the session stays open, and the call may be repeated.
+                UnavailableError: the job cannot accept it now; the session stays open, and the call may be repeated.
         """
         end = parse(EndBody, body)
         session = self.get_session(rollout_id)
@@ -351,10 +351,10 @@ class TrainerSide:
         return result
 
     def finish(self, session: TrainerSession, end: EndBody) -> Trajectory:
-        """Ends a session in this process and returns its trajectory instead of writing it anywhere.
+        """Ends a session and returns its trajectory without writing it.
 
         Raises:
-            InvalidPayloadError: it has no turns, or was given no reward.
+            InvalidPayloadError: it has no turns or no reward.
         """
         trajectory = self._trajectory(session, end)
         self._close(session, SessionState.ENDED, "")
@@ -362,7 +362,7 @@ class TrainerSide:
         return trajectory
 
     def drop(self, session: TrainerSession, reason: str) -> None:
-        """Ends a session without a trajectory; turns that still come for it are refused."""
+        """Ends a session without a trajectory; later turns are refused."""
         if session.state is SessionState.OPEN:
             self._close(session, SessionState.FAILED, reason)
 
@@ -392,9 +392,9 @@ class TrainerSide:
 
     async def _write(self, binding: Binding, trajectory: Trajectory) -> dict[str, Any]:
         if self._sink is None:
-            raise InvalidPayloadError("this server writes to no buffer: leave job_id out, or start it with one")
+            raise InvalidPayloadError("this server has no buffer: leave job_id out, or start it with --buffer-url")
         if binding.instance_id is None:
-            raise InvalidPayloadError("instance_id is missing: whose group the trajectory belongs to")
+            raise InvalidPayloadError("instance_id is missing: the instance whose group gets the trajectory")
         try:
             return await self._sink.write([item_of(trajectory)], job_id=binding.job_id)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
@@ -402,9 +402,9 @@ class TrainerSide:
 
     def _trajectory(self, session: TrainerSession, end: EndBody) -> Trajectory:
         if not session.turns:
-            raise InvalidPayloadError(f"rollout {session.rollout_id!r} has sampled no turn: there is nothing to train")
+            raise InvalidPayloadError(f"rollout {session.rollout_id!r} has no sampled turn: there is nothing to train")
         if end.reward is None:
-            raise InvalidPayloadError("reward is missing: what the trajectory earns")
+            raise InvalidPayloadError("reward is missing")
         return trajectory_of(session, end, reward=end.reward)
 
     def _failed(self, session: TrainerSession, end: EndBody) -> dict[str, Any]:
@@ -427,7 +427,7 @@ class TrainerSide:
                 raise RolloutConflictError(f"rollout {asked.rollout_id!r} is open already, with another binding or key")
             return known
         if asked.rollout_id in self._closed:
-            raise SessionEndedError(f"rollout {asked.rollout_id!r} was there before; open it under a new id")
+            raise SessionEndedError(f"rollout {asked.rollout_id!r} existed before; open it under a new id")
         if len(self._open) >= self.settings.max_sessions:
             raise UnavailableError(f"{len(self._open)} sessions are open, which is the limit: try again later")
         policy = await self._policies.policy_of(asked)
@@ -462,7 +462,7 @@ def _no_longer_in_flight(session: TrainerSession, done: asyncio.Task[dict[str, A
     if session.in_flight is done:
         session.in_flight = None
     if not done.cancelled():
-        done.exception()  # seen: whoever waits gets it, and nobody may be waiting
+        done.exception()  # retrieved: possibly no caller waits for it
 
 
 async def _as_is(reply: dict[str, Any]) -> dict[str, Any]:
@@ -478,7 +478,7 @@ def _fingerprint(*parts: Any) -> bytes:
 
 
 def _completion(session: TrainerSession, prompt: list[int], model: str) -> dict[str, Any]:
-    """The answer to the session's last turn."""
+    """Returns the reply to the session's last turn."""
     turn, message = session.turns[-1], session.reply_message or {}
     reply = turn.reply
     sampled = len(reply.output_ids)

@@ -1,4 +1,4 @@
-"""From a session that ended to a trajectory of its group, and from there to a job of task type ``external``."""
+"""Converts an ended session into a trajectory, and into an item for a job of task type ``external``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ENDINGS = {
 
 
 class TrajectorySink(Protocol):
-    """Where finished trajectories go, such as a buffer's client. Writing one uid twice is writing it once."""
+    """Destination of finished trajectories, such as a buffer's client. Writes are idempotent by uid."""
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
-        """Writes the items into a job and returns what became of each.
+        """Writes the items into a job and returns the result of each.
 
         Raises:
             RolloutBufferError: they were refused, or cannot be written now.
@@ -31,7 +31,7 @@ class TrajectorySink(Protocol):
 
 
 def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Trajectory:
-    """Returns the trajectory of a session: its own messages and generations, with the reward it was given."""
+    """Returns the trajectory of a session: its messages and generations, with the given reward."""
     finish_reason = end.finish_reason or "stop"
     if finish_reason == "stop" and session.turns[-1].reply.finish_reason == "length":
         finish_reason = "length"
@@ -75,7 +75,7 @@ def item_of(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def messages_of(session: TrainerSession, end: EndBody) -> list[Message]:
-    """Returns our own record, and from the other side what came behind it, such as results of the last tool calls."""
+    """Returns our own messages, and those that the other side has after them, such as the last tool results."""
     ours, final = session.messages, end.final_messages or []
     behind = final[len(ours) :]
     grew = len(final) > len(ours) and all(

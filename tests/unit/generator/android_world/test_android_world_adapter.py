@@ -367,7 +367,7 @@ esac
     [
         ("Physical size: 1080x2400\\n", ""),
         ("Physical size: 1440x3120\\nOverride size: 1080x2400\\n", ""),
-        ("Physical size: 320x640\\n", "the screen is 320x640, and config.ini of orphan_test_4 says 1080x2400"),
+        ("Physical size: 320x640\\n", "the screen is 320x640, but config.ini of orphan_test_4 has 1080x2400"),
         ("Physical size: 1080x2400\\nOverride size: 720x1280\\n", "the screen is 720x1280"),
         ("error: closed", "the screen is of unknown size"),
     ],

@@ -192,7 +192,7 @@ def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(avd_home: Path, 
     own = avd_home / f"{name}.avd" / "userdata.img"
     own.parent.mkdir(exist_ok=True)
     own.write_bytes(b"years of work")
-    with pytest.raises(ConfigError, match=f"{name}.avd is there already and is no clone"):
+    with pytest.raises(ConfigError, match=f"{name}.avd exists already and is no clone"):
         clone_avd(avd_home, "Base", name)
     assert own.read_bytes() == b"years of work"
 

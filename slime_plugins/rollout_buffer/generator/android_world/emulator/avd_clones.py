@@ -1,7 +1,7 @@
-"""A virtual device of its own for each worker: cloned from a base that is not running, and again once that changed.
+"""Clones the base virtual device for each worker, and again after the base has changed.
 
-A copy goes on where an earlier one was cut off: whole files of it are kept. Its limit of time grows with what is to be
-copied, and only a few are made at the same time on a host, because disks are slower for many.
+A copy resumes an interrupted one: complete files are not copied again. Its time limit is proportional to its size, and
+the number of concurrent copies on a host is limited, because disks become slow.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays
 logger = logging.getLogger(__name__)
 
 CHECKOUT = Path(__file__).resolve().parents[5]
-"""The checkout or installation that this runs from."""
+"""The checkout or installation that runs this."""
 _MARK = "rollout_buffer_clone_of"
-"""The file in a clone that says that it is ours: its base by name and digest, or nothing while it is being made."""
+"""The file that marks our clones: name and digest of the base, empty while the clone is incomplete."""
 _PID_FILE = "hardware-qemu.ini.lock"
 _PART = ".rollout_buffer_part"
 _TEXT_FILES = ("config.ini", "hardware-qemu.ini")
@@ -42,7 +42,7 @@ _CLONE_RANGE = 0x40049409  # FICLONE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyLimits:
-    """How long a gigabyte may take to copy, and how many copies are made at once on a host."""
+    """Time to copy a gigabyte, and number of concurrent copies on a host."""
 
     seconds_per_gb: float = 120.0
     at_once: int = 4
@@ -51,16 +51,16 @@ class CopyLimits:
 def clone_avd(
     avd_home: Path, base: str, clone: str, limits: CopyLimits | None = None, *, owner: AvdOwnership | None = None
 ) -> None:
-    """Makes the clone unless it is there already, whole and of this base as it is now.
+    """Creates the clone, unless a complete clone of the present base exists.
 
-    The clone's files share blocks with the base where the file system can, and stay sparse. Overlays of disks lead to
-    the clone's own files. A clone of a base that runs, and so may change, stays as it is. ``owner`` is given by who
-    owns the clone already; without one it is owned while files are copied into it.
+    The clone's files are sparse and share blocks with the base if the file system supports it. Disk overlays point to
+    the clone's own files. While the base runs, an existing clone is not updated. ``owner`` is the caller's ownership of
+    the clone; without one the clone is owned while files are copied.
 
     Raises:
-        ConfigError: there is no such base, or what bears the clone's name is no clone.
-        DeviceError: the base is running, copying it failed or took too long, a disk of it cannot be cloned, or somebody
-            else uses the clone.
+        ConfigError: there is no such base, or the clone's path exists and is no clone.
+        DeviceError: the base is running, the copy failed or timed out, a disk cannot be cloned, or another process
+            uses the clone.
     """
     source, target = avd_home / f"{base}.avd", avd_home / f"{clone}.avd"
     if not (source / "config.ini").is_file():
@@ -72,9 +72,7 @@ def clone_avd(
         if made_of == mark or (pid is not None and made_of.startswith(f"{base}\n")):
             return
         if target.exists() and not (target / _MARK).is_file():
-            raise ConfigError(
-                f"{target} is there already and is no clone: move it, or set another base_avd_name_pattern"
-            )
+            raise ConfigError(f"{target} exists already and is no clone: move it, or set another base_avd_name_pattern")
         if pid is not None:
             raise DeviceError(f"the base device {base} is running (process {pid}): stop it before it is cloned")
         owned = AvdOwnership(avd_home, clone, CHECKOUT) if owner is None else nullcontext()
@@ -88,32 +86,32 @@ def clone_avd(
 
 
 def running_emulator(avd: Path) -> int | None:
-    """Returns the process that runs the virtual device in this folder, None when it stands still.
+    """Returns the process that runs the virtual device in this folder, or None.
 
-    Lock files alone say nothing: an emulator that was stopped in order leaves some behind. Running is whose process,
-    named in one of them, lives.
+    Lock files alone are no evidence: an emulator that was stopped leaves some behind. The process named in one of them
+    must be alive.
     """
     try:
         written = (avd / _PID_FILE).read_bytes().strip(b"\0 \r\n\t")
         pid = int(written)
         os.kill(pid, 0)
-    except PermissionError:  # it lives, and is somebody else's
+    except PermissionError:  # it is alive and belongs to another user
         return pid
-    except (OSError, ValueError, OverflowError):  # there is no lock, it names nobody, or nobody any more
+    except (OSError, ValueError, OverflowError):  # no lock file, no process id in it, or no such process
         return None
     return pid if pid > 0 else None
 
 
 def allocated_bytes(avd: Path) -> int:
-    """Returns what a copy of the virtual device takes on disk: holes in its files take nothing."""
+    """Returns the disk space of a copy of the virtual device; holes in sparse files take none."""
     return sum((avd / name).lstat().st_blocks * 512 for name in _files_of(avd))
 
 
 def shares_blocks(folder: Path) -> bool:
-    """Returns True if copies in this folder take neither time nor space until they are written to. Tries it.
+    """Returns True if copies in this folder share blocks (copy-on-write). Tries it.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the folder is not writable.
     """
     with tempfile.TemporaryFile(dir=folder) as one, tempfile.TemporaryFile(dir=folder) as other:
         one.write(b"\0" * 4096)
@@ -131,14 +129,14 @@ def _mark_of(target: Path) -> str:
 
 
 def _digest(avd: Path) -> str:
-    """Returns what changes when a file of the virtual device does: names, sizes and times of all of them."""
+    """Returns a digest of names, sizes and times of all files of the virtual device."""
     states = [(str(name), (avd / name).lstat()) for name in _files_of(avd)]
     return sha256(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode()).hexdigest()
 
 
 @contextmanager
 def _alone(lock_path: Path) -> Iterator[None]:
-    """Keeps other workers of this host from cloning the same device."""
+    """Locks out other workers of this host that clone the same device."""
     with lock_path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -146,7 +144,8 @@ def _alone(lock_path: Path) -> Iterator[None]:
 
 @contextmanager
 def _turn(avd_home: Path, at_once: int) -> Iterator[None]:
-    """Waits until fewer than ``at_once`` copies are under way; whoever dies makes room. Each has a limit of its own."""
+    """Waits until fewer than ``at_once`` copies run; the lock of a killed process is released. Copies have a time
+    limit."""
     while True:
         for number in range(at_once):
             with (avd_home / f".rollout_buffer_copy_{number}.lock").open("w") as lock:
@@ -160,7 +159,7 @@ def _turn(avd_home: Path, at_once: int) -> Iterator[None]:
 
 
 def _files_of(avd: Path) -> list[Path]:
-    """What of a virtual device is copied, relative to it: nothing that belongs to a running or suspended emulator."""
+    """Returns the files to copy, as relative paths: none that belongs to a running or suspended emulator."""
     return sorted(
         path.relative_to(avd)
         for path in avd.rglob("*")
@@ -173,7 +172,7 @@ def _of_a_run(name: str) -> bool:
 
 
 def _copy(source: Path, target: Path, seconds_per_gb: float) -> None:
-    """Copies file by file. What an earlier copy finished is kept, what does not belong there goes."""
+    """Copies file by file. Complete files of an earlier copy are reused, other files are removed."""
     target.mkdir(exist_ok=True)
     (target / _MARK).write_text("")
     wanted = _files_of(source)
@@ -203,7 +202,7 @@ def _remove_all_but(target: Path, wanted: set[Path]) -> None:
 
 
 def _copy_file(source: Path, target: Path, deadline: float) -> None:
-    """One file, under another name until it is whole. ``cp`` ends with this process."""
+    """Copies one file, under another name until it is complete. ``cp`` is killed with this process."""
     part = target.with_name(f"{target.name}{_PART}")
     command = ["cp", "-a", "--reflink=auto", "--sparse=always", "--", str(source), str(part)]
     left_s = max(deadline - time.monotonic(), 0.0)
@@ -214,7 +213,7 @@ def _copy_file(source: Path, target: Path, deadline: float) -> None:
         part.replace(target)
     except subprocess.TimeoutExpired as error:
         raise DeviceError(
-            f"{source.parent} could not be cloned in time: it takes longer than clone_s_per_gb says"
+            f"{source.parent} could not be cloned in time: it takes longer than clone_s_per_gb allows"
         ) from error
     except (OSError, subprocess.CalledProcessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip()
@@ -222,8 +221,8 @@ def _copy_file(source: Path, target: Path, deadline: float) -> None:
 
 
 def _dies_with(parent: int) -> Callable[[], None]:
-    """Returns what ``cp`` does before it starts: it asks to be killed when its worker is, else it would write on into
-    what the next worker makes."""
+    """Returns a function that ``cp`` runs before it starts: the kernel kills it with its worker, so that it cannot
+    write into the next worker's copy."""
     libc = ctypes.CDLL(None)
 
     def before_exec() -> None:
@@ -235,7 +234,7 @@ def _dies_with(parent: int) -> Callable[[], None]:
 
 
 def _rename_within(target: Path, base: str, clone: str) -> None:
-    """The device's own files name it and its folder."""
+    """Replaces the device's name and folder in its own files."""
     for name in _TEXT_FILES:
         path = target / name
         if path.is_file():
@@ -245,7 +244,7 @@ def _rename_within(target: Path, base: str, clone: str) -> None:
 
 
 def _write_pointer(avd_home: Path, base: str, clone: str) -> None:
-    """The ``.ini`` beside the folder, by which the emulator finds it."""
+    """Writes the ``.ini`` next to the folder, by which the emulator finds the device."""
     pointer = avd_home / f"{base}.ini"
     kept = [
         line

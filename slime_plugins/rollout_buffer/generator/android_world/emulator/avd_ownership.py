@@ -1,7 +1,7 @@
-"""Who uses a virtual device of this host: one emulator at a time, whoever started it.
+"""Locks a virtual device of this host for one emulator at a time.
 
-The emulator's own lock files cannot say it: they stay behind when one is killed, and then keep every other from
-starting, so that they have to be removed. Only who owns the device may do that, boot it, or copy into it.
+The emulator's own lock files stay behind when it is killed, and then prevent every later start, so they have to be
+removed. Only the owner of the device may remove them, boot the device, or copy into it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 
 
 class AvdOwnership:
-    """Holds a virtual device until it is released, or every process has ended that inherited ``fileno``.
+    """Owns a virtual device until it is released, or every process that inherited ``fileno`` has exited.
 
-    It is a lock of the kernel on a file beside the device's folder, so that it ends with its holders however they
-    end. The file says for people who that is: pid, start time in clock ticks since boot, and checkout.
+    It is a kernel lock on a file next to the device's folder, so it ends with its processes even if they are killed.
+    The file holds pid, start time in clock ticks since boot, and checkout of the owner, for messages.
     """
 
     def __init__(self, avd_home: Path, name: str, checkout: Path) -> None:
-        """Takes the device.
+        """Locks the device.
 
         Raises:
-            DeviceError: somebody else has it.
+            DeviceError: another process owns it.
         """
         path = avd_home / f".{name}.owner"
         lock = try_lock(path)
         if lock is None:
             owner = path.read_text(encoding="utf-8").strip() or "a process that is just taking it"
             raise DeviceError(
-                f"the virtual device {name} is in use by {owner}: end that, or set another base_avd_name_pattern"
+                f"the virtual device {name} is in use by {owner}: stop that, or set another base_avd_name_pattern"
             )
         start = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
         lock.truncate(0)
@@ -42,12 +42,12 @@ class AvdOwnership:
         self._lock = lock
 
     def fileno(self) -> int:
-        """Returns what a process inherits that holds the device as well."""
+        """Returns the file descriptor of the lock, for child processes that share it."""
         return self._lock.fileno()
 
     def release(self) -> None:
-        """Gives the device up, for everybody who inherited it."""
-        # Closing the file is not enough: a child that this process starts just now has it until it runs its program.
+        """Releases the device for all processes that inherited the lock."""
+        # Closing the file is not enough: a child that is just being started has it until it executes its program.
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
 

@@ -1,8 +1,8 @@
-"""Sets the base device up, once: AndroidWorld's apps and the accessibility forwarder, by AndroidWorld's own set-up.
+"""Sets up the base device once: AndroidWorld's apps and the accessibility forwarder, by AndroidWorld's own set-up.
 
-Run by ``scripts/set_up_base_device`` with the Python of the device workers. The base device itself is booted, not a
-clone; the package downloads its apps, installs them, clicks through their first screens and keeps a snapshot of each
-app's data on the device, from which every episode restores it. Then Android is shut down, so that workers can clone.
+Run by ``scripts/set_up_base_device`` with the Python of the device workers. It boots the base device itself, not a
+clone; the package downloads its apps, installs them, clicks through their first screens and stores a snapshot of each
+app's data on the device, from which every episode restores it. Then Android is shut down, so that workers can clone it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _INDEX = 0
 
 
 def set_up_base_device(settings: AndroidWorldSettings) -> list[str]:
-    """Boots the base device, sets it up and shuts it down; returns the packages whose data a snapshot was kept of.
+    """Boots the base device, sets it up and shuts it down; returns the packages with a data snapshot.
 
     Raises:
-        ConfigError: the packages, the SDK or the base device are not there.
-        DeviceError: the base device is running, does not come up, or cannot be set up.
+        ConfigError: the packages, the SDK or the base device are missing.
+            DeviceError: the base device is running, does not boot, or cannot be set up.
     """
     check_package()
     check_sdk(settings)
@@ -49,7 +49,7 @@ def set_up_base_device(settings: AndroidWorldSettings) -> list[str]:
         host.close()
         folder.remove()
     if not kept:
-        raise DeviceError(f"AndroidWorld's set-up kept no snapshot of any app in {_SNAPSHOTS}: its log says why")
+        raise DeviceError(f"AndroidWorld's set-up stored no snapshot of any app in {_SNAPSHOTS}: see its log")
     return kept
 
 
@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
     """Sets up the base device that the host's settings name; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if words:
-        sys.stderr.write("no arguments are known here; the settings come from ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG\n")
+        sys.stderr.write("no arguments are accepted; the settings come from ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG\n")
         return 2
     try:
         settings = load_settings({})

@@ -1,8 +1,8 @@
-"""``AndroidWorldDevice``: the real ``android_world`` package on an Android emulator of its own, as a ``Device``.
+"""``AndroidWorldDevice``: a ``Device`` over the real ``android_world`` package on its own Android emulator.
 
-An episode keeps to this order: a new task object for (suite seed, task, index); home; automation marks hidden;
-``initialize_task``; the goal, read only now; whether the task is solved already, which is noted; actions; the score,
-read before anything resets; ``tear_down``, whatever happened.
+The order of an episode: create the task object for (suite seed, task, index); go home; remove traces of automation;
+``initialize_task``; read the goal, which is complete only now; check whether the task is already solved; actions; read
+the score before anything is reset; ``tear_down`` in any case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _STEPS_PER_COMPLEXITY = 10
 _INITIALIZE_ATTEMPTS = 2
 _READABLE_WHEN_BEGUN = {"RetroPlayingQueue": "the app makes the database of its queue when it first plays something"}
-"""Tasks whose success cannot be read before anything was done for it, and why: then it is 0."""
+"""Tasks whose success cannot be read before the first action, and why: it counts as 0 until then."""
 _LEAVES_THE_SCREEN = frozenset({ActionKind.ANSWER, ActionKind.TERMINATE, ActionKind.WAIT})
 
 
@@ -43,8 +43,8 @@ class AndroidWorldDevice:
     """Device ``index``: owns its emulator and the connection to it, until ``close``.
 
     Raises (when made):
-        ConfigError: the packages, the SDK or the virtual device are not there.
-        DeviceError: the emulator did not come up.
+            ConfigError: the packages, the SDK or the virtual device are missing.
+            DeviceError: the emulator did not boot.
     """
 
     _solved_at_start = False
@@ -77,7 +77,6 @@ class AndroidWorldDevice:
         return self._task
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
-        """As ``Device.reset``."""
         self._check_open()
         self._tear_down()
         self._task = self._initialized(task_name, params_idx)
@@ -89,15 +88,14 @@ class AndroidWorldDevice:
             raise
         except Exception as error:
             self._tear_down()
-            self._check_usable()  # a broken device is not the task's fault, nor a broken task the device's
-            message = f"{task_name} {params_idx} cannot be begun: {type(error).__name__}: {error}"
+            self._check_usable()  # raises the device's error instead of blaming the task
+            message = f"{task_name} {params_idx} cannot be started: {type(error).__name__}: {error}"
             raise EnvironmentSetupError(message) from error
 
     def step(self, action: Action) -> Observation:
-        """As ``Device.step``."""
         self._running()
         try:
-            # Not the last observation: while the agent thought, a message may have gone and a tree may have come late.
+            # Not the last observation: since then a toast may have vanished or an accessibility tree may have arrived.
             reference = None if action.kind in _LEAVES_THE_SCREEN else self._fresh_sample()
             self._package.drop_accessibility_trees()
             note = self._gestures.do(action)
@@ -108,13 +106,13 @@ class AndroidWorldDevice:
             raise DeviceError(f"the action {action.kind} failed: {type(error).__name__}: {error}") from error
 
     def score(self) -> float:
-        """As ``Device.score``: what the package's own ``is_successful`` says of the device now."""
+        """As ``Device.score``: the result of the package's ``is_successful``."""
         task = self._running()
         try:
-            self._package.await_fresh_tree()  # some tasks read it, and the newest may be from before the last action
+            self._package.await_fresh_tree()  # some tasks read it, and the newest may precede the last action
             success = self._success_of(task)
             if success < 1.0:
-                self._host.check_alive()  # many tasks take a device that does not answer for one without the file
+                self._host.check_alive()  # many tasks cannot tell a dead device from a missing file
             return success
         except EpisodeError:
             raise
@@ -122,18 +120,17 @@ class AndroidWorldDevice:
             raise DeviceError(f"the score could not be read: {type(error).__name__}: {error}") from error
 
     def health(self) -> Mapping[str, str]:
-        """As ``Device.health``: the emulator lives, Android answers, and its accessibility forwarder sends."""
+        """As ``Device.health``: the emulator runs, Android answers, and its accessibility forwarder sends."""
         self._check_open()
         self._check_usable()
         ports = self._host.ports
         return {"kind": "android_world", "serial": "" if ports is None else ports.serial}
 
     def lost(self) -> str:
-        """As ``ReportsLoss.lost``."""
         return "" if self._closed else self._host.lost()
 
     def close(self) -> None:
-        """As ``Device.close``: tears the task down, and ends the connection and the emulator."""
+        """As ``Device.close``: tears the task down, closes the connection and stops the emulator."""
         if self._closed:
             return
         self._closed = True
@@ -147,7 +144,7 @@ class AndroidWorldDevice:
     # The parts of a reset
 
     def _initialized(self, task_name: str, params_idx: int) -> Any:
-        """Returns a task that is set up. A set-up that fails is tried once more, with a new task object."""
+        """Returns a task that is set up. A failed set-up is retried once, with a new task object."""
         failure: Exception | None = None
         for _ in range(_INITIALIZE_ATTEMPTS):
             task = self._package.new_task(task_name, params_idx, self._settings.suite_seed)
@@ -156,17 +153,17 @@ class AndroidWorldDevice:
                 self._package.env.hide_automation_ui()
                 task.initialize_task(self._package.env)
                 return task
-            except Exception as error:  # noqa: BLE001 - tasks raise anything; told apart from the device's death below
+            except Exception as error:  # noqa: BLE001 - tasks raise anything; a lost device is distinguished below
                 logger.warning("setting up %s failed: %s: %s", task_name, type(error).__name__, error)
                 failure = error
                 _tear_down(task, self._package.env)
-            self._check_usable()  # a broken device is not the task's fault, and needs no second attempt
+            self._check_usable()  # raises the device's error; then no retry is needed
         raise EnvironmentSetupError(
             f"{task_name} {params_idx} cannot be set up: {type(failure).__name__}: {failure}"
         ) from failure
 
     def _is_solved(self) -> bool:
-        """Returns True if nothing is left to do, as in the ``…Verify`` tasks, which are scored like any other."""
+        """Returns True if the task is already solved, as the ``…Verify`` tasks are; they are scored like any other."""
         self._package.await_fresh_tree()
         return self._success_of(self._task) != 0.0
 
@@ -178,12 +175,12 @@ class AndroidWorldDevice:
         except Exception as error:
             if type(task).__name__ not in _READABLE_WHEN_BEGUN:
                 raise
-            self._check_usable()  # a device that does not answer has not said that there is nothing
-            logger.info("%s: nothing of it is done yet: %s: %s", type(task).__name__, type(error).__name__, error)
+            self._check_usable()  # raises if the device does not answer
+            logger.info("%s: its success cannot be read yet: %s: %s", type(task).__name__, type(error).__name__, error)
             return 0.0
 
     def _home(self) -> ScreenSample | None:
-        """Goes home and returns what was there before: setting up and checking may have opened an app."""
+        """Goes home and returns the screen before that: setting up and checking may have opened an app."""
         before = self._fresh_sample() if self._task.start_on_home_screen else None
         self._package.drop_accessibility_trees()
         if before is not None:
@@ -195,12 +192,12 @@ class AndroidWorldDevice:
         if task is not None and self._package.env is not None:
             _tear_down(task, self._package.env)
 
-    # Looking
+    # Observations
 
     def _observe(self, reference: ScreenSample | None, note: str) -> Observation:
         seen, stability = wait_until_stable(reference, self._sample, self._times)
         if stability is Stability.TIMED_OUT:
-            logger.info("the screen still moved when the time for it was over")
+            logger.info("the screen still changed at the timeout")
         height, width = seen.pixels.shape[:2]
         task = self._running()
         return Observation(
@@ -220,7 +217,7 @@ class AndroidWorldDevice:
         )
 
     def _fresh_sample(self) -> ScreenSample:
-        """What is there now, its elements with it."""
+        """Returns a new sample of the screen, with its elements."""
         self._package.await_fresh_tree()
         return self._sample()
 
@@ -244,7 +241,7 @@ class AndroidWorldDevice:
 
 
 def _share(success: Any) -> float:
-    """The package's score, as a number in [0, 1]."""
+    """Returns the package's score as a number in [0, 1]."""
     value = float(success)
     if not 0.0 <= value <= 1.0:
         raise DeviceError(f"the score {value} does not lie between 0 and 1")
@@ -252,8 +249,8 @@ def _share(success: Any) -> float:
 
 
 def _tear_down(task: Any, env: Any) -> None:
-    """Tears the task down; what fails there is logged, because the next set-up cleans up as well."""
+    """Tears the task down; an error is logged, because the next set-up cleans up as well."""
     try:
         task.tear_down(env)
-    except Exception as error:  # noqa: BLE001 - tasks raise anything, and the episode's own end must not be hidden
+    except Exception as error:  # noqa: BLE001 - tasks raise anything, and must not hide the episode's own error
         logger.warning("tearing down %s failed: %s: %s", type(task).__name__, type(error).__name__, error)

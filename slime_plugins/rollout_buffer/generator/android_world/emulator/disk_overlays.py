@@ -1,9 +1,9 @@
-"""Disks of the emulator that hold only what differs from another file (qcow2): which file that is.
+"""qcow2 overlays of the emulator's disks: rewrites the path of their backing file in a clone.
 
-An overlay names its backing file by a path. In a clone that path must lead to the clone's own copy, or the emulator
-would read the base's disk, which is somebody else's and changes. Only the first bytes of a qcow2 file are known here:
-magic (4 bytes), version (4), offset of the backing file's name (8), its length (4), all big-endian; the name lies in
-the first cluster, after everything else there.
+An overlay stores the differences from a backing file, which it names by path. In a clone that path must be the clone's
+own copy; otherwise the emulator would read the disk of the base. Only the header of a qcow2 file is parsed: magic (4
+bytes), version (4), offset of the backing file's name (8), its length (4), all big-endian; the name lies in the first
+cluster, after the other headers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MAX_NAME = 1023
 
 
 def point_into_clone(base: Path, clone: Path) -> None:
-    """Makes every overlay of the clone lead to the clone's own files, wherever it led into the base.
+    """Points every overlay of the clone to the clone's own files.
 
     Raises:
-        DeviceError: one leads to a file that is not there or was not copied, or in a way that is not understood.
+        DeviceError: a backing file does not exist or was not copied, or its path is not understood.
     """
     for path in sorted(clone.rglob("*")):
         name = backing_file(path) if path.is_file() else None
@@ -31,7 +31,7 @@ def point_into_clone(base: Path, clone: Path) -> None:
             continue
         if ":" in name.partition("/")[0]:
             raise DeviceError(f"the disk {path.name} of {base} cannot be cloned: its backing file is {name[:80]!r}")
-        # Relative names start at the overlay itself; in the base it lay at the same place.
+        # Relative names start at the overlay's folder, which was at the same place in the base.
         place = base / path.relative_to(clone)
         meant = Path(os.path.normpath(place.parent / name))
         own = clone / meant.relative_to(base) if meant.is_relative_to(base) else meant
@@ -46,7 +46,7 @@ def point_into_clone(base: Path, clone: Path) -> None:
 
 
 def backing_file(path: Path) -> str | None:
-    """Returns the name of the file that an overlay stands on; None when the file is no overlay."""
+    """Returns the name of an overlay's backing file; None if the file is no overlay."""
     with path.open("rb") as file:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
@@ -59,13 +59,13 @@ def backing_file(path: Path) -> str | None:
 
 
 def _write_name(path: Path, name: str) -> None:
-    """Writes a shorter or equally long name in place of the present one; how old the file is stays as it was."""
+    """Writes a shorter or equally long name; the file's modification time is preserved."""
     encoded = os.fsencode(name)
     stat = path.stat()
     with path.open("r+b") as file:
         magic, version, offset, length = _HEAD.unpack(file.read(_HEAD.size))
         if len(encoded) > length:
-            raise DeviceError(f"the disk {path.name} cannot be cloned: there is no room for the name {name}")
+            raise DeviceError(f"the disk {path.name} cannot be cloned: its header has no room for the name {name}")
         file.seek(offset)
         file.write(encoded.ljust(length, b"\0"))
         file.seek(0)

@@ -1,4 +1,4 @@
-"""One Android emulator of a device worker: started, waited for, and ended with everything it left."""
+"""The Android emulator of one device worker: start, boot, stop, cleanup."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import 
 logger = logging.getLogger(__name__)
 
 DEVICE_MARK = "ROLLOUT_BUFFER_DEVICE"
-"""In the environment of everything that is started for an emulator: the name of its clone."""
+"""Environment variable of all processes of an emulator: the name of its clone."""
 
 CHECKOUT_MARK = "ROLLOUT_BUFFER_DEVICE_CHECKOUT"
-"""Beside it: the checkout or installation that started it. ``scripts/cleanup.sh`` ends those of its own."""
+"""Environment variable: the checkout or installation that started it. ``scripts/cleanup.sh`` stops those of its own."""
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _HEADLESS = (
     *("-no-window", "-no-audio", "-no-boot-anim", "-no-metrics"),
     *("-gpu", "swiftshader_indirect"),
-    # Neither read nor written: a cold boot of the clone, the same each time.
+    # Snapshots are neither read nor written: every boot is a cold boot of the clone.
     "-no-snapshot",
 )
 _ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
@@ -42,25 +42,25 @@ _POLL_S = 0.5
 _ADB_S = 15.0
 _SHUT_DOWN_S = 60.0
 _SHARE_OF_ANDROID = 0.8
-"""Of ``boot_timeout_s``; the rest is for connecting, and so that what is said here comes before the whole limit."""
+"""Share of ``boot_timeout_s``; the rest is for connecting, and ensures that this timeout fires first."""
 _WATCHDOG_S = 30.0
-"""What a watchdog needs beside ``stop_timeout_s``: adb is asked three times, for 10 s at most."""
+"""Time that a watchdog needs in addition to ``stop_timeout_s``: three adb commands of at most 10 s."""
 _LOG_LINES = 5
 _LOG_CHARACTERS = 600
-"""Of the log's end, in what is said of an emulator that did not come up."""
+"""Length of the log's end in messages about a failed boot."""
 
 
 def records_folder() -> Path:
-    """Where the watchdogs of this user's emulators keep the ids of what they started."""
-    # Not tempfile.gettempdir(): each device worker has a temporary folder of its own.
+    """Returns the folder in which watchdogs record the processes of this user's emulators."""
+    # Not tempfile.gettempdir(): each device worker has its own temporary folder.
     return Path(os.environ.get("ROLLOUT_BUFFER_DEVICE_RECORDS", f"/tmp/rollout_buffer_devices_{os.getuid()}"))
 
 
 def check_sdk(settings: AndroidWorldSettings) -> None:
-    """Says what of the Android SDK is missing.
+    """Checks the Android SDK.
 
     Raises:
-        ConfigError: a program is not where the settings say, or there is no such virtual device.
+        ConfigError: a program or the virtual device is missing.
     """
     for key in ("emulator_path", "adb_path"):
         path = Path(getattr(settings, key)).expanduser()
@@ -72,7 +72,7 @@ def check_sdk(settings: AndroidWorldSettings) -> None:
 
 
 def make_clone(settings: AndroidWorldSettings, index: int, *, owner: AvdOwnership | None = None) -> None:
-    """Makes the virtual device of worker ``index``, unless it is there as its base is now; see ``clone_avd``.
+    """Clones the virtual device of worker ``index``, unless the clone is current; see ``clone_avd``.
 
     Raises:
         ConfigError, DeviceError: as ``clone_avd``.
@@ -83,7 +83,7 @@ def make_clone(settings: AndroidWorldSettings, index: int, *, owner: AvdOwnershi
 
 
 def screen_size(avd: Path) -> tuple[int, int] | None:
-    """Returns width and height in pixels as the virtual device in this folder is configured; None where it is not."""
+    """Returns width and height in pixels from the configuration of the virtual device in this folder, or None."""
     lines = (line.partition("=") for line in (avd / "config.ini").read_text().splitlines())
     values = {key.strip(): value.strip() for key, _, value in lines}
     width, height = values.get("hw.lcd.width", ""), values.get("hw.lcd.height", "")
@@ -91,10 +91,10 @@ def screen_size(avd: Path) -> tuple[int, int] | None:
 
 
 class EmulatorProcess:
-    """Owns the emulator of worker ``index``: its clone, its ports, its adb server, its process."""
+    """Owns the emulator of worker ``index``: clone, ports, adb server and process."""
 
     def __init__(self, settings: AndroidWorldSettings, index: int, *, boots_the_base: bool = False) -> None:
-        """``boots_the_base`` is for setting the base device up: it is started itself, and not a clone of it."""
+        """``boots_the_base`` starts the base device itself instead of a clone, to set it up."""
         self._settings = settings
         self._index = index
         self._boots_the_base = boots_the_base
@@ -107,14 +107,14 @@ class EmulatorProcess:
 
     @property
     def adb_path(self) -> str:
-        """The adb program."""
+        """Path of the adb program."""
         return str(Path(self._settings.adb_path).expanduser())
 
     def start(self) -> EmulatorPorts:
-        """Boots the emulator and returns its ports once Android is up. Who wants another attempt calls again.
+        """Boots the emulator and returns its ports once Android is up. May be called again after a failure.
 
         Raises:
-            DeviceError: somebody else uses the virtual device, or it did not come up in time; nothing of it is left.
+            DeviceError: another process uses the virtual device, or it did not boot in time; everything is cleaned up.
         """
         if self._owner is None:
             self._owner = AvdOwnership(self._avd_home, self._avd_name, CHECKOUT)
@@ -127,19 +127,19 @@ class EmulatorProcess:
             raise
 
     def check_alive(self) -> None:
-        """Raises ``DeviceError`` when the emulator's process is gone or Android does not answer."""
+        """Raises ``DeviceError`` if the emulator's process is gone or Android does not answer."""
         if self._watchdog is None or self._watchdog.poll() is not None:
             raise DeviceError(f"the emulator's process is gone{self._evidence()}")
         if "device" not in self._adb("get-state"):
             raise DeviceError(f"the emulator is not a usable device{self._evidence()}")
 
     def lost(self) -> str:
-        """Returns why there is no emulator any more although nobody ended it, "" while all is well."""
+        """Returns why the emulator is gone although it was not stopped, "" while it runs."""
         watchdog = self._watchdog
         return "" if watchdog is None or watchdog.poll() is None else "the emulator's process has ended"
 
     def close(self) -> None:
-        """Ends the emulator and its adb server, and gives the virtual device up. It may be started again."""
+        """Stops the emulator and its adb server, and releases the virtual device. It may be started again."""
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             _close_watchdog(watchdog, self._settings.stop_timeout_s + _WATCHDOG_S)
@@ -150,20 +150,20 @@ class EmulatorProcess:
         owner, self._owner = self._owner, None
         if owner is not None:
             for lock in (self._avd_home / f"{self._avd_name}.avd").glob("*.lock"):
-                lock.unlink(missing_ok=True)  # of the process that just ended; with it no emulator would start again
+                lock.unlink(missing_ok=True)  # of the process that just exited; it would prevent the next start
             owner.release()
 
     def _end_adb_server(self, ports: EmulatorPorts) -> None:
-        """Ends a server that came after the watchdog's end: a command to an emulator that has died starts one again."""
+        """Stops an adb server that was started after the watchdog's exit, by a command to the dead emulator."""
         if is_free(ports.adb_server):
             return
         try:
             _output([self.adb_path, "-P", str(ports.adb_server), "kill-server"])
         except (OSError, subprocess.SubprocessError) as error:
-            logger.warning("the adb server on port %d does not end: %s", ports.adb_server, error)
+            logger.warning("the adb server on port %d does not exit: %s", ports.adb_server, error)
 
     def shut_down(self) -> None:
-        """Has Android shut down, so that what it wrote is on its disk; then as ``close``."""
+        """Shuts Android down, so that its data is on disk; then as ``close``."""
         self._adb("shell", "sync")
         self._adb("shell", "reboot", "-p")
         deadline = time.monotonic() + _SHUT_DOWN_S
@@ -184,13 +184,13 @@ class EmulatorProcess:
         self._watchdog = self._launch(ports)
         while time.monotonic() < deadline:
             if self._watchdog.poll() is not None:
-                raise DeviceError(f"the emulator ended while it booted{self._evidence()}")
+                raise DeviceError(f"the emulator exited while it booted{self._evidence()}")
             if self._is_booted():
                 self._check_screen()
                 self._stand_still()
                 logger.info("device %d is up as %s", self._index, ports.serial)
                 return ports
-            if "unauthorized" in self._adb_refusal:  # which waiting does not mend
+            if "unauthorized" in self._adb_refusal:  # waiting does not help
                 raise DeviceError(f"adb may not use the emulator{self._evidence()}")
             time.sleep(_POLL_S)
         raise DeviceError(f"the emulator was not up after {timeout_s:g} s{self._evidence()}")
@@ -216,12 +216,12 @@ class EmulatorProcess:
                 stderr=log,
                 env=self._environment(ports),
                 start_new_session=True,
-                # The device is in use for as long as its emulator lives, also when this process is killed.
+                # The device stays locked while its emulator runs, even if this process is killed.
                 pass_fds=() if self._owner is None else (self._owner.fileno(),),
             )
 
     def _environment(self, ports: EmulatorPorts) -> dict[str, str]:
-        """The emulator's environment: its own adb server, and no proxy between it and this host."""
+        """Returns the emulator's environment: its own adb server, and no proxy for this host."""
         sdk = str(Path(self._settings.android_sdk_root).expanduser())
         return {
             **os.environ,
@@ -236,16 +236,16 @@ class EmulatorProcess:
         }
 
     def _is_booted(self) -> bool:
-        """Returns True if Android says so in all three ways: the first is true before apps can be started."""
+        """Returns True if all three boot properties are set: the first is set before apps can be started."""
         flags = ("sys.boot_completed", "dev.bootcomplete")
         return all(self._adb("shell", "getprop", flag).strip() == "1" for flag in flags) and (
             "package:" in self._adb("shell", "pm", "path", "android")
         )
 
     def _check_screen(self) -> None:
-        """Raises ``DeviceError`` when the screen has another size than the virtual device's file says.
+        """Raises ``DeviceError`` if the screen's size differs from the virtual device's configuration.
 
-        What was set once (``wm size 720x1280``) stays in the device's data, and every coordinate would be off.
+        A size set once by ``wm size 720x1280`` stays in the device's data, and every coordinate would be wrong.
         """
         wanted = screen_size(self._avd_home / f"{self._avd_name}.avd")
         if wanted is None:
@@ -257,17 +257,17 @@ class EmulatorProcess:
         if found != wanted:
             seen = "of unknown size" if found is None else f"{found[0]}x{found[1]}"
             raise DeviceError(
-                f"the screen is {seen}, and config.ini of {self._avd_name} says {wanted[0]}x{wanted[1]}",
+                f"the screen is {seen}, but config.ini of {self._avd_name} has {wanted[0]}x{wanted[1]}",
                 {"said": reported},
             )
 
     def _stand_still(self) -> None:
-        """Turns animations off: what moves by itself is no effect of an action."""
+        """Turns animations off: screens must change only because of actions."""
         for scale in _ANIMATIONS:
             self._adb("shell", "settings", "put", "global", scale, "0")
 
     def _adb(self, *words: str) -> str:
-        """One adb command; empty when it failed or took too long, and why is remembered for what is said then."""
+        """Runs one adb command; returns "" if it failed or timed out, and records the error for later messages."""
         if self.ports is None:
             return ""
         self._adb_refusal = ""
@@ -282,11 +282,11 @@ class EmulatorProcess:
 
     @property
     def _log_path(self) -> Path:
-        """The emulator's log: it stays when the device is gone, with that of the boot before beside it."""
+        """Path of the emulator's log; it outlives the device, and so does the log of the previous boot."""
         return records_folder() / f"{self._avd_name}.log"
 
     def _evidence(self) -> str:
-        """Returns what adb last refused and how the emulator's log ends, as the end of a sentence."""
+        """Returns adb's last error and the end of the emulator's log, as a suffix of a message."""
         text = self._log_path.read_text(errors="replace") if self._log_path.is_file() else ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         tail = " | ".join(lines[-_LOG_LINES:])
@@ -301,12 +301,12 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _close_watchdog(watchdog: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Closes the pipe by which the watchdog knows that it is wanted, and waits until it has ended the emulator."""
+    """Closes the watchdog's stdin, on which it stops the emulator, and waits for its exit."""
     if watchdog.stdin is not None:
         watchdog.stdin.close()
     try:
         watchdog.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        logger.error("the emulator's watchdog (pid %d) does not end; killing it", watchdog.pid)
+        logger.error("the emulator's watchdog (pid %d) does not exit; killing it", watchdog.pid)
         watchdog.kill()
         watchdog.wait()

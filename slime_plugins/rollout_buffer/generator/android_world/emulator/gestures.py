@@ -1,16 +1,16 @@
-"""From our nine actions to commands of an Android device, around what the package's own actions get wrong.
+"""Executes the nine actions as commands of an Android device, where the package's own actions are wrong.
 
 =============  =========================================================================================
-action         what is done, and why not the package's ``JSONAction``
+action         what is executed, and how the package's ``JSONAction`` differs
 =============  =========================================================================================
 click          a tap
-long_press     a swipe on one spot, as long as asked for (theirs: always one second)
+long_press     a swipe on one spot, of the requested duration (theirs: always one second)
 swipe          a swipe between two points (theirs: directions only, left and right exchanged)
-type           the words, without Enter (theirs: presses Enter); what adb cannot type is reported
+type           the words, without Enter (theirs: presses Enter); untypeable characters are reported
 system_button  Back, Home, Enter and Menu as keys (theirs: no Menu)
-open           an exact name among the apps that are installed (theirs: a prefix, so that another app opens)
-wait           as long as asked for (theirs: always one second)
-answer         kept for the score (theirs: also a message on the screen, whose quoting breaks the command)
+open           an exact name among the installed apps (theirs: a prefix, so that another app opens)
+wait           of the requested duration (theirs: always one second)
+answer         stored for the score (theirs: also a message on the screen, whose quoting breaks the command)
 terminate      nothing
 =============  =========================================================================================
 """
@@ -35,14 +35,14 @@ _KEYS = {
 
 
 class Gestures:
-    """Does actions on one connected device."""
+    """Executes actions on one connected device."""
 
     def __init__(self, package: AndroidWorldPackage) -> None:
         self._package = package
         self._apps: Mapping[str, str] | None = None
 
     def do(self, action: Action) -> str:
-        """Does the action; returns a note for the agent when not all of it could be done.
+        """Executes the action; returns a note for the agent if part of it was impossible.
 
         Raises:
             DeviceError: the device refused a command.
@@ -115,14 +115,14 @@ class Gestures:
 
 
 def _plain(name: str) -> str:
-    """A name without what nobody would call another app by: case, spaces and signs."""
+    """Returns a name without case, spaces and punctuation."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
 def typeable(text: str) -> tuple[str, list[str]]:
-    """Returns what adb can type of the text, and the characters it cannot, each once.
+    """Returns the part of the text that adb can type, and the other characters, each once.
 
-    adb types ASCII. A letter whose accents can be taken off is typed without them, and counts as refused all the same.
+    adb types ASCII. An accented letter is typed without its accent, and is still returned as untypeable.
     """
     refused: dict[str, None] = {}
     kept = []

@@ -1,8 +1,8 @@
-"""The only file that imports the packages ``android_world`` and ``android_env``: connecting, and what the device calls.
+"""The only file that imports the packages ``android_world`` and ``android_env``.
 
-Both are imported when a device is made, never before: they keep temporary files under names that come from task
-parameters, so every worker needs a temporary folder of its own before the import. One environment for each process,
-because tasks draw from Python's global random source.
+They are imported when a device is created, not earlier: they write temporary files under names made of task parameters,
+so each worker needs its own temporary folder before the import. One environment per process, because tasks draw from
+Python's global random source.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _MODULES = {
 
 
 def check_package() -> None:
-    """Raises ``ConfigError`` when the packages cannot be found in this environment; imports neither."""
+    """Raises ``ConfigError`` if the packages are not installed; imports neither."""
     missing = [name for name in ("android_env", "android_world") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"device: android_world needs the package{'s' * (len(missing) - 1)} {' and '.join(missing)} in the device "
-            "workers' environment: `rollout-buffer doctor` says what is missing; android_world_python names another"
+            "workers' environment: `rollout-buffer doctor` names what is missing; android_world_python names another"
         )
 
 
 def task_seed(suite_seed: int, task_name: str, params_idx: int) -> int:
-    """The seed that AndroidWorld's own suites give this instance: the same parameters in every process."""
+    """Returns the seed of AndroidWorld's own suites for this instance: the same parameters in every process."""
     digest = hashlib.sha256(f"{suite_seed}_{task_name}_{params_idx}".encode()).hexdigest()
     return int(digest, 16) % 2**32
 
 
 class AndroidWorldPackage:
-    """The imported packages, and one environment connected to one emulator."""
+    """The imported packages, with one environment connected to one emulator."""
 
     def __init__(self, temporary_folder: Path) -> None:
         check_package()
@@ -76,7 +76,7 @@ class AndroidWorldPackage:
             }
         except ImportError as error:
             raise ConfigError(f"device: android_world: the package cannot be imported: {error}") from error
-        logging.getLogger("absl").setLevel(logging.ERROR)  # it tells of every adb command
+        logging.getLogger("absl").setLevel(logging.ERROR)  # it logs every adb command
         self._tasks: Mapping[str, Any] = self._modules["registry"].TaskRegistry().get_registry(_SUITE)
         self.env: Any = None
         self._connection: Any = None
@@ -87,19 +87,19 @@ class AndroidWorldPackage:
         return self._modules["adb_utils"]
 
     def connect(self, ports: EmulatorPorts, adb_path: str, *, set_up_apps: bool = False) -> None:
-        """Connects to the running emulator through an adb server of its own; nothing is downloaded or installed.
+        """Connects to the running emulator through its own adb server; nothing is downloaded or installed.
 
-        With ``set_up_apps`` the package downloads, installs and sets up its apps and the forwarder first, which takes
+        With ``set_up_apps`` the package first downloads, installs and sets up its apps and the forwarder, which takes
         many minutes and is done once, on the base device.
 
         Raises:
-            DeviceError: it does not answer, or lacks the accessibility forwarder.
+            DeviceError: the emulator does not answer, or the accessibility forwarder is missing.
         """
         self.disconnect()
         controllers: Any = self._modules["controllers"]
 
         def controller(*_: object, **__: object) -> Any:
-            self._close_connection()  # a reconnect would leave the old one's server and logcat behind
+            self._close_connection()  # a reconnect would leave the old server and logcat running
             config = self._environment_config(ports, adb_path)
             made = controllers.AndroidWorldController(
                 self._modules["loader"].load(config), install_a11y_forwarding_app=set_up_apps
@@ -107,8 +107,8 @@ class AndroidWorldPackage:
             self._connection = made.env
             return made
 
-        # The package reconnects through this name when it gets no tree; its own would take the shared adb server and
-        # download the forwarder.
+        # The package reconnects through this name when it gets no tree; its own function would use the shared adb
+        # server and download the forwarder.
         controllers.get_controller = controller
         try:
             self.env = self._modules["interface"].AsyncAndroidEnv(controller())
@@ -122,15 +122,15 @@ class AndroidWorldPackage:
             )
 
     def disconnect(self) -> None:
-        """Closes the environment; the emulator goes on."""
+        """Closes the environment; the emulator continues."""
         self.env = None
         self._close_connection()
 
     def new_task(self, task_name: str, params_idx: int, suite_seed: int) -> Any:
-        """Returns a new task object; the same arguments give the same parameters, in every process.
+        """Returns a new task object; equal arguments give equal parameters, in every process.
 
         Raises:
-            EnvironmentSetupError: there is no such task, or its parameters cannot be made.
+            EnvironmentSetupError: there is no such task, or its parameters cannot be generated.
         """
         task_class = self._tasks.get(task_name)
         if task_class is None:
@@ -150,7 +150,7 @@ class AndroidWorldPackage:
         """Runs one adb command on the device and returns its output.
 
         Raises:
-            DeviceError: it failed.
+            DeviceError: the command failed.
         """
         response = self.adb_utils.issue_generic_request(list(words), self.env.controller)
         if response.status != self._modules["adb_pb2"].AdbResponse.Status.OK:
@@ -158,13 +158,13 @@ class AndroidWorldPackage:
         return bytes(response.generic.output).decode("utf-8", "replace")
 
     def drop_accessibility_trees(self) -> None:
-        """Drops the trees received so far, so that one that comes late or never is not taken for a new one."""
+        """Drops the accessibility trees received so far, so that the next one is new."""
         wrapper = self.env.controller.env
-        wrapper.accumulate_new_extras()  # those that have come and were not fetched yet
+        wrapper.accumulate_new_extras()  # fetches those that have arrived
         wrapper._accumulated_extras = {}
 
     def check_forwarder(self) -> None:
-        """Raises ``DeviceError`` when no new accessibility tree comes: every later look would fail."""
+        """Raises ``DeviceError`` if no new accessibility tree arrives."""
         if self.env is None:
             raise DeviceError("the device is not connected")
         try:
@@ -175,13 +175,13 @@ class AndroidWorldPackage:
             raise DeviceError(f"the connection is broken: {type(error).__name__}: {error}") from error
 
     def await_fresh_tree(self) -> None:
-        """Returns once the newest accessibility tree is one that was made after this call began.
+        """Waits for an accessibility tree that was made after the start of this call.
 
-        The forwarder makes and sends one tree after the other: the first that arrives may have been made before, the
-        second was not.
+        The forwarder makes and sends one tree after another: the first to arrive may be older than this call, the
+        second is not.
 
         Raises:
-            DeviceError: none comes.
+            DeviceError: none arrives.
         """
         for _ in range(2):
             self._await_tree()
@@ -189,16 +189,16 @@ class AndroidWorldPackage:
     def _await_tree(self) -> None:
         deadline = time.monotonic() + _TREE_S
         self.drop_accessibility_trees()
-        # Its events come the same way, and are no trees.
+        # Events arrive on the same way and are no trees.
         while _TREE not in self.env.controller.env.accumulate_new_extras():
             if time.monotonic() > deadline:
                 raise DeviceError(f"the accessibility forwarder sent nothing for {_TREE_S:g} s")
             time.sleep(_TREE_POLL_S)
 
     def apps(self) -> dict[str, str]:
-        """Names that an app may be opened by, in lower case, to the activity; only of apps that are installed.
+        """Returns names of installed apps, in lower case, and their activities.
 
-        A name that means whatever app is the default for something (``gallery``, ``email``) leads to a URI instead.
+        A name that stands for a default app (``gallery``, ``email``) maps to a URI instead.
         """
         installed = set(self.adb_utils.get_all_package_names(self.env.controller))
         defaults = {str(name): str(uri) for name, uri in self.adb_utils._DEFAULT_URIS.items()}
@@ -215,7 +215,7 @@ class AndroidWorldPackage:
             return
         try:
             connection.close()
-        except Exception as error:  # noqa: BLE001 - closing what is broken may fail in any way, and is not needed again
+        except Exception as error:  # noqa: BLE001 - closing a broken connection may raise anything
             logger.warning("closing the connection failed: %s: %s", type(error).__name__, error)
 
     def _environment_config(self, ports: EmulatorPorts, adb_path: str) -> Any:
@@ -231,16 +231,16 @@ class AndroidWorldPackage:
         )
 
     def _write_task(self) -> Path:
-        """android_env's own notion of a task, which here is only a limit of time: two days."""
+        """Writes a task file of android_env, which here only sets a time limit of two days."""
         path = self._folder / "task.textproto"
         path.write_text('id: "rollout_buffer"\nname: "Device of an agent"\nmax_episode_sec: 172800\n')
         return path
 
 
 def names_in(pattern: str) -> list[str]:
-    """Returns the names in one of the package's patterns, which are alternatives for regular expressions.
+    """Returns the names in one of the package's patterns, which are regular expressions of alternatives.
 
-    Signs at the end of a name (``tasks.org:``) are no part of it; an alternative that is more than a name gives none.
+    Punctuation at the end of a name (``tasks.org:``) is removed; an alternative with other syntax is ignored.
     """
     names = [re.sub(r"\W+$", "", name.replace("\\", "")).strip().lower() for name in pattern.split("|")]
     return [name for name in names if re.fullmatch(r"[\w .+&'-]+", name)]

@@ -1,4 +1,4 @@
-"""Ports for an emulator that nobody else has, or takes meanwhile: held by file locks among the workers of a host."""
+"""Reserves ports for an emulator among the workers of a host, by file locks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 from slime_plugins.rollout_buffer.errors import DeviceError
 
 NO_ADB_SEARCH = {"ADB_EMU": "0", "ADB_LOCAL_TRANSPORT_MAX_PORT": "5554"}
-"""In the environment of an adb server: it does not look for emulators, which begins at 5555; each has a server that is
-told of it. The second alone is not enough: some versions start to look before they have read it."""
+"""Environment of an adb server that must not search for emulators, from port 5555 on; each emulator is registered with
+its own server. The second variable alone is not enough: some versions start the search before they read it."""
 
 _TRIES = 200
-_LAST_CONSOLE_PORT = 5682  # the emulator takes even ports from 5554 up to here
+_LAST_CONSOLE_PORT = 5682  # the emulator accepts even ports from 5554 to this one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmulatorPorts:
-    """One emulator's ports. ``release`` lets others have them."""
+    """Ports of one emulator. ``release`` unlocks them."""
 
     console: int
     grpc: int
@@ -32,21 +32,21 @@ class EmulatorPorts:
 
     @property
     def serial(self) -> str:
-        """The device's name to adb."""
+        """The device's serial for adb."""
         return f"emulator-{self.console}"
 
     def release(self) -> None:
-        """Gives the ports back; a second call does nothing."""
+        """Unlocks the ports; a second call does nothing."""
         self._held.close()
 
 
 def hold_ports(console: int, grpc: int, adb_server: int, *, lowest_console: int | None = None) -> EmulatorPorts:
-    """Returns the first free ports from the given ones on: an even console port with the next one for adb.
+    """Reserves the first free ports from the given ones on: an even console port, and the next port for adb.
 
-    Console ports end at 5682; beyond it the search goes on at ``lowest_console``.
+    After console port 5682 the search continues at ``lowest_console``.
 
     Raises:
-        DeviceError: there are no free ports in reach.
+        DeviceError: there are no free ports in range.
     """
     held = ExitStack()
     try:
@@ -66,7 +66,7 @@ def hold_ports(console: int, grpc: int, adb_server: int, *, lowest_console: int 
 
 
 def free_console_ports(console: int) -> int:
-    """Returns how many emulators find a console port and the next one free, from the given port on; takes none."""
+    """Returns the number of emulators that would find free console ports from the given one on."""
     return sum(is_free(port) and is_free(port + 1) for port in range(console + console % 2, _LAST_CONSOLE_PORT + 1, 2))
 
 
@@ -84,15 +84,15 @@ def _first_held(held: ExitStack, candidates: Sequence[int], width: int = 1) -> i
 
 
 def _lock(port: int) -> IO[str] | None:
-    """The lock on the port, which lasts until the file is closed or the process is gone; None when another has it."""
-    # Not tempfile.gettempdir(): each device worker has a temporary folder of its own.
+    """Returns the lock on the port, which ends with its file or process; None if another process holds it."""
+    # Not tempfile.gettempdir(): each device worker has its own temporary folder.
     folder = Path(os.environ.get("ROLLOUT_BUFFER_PORT_LOCKS", f"/tmp/rollout_buffer_ports_{os.getuid()}"))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return try_lock(folder / f"{port}.lock")
 
 
 def is_free(port: int) -> bool:
-    """True when nobody listens on it, on IPv4 and on IPv6."""
+    """Returns True if no process listens on the port, on IPv4 and IPv6."""
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:

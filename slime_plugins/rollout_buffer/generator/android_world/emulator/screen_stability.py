@@ -1,7 +1,7 @@
-"""When is the screen after an action the screen that the action led to?
+"""Waits until the screen shows the effect of an action.
 
-A device answers a touch late. Whoever asks too early sees the old screen, standing still. So: look right before the
-action, wait until something differs from that or enough time has passed, and only then wait until it is still.
+A device reacts to a touch late; a sample taken too early shows the old screen, unchanged. So: sample before the action,
+wait for a change or a timeout, and then wait until the screen stops changing.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _PIXEL_TOLERANCE = 8
 
 
 class Stability(StrEnum):
-    """How the wait for a settled screen ended."""
+    """How the wait for a stable screen ended."""
 
-    STABLE = "settled"  # something changed, and then nothing more
-    NO_CHANGE = "no_change"  # nothing changed in the time it was given
-    TIMED_OUT = "timed_out"  # it still moved when the time was over
+    STABLE = "settled"  # the screen changed and then stopped changing
+    NO_CHANGE = "no_change"  # the screen did not change within the timeout
+    TIMED_OUT = "timed_out"  # the screen still changed at the timeout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScreenSample:
-    """One look at the device: its pixels (height, width, 3), and its elements, compared by equality."""
+    """A sample of the screen: its pixels (height, width, 3), and its elements, compared by equality."""
 
     pixels: np.ndarray[Any, Any]
     elements: Any
 
     def same_as(self, other: ScreenSample) -> bool:
-        """True when the elements are equal and hardly any pixel differs (a blinking cursor may)."""
+        """Returns True if the elements are equal and few pixels differ (a blinking cursor may)."""
         if self.pixels.shape != other.pixels.shape or self.elements != other.elements:
             return False
         mine, theirs = (one.pixels[::_SAMPLED_EVERY, ::_SAMPLED_EVERY].astype(np.int16) for one in (self, other))
@@ -45,7 +45,7 @@ class ScreenSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StabilityTimeouts:
-    """Timeouts in seconds: for the first change, for standing still after it, and between two looks."""
+    """Timeouts in seconds: for the first change, for the end of changes after it, and between two samples."""
 
     change_s: float = 2.0
     still_s: float = 6.0
@@ -60,12 +60,12 @@ def wait_until_stable(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[ScreenSample, Stability]:
-    """Returns the first look that follows an equal one, after the screen left ``reference`` (None: at once)."""
+    """Returns the first sample equal to its predecessor, after the screen left ``reference`` (None: at once)."""
     begun = now()
     seen = sample()
     deadline = begun + times.change_s
     while reference is not None and seen.same_as(reference):
-        if begun >= deadline:  # a look takes its time: the last one has to begin when the patience is at its end
+        if begun >= deadline:  # a sample takes time: the last one starts at the deadline
             return seen, Stability.NO_CHANGE
         sleep(times.between_s)
         begun = now()

@@ -1,17 +1,16 @@
-"""Runs one emulator for a device worker, and ends it when the worker is gone, whatever way it went.
+"""Runs one emulator for a device worker, and kills it when the worker exits for any reason.
 
-``python watchdog.py RECORDS AVD ADB PORT SERIAL STOP_TIMEOUT_S -- COMMAND``. Its standard input is a pipe whose
-other end only the worker holds: when that closes (an orderly end, an exception, SIGKILL) the emulator's whole process
-group is ended, and the adb server that belongs to it alone. If the watchdog itself is killed, the kernel kills the
-emulator.
+``python watchdog.py RECORDS AVD ADB PORT SERIAL STOP_TIMEOUT_S -- COMMAND``. Its standard input is a pipe from the
+worker: when it closes (normal exit, exception, SIGKILL) the watchdog stops the emulator's process group and its adb
+server. If the watchdog itself is killed, the kernel kills the emulator.
 
-The adb server knows this emulator and no other: by itself it would adopt every emulator of the host that listens
-between 5555 and 5585, so it is started without that search, and told of its own. Again and again, because whoever
-restarts the server (android_env does, after any command that failed) restarts one that knows nobody.
+Each emulator has its own adb server. By default a server connects to every emulator of the host that listens between
+ports 5555 and 5585, so it is started without that search, and the watchdog registers its emulator with it. It repeats
+the registration, because android_env restarts the server after any failed command.
 
-What runs is on record: one file in the folder RECORDS for the watchdog, the emulator and its adb server, named
-``PID-START`` after the process and the clock tick it started at, so that an id that means another process by now is
-never mistaken for it. ``scripts/cleanup.sh`` reads them. Uses the standard library only, because it is started by path.
+The folder RECORDS has one file for each running process (watchdog, emulator, adb server), named ``PID-START`` after
+process id and start time in clock ticks, so that a reused id is recognised. ``scripts/cleanup.sh`` reads them. Uses the
+standard library only, because it is started by path.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def main(words: list[str]) -> int:
         if child.poll() is None:
             _adb(adb, port, "-s", serial, "emu", "kill")
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do is what it asks for
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the cleanup below is what SIGTERM asks for
         _end(child, float(stop_timeout_s))
         _end_adb_server(adb, port)
         records.clear()
@@ -63,7 +62,7 @@ def main(words: list[str]) -> int:
 
 
 class _Records:
-    """The files that say which processes were started here."""
+    """Record files of the processes started here."""
 
     def __init__(self, folder: Path, facts: dict[str, str]) -> None:
         self._folder = folder
@@ -76,7 +75,7 @@ class _Records:
         self._has_adb_server = False
 
     def drop_ended(self) -> None:
-        """Removes what watchdogs left on record that were killed themselves: ids that mean nothing any more."""
+        """Removes records of exited processes, left by watchdogs that were killed."""
         for path in self._folder.glob("[0-9]*-[0-9]*"):
             pid, _, start = path.name.partition("-")
             if pid.isdecimal() and start.isdecimal() and _start_of(int(pid)) != int(start):
@@ -84,7 +83,7 @@ class _Records:
 
     def add(self, kind: str, pid: int) -> None:
         start = _start_of(pid)
-        if start is None:  # it has ended already
+        if start is None:  # it has exited
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{pid}-{start}"
@@ -94,7 +93,8 @@ class _Records:
         self._written.append(path)
 
     def add_adb_server(self, port: int) -> None:
-        """adb starts its server by itself, some time after the emulator: whoever listens on our port since then."""
+        """Records the adb server, which adb starts some time after the emulator: the process that listens on our
+        port."""
         if self._has_adb_server:
             return
         for pid in _listeners(port):
@@ -108,7 +108,7 @@ class _Records:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is none."""
+    """Returns a process's start time in clock ticks since boot; None if there is none."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
@@ -116,7 +116,7 @@ def _start_of(pid: int) -> int | None:
 
 
 def _listeners(port: int) -> list[int]:
-    """Processes of this user that listen on a TCP port of this host."""
+    """Returns processes of this user that listen on a TCP port of this host."""
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not wanted:
         return []
@@ -125,7 +125,7 @@ def _listeners(port: int) -> list[int]:
         try:
             if any(os.readlink(entry.path) in wanted for entry in os.scandir(folder)):
                 found.append(int(folder.parent.name))
-        except OSError:  # another user's process, or one that just ended
+        except OSError:  # another user's process, or one that just exited
             continue
     return found
 
@@ -135,7 +135,7 @@ def _listening_inodes(port: int) -> list[str]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
-        except OSError:  # no IPv6 here
+        except OSError:  # no IPv6
             continue
         rows = map(str.split, lines)
         found += [row[9] for row in rows if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port]
@@ -143,12 +143,12 @@ def _listening_inodes(port: int) -> list[str]:
 
 
 def _dies_with(watchdog: int) -> Callable[[], None]:
-    """Returns what the emulator does before it starts: it asks the kernel for SIGKILL should the watchdog be killed."""
+    """Returns a function that the emulator runs before it starts: the kernel kills it if the watchdog is killed."""
     libc = ctypes.CDLL(None)
 
     def before_exec() -> None:
         libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != watchdog:  # it was killed before the kernel was asked
+        if os.getppid() != watchdog:  # the watchdog was killed before this call
             os._exit(1)
 
     return before_exec
@@ -164,7 +164,7 @@ def _owner_is_gone() -> bool:
 
 
 def _introduce(serial: str, port: int) -> None:
-    """Tells the adb server on this port of the emulator, as emulators do when they start; it may know it already."""
+    """Registers the emulator with the adb server on this port, as emulators do when they start; idempotent."""
     console = serial.rpartition("-")[2]
     if not console.isdecimal():
         return
@@ -172,13 +172,13 @@ def _introduce(serial: str, port: int) -> None:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=_POLL_S) as server:
             server.sendall(f"{len(request):04x}{request}".encode())
-            server.recv(1)  # it answers by closing
-    except OSError:  # there is no server, or it is busy: the next time will do
+            server.recv(1)  # the server answers by closing
+    except OSError:  # no server, or a busy one: the next call will succeed
         pass
 
 
 def _adb(adb: str, port: str, *words: str) -> None:
-    """Asks adb, for a short while; the emulator is ended by signal in any case."""
+    """Runs an adb command with a short timeout; the emulator is stopped by signal in any case."""
     try:
         subprocess.run([adb, "-P", port, *words], capture_output=True, timeout=_ADB_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -186,7 +186,7 @@ def _adb(adb: str, port: str, *words: str) -> None:
 
 
 def _end_adb_server(adb: str, port: str) -> None:
-    """Ends the server, and those that take its place: any command of adb that is under way meanwhile starts one."""
+    """Stops the server, and servers that replace it: any adb command in flight starts a new one."""
     _adb(adb, port, "kill-server")
     for _ in range(_LAST_LOOKS):
         time.sleep(_POLL_S)
@@ -195,7 +195,7 @@ def _end_adb_server(adb: str, port: str) -> None:
 
 
 def _end(child: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Ends the process group: SIGTERM, after ``timeout_s`` SIGKILL. The group is gone when this returns."""
+    """Stops the process group: SIGTERM, after ``timeout_s`` SIGKILL. The group is gone on return."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)

@@ -1,7 +1,7 @@
-"""How an episode becomes prompts: the one thing in which rollout modes differ.
+"""The ``Context`` protocol: renders the prompts of an episode. Rollout modes differ only in it.
 
-``Context`` is the seam. ``IncrementalContext`` lets one token sequence grow; ``HistoryContext`` writes a new prompt for
-every turn. The episode loop, its record, budgets, actions and rewards know nothing of which one is at work.
+``IncrementalContext`` grows one token sequence; ``HistoryContext`` renders a new prompt for every turn. The episode
+loop, its record, budgets, actions and rewards are the same for both.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from slime_plugins.rollout_buffer.types import Image, Message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What a task tells its agents of tool and screen: the tool's description, and what prompts show of the screen."""
+    """The tool description of a task type, and the parts of an observation in its prompts."""
 
     tool: Mapping[str, Any] = field(default_factory=lambda: MOBILE_USE_TOOL)
     observation_mode: ObservationMode = ObservationMode.SCREENSHOT
 
     def system(self) -> Message:
-        """Returns the message every episode begins with."""
+        """Returns the system message of every episode."""
         return system_message(self.tool)
 
     def observation(self, seen: Observation) -> PromptObservation:
-        """Returns what a prompt shows of ``seen``."""
+        """Returns the parts of ``seen`` in a prompt."""
         return PromptObservation(
             screenshot=seen.screenshot.sha256 if self.observation_mode is not ObservationMode.ELEMENTS else None,
             elements=seen.elements if self.observation_mode is not ObservationMode.SCREENSHOT else "",
         )
 
     def images(self, seen: Observation) -> tuple[Image, ...]:
-        """Returns the images that stand in a prompt with that observation."""
+        """Returns the images of ``seen`` in a prompt."""
         return () if self.observation_mode is ObservationMode.ELEMENTS else (seen.screenshot,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What the engine is asked to go on from: ``ids`` hold one placeholder per entry of ``images``, in order."""
+    """The input of a turn: ``ids`` hold one placeholder per entry of ``images``, in order."""
 
     ids: Sequence[int]
     images: Sequence[Image]
@@ -51,7 +51,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastTurn:
-    """The turn that was just played: its number from 1, what was sampled, and what it was read as."""
+    """The turn that was just played: its number from 1, its sampled ids, and the parsed reply."""
 
     number: int
     max_turns: int
@@ -60,16 +60,16 @@ class LastTurn:
 
 
 class Context(Protocol):
-    """Writes the prompts of one episode, in order. Made for a single episode."""
+    """Renders the prompts of one episode, in order."""
 
     def begin(self, seen: Observation) -> tuple[Sequence[Message], Prompt]:
-        """Returns the messages that the episode's record begins with, and the prompt of turn 1."""
+        """Returns the first messages of the record, and the prompt of turn 1."""
         ...
 
     def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
-        """Returns the message that shows ``seen`` in the record, and the whole prompt of the turn after ``last``."""
+        """Returns the message with ``seen`` for the record, and the whole prompt of the turn after ``last``."""
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """Returns what a reader of the record needs beside its messages to know what each turn saw."""
+        """Returns what is needed besides the messages to reconstruct the prompt of each turn."""
         ...

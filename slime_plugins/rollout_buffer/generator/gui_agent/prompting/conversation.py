@@ -1,7 +1,7 @@
-"""The record of an episode as it grows: messages, screenshots, generations, the present prompt, and the room left.
+"""The record of a running episode: messages, screenshots, generations, the present prompt, and the room left.
 
-What the engine sampled goes in as ids and stays as ids. How a prompt comes about is the context's business. Images
-count with the tokens that the engine makes of them (``image_budget.py``).
+Sampled ids are stored as ids. The context renders prompts. Images count with the engine's number of tokens
+(``image_budget.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.types import Generation, Image, Message
 
 
 class Conversation:
-    """One episode from the first prompt on. ``prompt`` is what the engine is to go on from next.
+    """One episode from the first prompt on. ``prompt`` is the input of the next turn.
 
     ``messages`` hold each observation and each reply once. The k-th generation is the k-th message of the assistant.
     """
@@ -36,19 +36,19 @@ class Conversation:
 
     @property
     def room(self) -> int:
-        """How many tokens may be sampled after the present prompt; negative when the prompt alone is too long."""
+        """Number of tokens that may be sampled after the present prompt; negative if the prompt alone is too long."""
         return self._max_context_len - self._expanded_length(self.prompt)
 
     def open(self, seen: Observation) -> None:
-        """Begins with the first prompt."""
+        """Renders the first prompt."""
         messages, self.prompt = self._context.begin(seen)
         self.messages = list(messages)
         self._keep(seen.screenshot)
 
     def add_observation(self, seen: Observation, *, turn: int, max_turns: int, reply: ParsedReply) -> bool:
-        """Makes the prompt that follows turn ``turn``; returns False and keeps nothing if no reply would fit after it.
+        """Renders the prompt after turn ``turn``; returns False and changes nothing if it leaves no room for a reply.
 
-        ``reply`` is what that turn was read as.
+        ``reply`` is that turn's parsed reply.
         """
         output_ids = self.generations[-1].output_ids
         last = LastTurn(number=turn, max_turns=max_turns, output_ids=output_ids, reply=reply)
@@ -61,7 +61,7 @@ class Conversation:
         return True
 
     def add_reply(self, reply: GenerateReply) -> str:
-        """Records what was sampled and returns its text, up to the first image token if one was sampled."""
+        """Records a reply and returns its text, up to the first image token if one was sampled."""
         self._image_budget.compare(self.prompt.images, _tokens_of_images(self.prompt, reply))
         generation = reply.as_generation(
             self.prompt.ids,
@@ -75,7 +75,7 @@ class Conversation:
         return text
 
     def has_forbidden_token(self, reply: GenerateReply) -> bool:
-        """Returns whether the reply holds a token that only the chat template may write."""
+        """Returns True if the reply holds a token that only the chat template may write."""
         return self._allowed_length(reply.output_ids) < len(reply.output_ids)
 
     def distinct_images(self) -> list[Image]:
@@ -83,7 +83,7 @@ class Conversation:
         return list(self._images.values())
 
     def facts(self) -> Mapping[str, Any]:
-        """Returns what a reader needs beside the messages to know what each turn saw."""
+        """As ``Context.facts``."""
         return self._context.facts()
 
     def _keep(self, screenshot: Image) -> None:
@@ -98,7 +98,7 @@ class Conversation:
 
 
 def _tokens_of_images(prompt: Prompt, reply: GenerateReply) -> int | None:
-    """Returns what the engine made of the prompt's images, as it says it or by its count of the whole prompt."""
+    """Returns the engine's token count of the prompt's images, reported or derived from its prompt length."""
     if reply.prompt_receipt is not None and reply.prompt_receipt.image_tokens is not None:
         return sum(reply.prompt_receipt.image_tokens)
     return None if reply.prompt_tokens is None else reply.prompt_tokens - len(prompt.ids) + len(prompt.images)

@@ -1,8 +1,8 @@
-"""A new prompt for every turn: the task, what was done so far in the agent's own words, the present screenshot.
+"""Renders a new prompt for every turn: the task, one line per earlier step, the present screenshot.
 
-Each turn is a training row of its own. What the agent concluded in a turn stands in all later prompts as one line
-``Step k: …``, and the last few screenshots may stand there again. The record of the episode stays one conversation in
-which every line and screenshot stands once: ``messages_of_turn`` rebuilds from it what any turn saw.
+Each turn is a training row. The agent's conclusion of a turn becomes a line ``Step k: …`` in all later prompts, which
+may also repeat the last few screenshots. The record of the episode stays one conversation with every line and
+screenshot once: ``messages_of_turn`` rebuilds the messages of any turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _QUOTED_CHARACTERS = 80
 
 
 class HistoryContext:
-    """A ``Context`` of independent prompts. ``history_images`` is how many screenshots each shows at most."""
+    """A ``Context`` of independent prompts. ``history_images`` is the maximum number of screenshots in each."""
 
     def __init__(self, chat: ChatTokens, view: View, *, history_images: int) -> None:
         self._chat = chat
@@ -45,17 +45,17 @@ class HistoryContext:
         return messages, prompt
 
     def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
-        """As ``Context.go_on``; the record gets only what is new, the prompt is whole."""
+        """As ``Context.go_on``; the record gets only the new message, the prompt is whole."""
         self._lines.append(step_line(last.reply))
         _, message, prompt = self._next_prompt(seen)
         return message, prompt
 
     def facts(self) -> Mapping[str, Any]:
-        """As ``Context.facts``: the lines of the progress so far, and how many screenshots a prompt shows."""
+        """As ``Context.facts``: the lines of the progress so far, and the number of screenshots in a prompt."""
         return {"history": list(self._lines), "history_images": self._history_images}
 
     def _next_prompt(self, seen: Observation) -> tuple[list[Message], Message, Prompt]:
-        """Returns the messages of the whole prompt, the one that is new in it, and the prompt itself."""
+        """Returns the messages of the whole prompt, its new message, and the prompt itself."""
         self._turns += 1
         self._screenshots += self._view.images(seen)
         message = history_turn_message(self._turns, self._view.observation(seen), seen.note)
@@ -67,14 +67,14 @@ class HistoryContext:
 
 
 def messages_of_turn(messages: Sequence[Message], extra_info: Mapping[str, Any], turn: int) -> list[Message]:
-    """Returns the messages that turn ``turn`` (from 1) of a stored history trajectory was sampled after.
+    """Returns the messages before turn ``turn`` (from 1) of a stored history trajectory.
 
     Raises:
         IndexError: the trajectory has no such turn.
     """
     shown = [message for message in messages if message["role"] == "user"]
     if not 1 <= turn <= len(shown):
-        raise IndexError(f"the trajectory has {len(shown)} turns, and none is turn {turn}")
+        raise IndexError(f"the trajectory has {len(shown)} turns; there is no turn {turn}")
     if turn == 1:
         return list(messages[:2])
     hashes = [screenshot for message in shown[:turn] for screenshot in _screenshots(message)[-1:]]
@@ -84,9 +84,9 @@ def messages_of_turn(messages: Sequence[Message], extra_info: Mapping[str, Any],
 
 
 def step_line(reply: ParsedReply) -> str:
-    """Returns what later prompts say of a turn, on one line: its conclusion, else its action in words.
+    """Returns the line of a turn for later prompts: its conclusion, else its action in words.
 
-    A malformed reply changed nothing, whatever it concluded, and the line says so.
+    For a malformed reply the line states that nothing was done.
     """
     if isinstance(reply.action, MalformedAction):
         return NOTHING_WAS_DONE
@@ -96,7 +96,7 @@ def step_line(reply: ParsedReply) -> str:
 def _user_message(
     goal: str, lines: Sequence[str], screenshots: Sequence[str], message: Message, history_images: int
 ) -> Message:
-    """Returns the whole user message; ``screenshots`` are those of all steps, the present one last, or none at all."""
+    """Returns the whole user message; ``screenshots`` are those of all steps, the present one last, or empty."""
     present = len(screenshots)
     first = max(1, present - history_images + 1)
     earlier = [shown_again(step, screenshots[step - 1]) for step in range(first, present)]
@@ -104,13 +104,13 @@ def _user_message(
 
 
 def _screenshots(message: Message) -> list[str]:
-    """Returns the hashes of the screenshots of a user message; the last one was new."""
+    """Returns the hashes of the screenshots in a user message, the new one last."""
     urls = [part["image_url"]["url"] for part in message["content"] if part["type"] == "image_url"]
     return [str(url).removeprefix("sha256:") for url in urls]
 
 
 def _in_words(parsed: ParsedAction) -> str:
-    """Returns an action in the tool's own words: ``click [500, 300]``, ``type "Anna"``, ``system_button Back``."""
+    """Formats an action: ``click [500, 300]``, ``type "Anna"``, ``system_button Back``."""
     action = parsed.action
     points = (parsed.coordinate, parsed.coordinate2)
     facts = [f"[{point[0]:g}, {point[1]:g}]" for point in points if point is not None]

@@ -1,8 +1,8 @@
-"""What the screenshots of an episode take of its context, and whether the engine agrees.
+"""Counts the tokens of an episode's screenshots, and compares the count with the engine's.
 
-Known to the token where the model's family and the screenshot's size are; an estimate otherwise. The engine has the
-last word: where it counts otherwise, its count is used from then on, and the difference is kept. For a family that is
-known, a difference means that the engine prepares images, or tokens, in another way than the trainer will.
+The count is exact if the model's family and the screenshot's size are known; an estimate otherwise. If the engine's
+count differs, it is used from then on, and the difference is stored. For a known family, a difference means that the
+engine preprocesses images, or tokens, differently from the trainer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptMismatch:
-    """The images of one prompt, in tokens: what the size rule makes of them, and what the engine made of them."""
+    """Tokens of the images of one prompt, by the size rule and by the engine."""
 
     expected: int
     reported: int
 
 
 class ImageBudget:
-    """Counts the tokens of one episode's images. ``mismatch`` is the first difference to the engine's own count."""
+    """Counts the tokens of one episode's images. ``mismatch`` is the first difference from the engine's count."""
 
     def __init__(self, family: ImageFamily | None, *, estimate: int) -> None:
-        """``estimate`` is taken for an image whose family or size is not known."""
+        """``estimate`` is the count of an image of unknown family or size."""
         self._family = family
         self._estimate = estimate
         self._measured: int | None = None
@@ -38,14 +38,14 @@ class ImageBudget:
         self.mismatch: PromptMismatch | None = None
 
     def tokens(self, images: Sequence[Image]) -> int:
-        """Returns what the images take together, markers not counted."""
+        """Returns the number of tokens of the images, without markers."""
         if self._measured is not None:
             return self._measured * len(images)
         known = [self._exact(image) for image in images]
         return sum(self._estimate if tokens is None else tokens for tokens in known)
 
     def compare(self, images: Sequence[Image], reported: int | None) -> None:
-        """Takes over how many tokens the engine made of a prompt's images; None where it does not say."""
+        """Stores the engine's count of a prompt's image tokens; None if it reports none."""
         if reported is None or not images:
             return
         counted_by_rule = self._measured is None and all(self._exact(image) is not None for image in images)
@@ -70,15 +70,15 @@ def _tokens_of(image: Image, family: ImageFamily | None) -> int | None:
         return None
     try:
         return image_tokens(*size, family)
-    except ValueError:  # an image that no processor takes: the engine will say so
+    except ValueError:  # an invalid image size: the engine will refuse it
         return None
 
 
 @functools.lru_cache(maxsize=16)
 def _warn_once(family: str, expected: int, reported: int) -> None:
     logger.warning(
-        "the engine made %d tokens of images that are %d by the size rule of %s: it prepares images in another way, "
-        "and what the trainer makes of such episodes will not be what the model saw",
+        "the engine made %d tokens of images that are %d by the size rule of %s: it preprocesses images differently, "
+        "and the trainer's input will differ from the engine's",
         reported,
         expected,
         family,

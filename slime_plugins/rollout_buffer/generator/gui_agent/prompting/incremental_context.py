@@ -1,7 +1,7 @@
-"""Prompts that only grow: each is the one before it, what was sampled after it, and a bridge with the next screenshot.
+"""Renders prompts that only grow: the previous prompt, its sampled ids, and a bridge with the next screenshot.
 
-Nothing that was sampled is ever tokenised again, so the whole episode is one training row. Every request carries all
-screenshots so far: SGLang wants as many images as the ids have placeholders.
+Sampled ids are never tokenised again, so the whole episode is one training row. Every request has all screenshots so
+far: SGLang needs as many images as the ids have placeholders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.types import Image, Message
 
 
 class IncrementalContext:
-    """A ``Context`` of one sequence. Every prompt begins with all ids of every earlier prompt and reply."""
+    """A ``Context`` of one sequence. Every prompt begins with the previous prompt and its reply."""
 
     def __init__(self, chat: ChatTokens, view: View) -> None:
         self._chat = chat
@@ -36,14 +36,14 @@ class IncrementalContext:
         return messages, self._prompt(seen)
 
     def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
-        """As ``Context.go_on``: what went wrong, a step counter, the screenshot."""
+        """As ``Context.go_on``: a note, a step counter, the screenshot."""
         message = later_turn_message(last.number + 1, last.max_turns, self._view.observation(seen), seen.note)
         self._ids += last.output_ids
         self._ids += self._chat.bridge(message, turn_is_closed=self._chat.is_closed(last.output_ids))
         return message, self._prompt(seen)
 
     def facts(self) -> Mapping[str, Any]:
-        """As ``Context.facts``: nothing, because each turn saw all messages before it."""
+        """As ``Context.facts``: empty, because each turn has all earlier messages in its prompt."""
         return {}
 
     def _prompt(self, seen: Observation) -> Prompt:

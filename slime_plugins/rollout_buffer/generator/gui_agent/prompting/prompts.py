@@ -1,7 +1,7 @@
-"""What the agent reads: the system prompt with its one tool, the task, the step counter, and what went wrong.
+"""Texts of prompts: the system prompt with its tool, the task, the step counter, and notes.
 
-An observation is one user message with one screenshot, which stands where ``<image>`` stands in the text. Text that
-comes from a device or a task is made harmless first: a chat marker inside it would otherwise become a real one.
+An observation is one user message with one screenshot, at the place of ``<image>`` in the text. Chat markers in text
+from a device or a task are broken up first, so that they do not become special tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def system_prompt(tool: Mapping[str, Any]) -> str:
-    """Returns the system prompt with one tool in it."""
+    """Returns the system prompt with one tool."""
     return _SYSTEM.replace("{tool}", json.dumps(tool, ensure_ascii=False))
 
 
@@ -60,7 +60,7 @@ _HISTORY_STEP = "Step {current_step}: <image>"
 FIRST_TURN_TEMPLATE = f"{_TASK}{_INSTRUCTIONS}<image>"
 LATER_TURN_TEMPLATE = "Step {current_step} of {max_steps}: <image>"
 HISTORY_TURN_TEMPLATE = f"{_TASK}{_PROGRESS}{_INSTRUCTIONS}{_HISTORY_STEP}"
-"""What a turn of mode history reads; the first one has no progress, and what went wrong stands before the step."""
+"""A turn of mode history; the first one has no progress, and the note comes before the step."""
 
 _SHOWN_AGAIN = "The screen before step {current_step}: <image>"
 
@@ -74,14 +74,14 @@ _MALFORMED_REPLY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptObservation:
-    """What one prompt shows of the screen: a screenshot, named by its sha256, its elements in words, or both."""
+    """The parts of an observation in a prompt: a screenshot (its sha256), its elements as text, or both."""
 
     screenshot: str | None = None
     elements: str = ""
 
 
 def system_message(tool: Mapping[str, Any] = MOBILE_USE_TOOL) -> Message:
-    """Returns the message every episode begins with."""
+    """Returns the system message of every episode."""
     return {"role": "system", "content": system_prompt(tool)}
 
 
@@ -91,25 +91,25 @@ def first_turn_message(goal: str, shown: PromptObservation | str) -> Message:
 
 
 def later_turn_message(step: int, max_steps: int, shown: PromptObservation | str, note: str = "") -> Message:
-    """Returns the user message of turn ``step`` (from 1): a counter, the screen, before them what went wrong."""
+    """Returns the user message of turn ``step`` (from 1): note, counter, screen."""
     fields = {"current_step": str(step), "max_steps": str(max_steps)}
     return _observation_message(LATER_TURN_TEMPLATE, shown, note, **fields)
 
 
 def history_turn_message(step: int, shown: PromptObservation | str, note: str = "") -> Message:
-    """Returns what is new in turn ``step`` (from 1) of a history rollout: what went wrong, the step, the screen."""
+    """Returns the new part of turn ``step`` (from 1) of a history rollout: note, step, screen."""
     return _observation_message(_HISTORY_STEP, shown, note, current_step=str(step))
 
 
 def shown_again(step: int, screenshot: str) -> Message:
-    """Returns a screenshot of an earlier step, to stand in a later prompt."""
+    """Returns a screenshot of an earlier step, for a later prompt."""
     return _observation_message(_SHOWN_AGAIN, screenshot, current_step=str(step))
 
 
 def with_history(goal: str, lines: Sequence[str], earlier: Sequence[Message], message: Message) -> Message:
     """Returns the whole user message of a history turn: task, progress, instructions, earlier screenshots, ``message``.
 
-    ``lines`` say what was done in steps 1, 2, …, one line each; before the first step there is no progress.
+    ``lines`` describe steps 1, 2, …, one line each; before the first step there is no progress.
     """
     text = _TASK.format(task_description=harmless(goal)) + _progress(lines) + _INSTRUCTIONS
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
@@ -119,12 +119,12 @@ def with_history(goal: str, lines: Sequence[str], earlier: Sequence[Message], me
 
 
 def malformed_reply_note(reason: str) -> str:
-    """Returns what the agent is told when its reply held no action that could be carried out."""
+    """Returns the note for the agent after a reply without a valid action."""
     return _MALFORMED_REPLY.format(reason=reason)
 
 
 def harmless(text: str) -> str:
-    """Returns ``text`` with every ``<|`` and ``|>`` taken apart, so that no part of it can become a special token."""
+    """Returns ``text`` with every ``<|`` and ``|>`` broken up, so that no part of it can become a special token."""
     return text.replace("<|", "< |").replace("|>", "| >")
 
 
@@ -136,7 +136,7 @@ def _progress(lines: Sequence[str]) -> str:
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Puts texts that follow each other into one part."""
+    """Merges adjacent texts."""
     joined: list[dict[str, Any]] = []
     for part in parts:
         if joined and part["type"] == joined[-1]["type"] == "text":
@@ -147,7 +147,7 @@ def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _observation_message(template: str, shown: PromptObservation | str, note: str = "", **fields: str) -> Message:
-    """Fills the template's text around its image marker, after the note; a marker inside a field stays plain text."""
+    """Fills the template and inserts the observation at its image marker; markers inside fields stay plain text."""
     shown = PromptObservation(screenshot=shown) if isinstance(shown, str) else shown
     before, after = template.split(IMAGE_MARKER)
     shown_note = f"{harmless(note)}\n" if note else ""
