@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.openapi.document import openapi_document
-from slime_plugins.rollout_buffer.openapi.operations import ERRORS, OPERATIONS, Operation
+from slime_plugins.rollout_buffer.openapi.operations import ERRORS, Operation
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
+from slime_plugins.rollout_buffer.server.app import OPERATIONS
 from slime_plugins.rollout_buffer.wire.query_params import TrajectoryFilters
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -129,19 +130,19 @@ def metrics_page() -> str:
 def _route(operation: Operation) -> str:
     taken = []
     if operation.body is not None:
-        schema = openapi_document()["paths"][operation.path][operation.method]["requestBody"]["content"]
+        schema = openapi_document(OPERATIONS)["paths"][operation.path][operation.method]["requestBody"]["content"]
         taken.append(_type(next(iter(schema.values()))["schema"]))
     if operation.query is not None:
         names = list(operation.query.model_fields)
         own = [f"`{name}`" for name in names if not (set(FILTERS) <= set(names) and name in FILTERS)]
         taken.append("?" + ", ".join([*own, "filters"] if len(own) < len(names) else own))
-    reply = f"`{operation.reply}`" if isinstance(operation.reply, str) else f"`{operation.content_types[0]}`"
+    reply = f"`{operation.content_types[0]}`" if isinstance(operation.reply, dict) else f"`{operation.reply.__name__}`"
     does = f"{operation.summary}. {operation.description}"
     return f"| `{operation.route}` | {does} | {', '.join(taken) or '–'} | {reply} |\n"
 
 
 def _record(name: str) -> Iterator[str]:
-    schema = openapi_document()["components"]["schemas"][name]
+    schema = openapi_document(OPERATIONS)["components"]["schemas"][name]
     yield from (f"### {name}\n", f"{schema['description']}\n")
     yield from _fields(schema)
     yield ""

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS, Operation
+from slime_plugins.rollout_buffer.openapi.operations import Operation
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
+from slime_plugins.rollout_buffer.server.app import OPERATIONS
 from tests.asgi_client import create_app
 from tests.example_counts import examples
 from tests.support import PNG_HASH, poll, start_external, stored_image, write, written

@@ -22,7 +22,7 @@ STARTS = {
         "aiohttp",
         "requests",
         "transformers",
-        "slime_plugins.rollout_buffer.openapi",
+        "slime_plugins.rollout_buffer.openapi.schemas",
     },
     "slime_plugins.rollout_buffer.runner.main": {"requests", "flask", "transformers"},
 }

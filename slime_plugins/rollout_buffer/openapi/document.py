@@ -12,16 +12,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slime_plugins.rollout_buffer.openapi.operations import ERRORS, JSON, OPERATIONS, PATH_PARAMETERS, Operation
-from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS, Schema, ref
+from slime_plugins.rollout_buffer.openapi.operations import ERRORS, JSON, PATH_PARAMETERS, Operation, Schema, ref
+from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS
 
 
 @functools.cache
-def openapi_document() -> dict[str, Any]:
+def openapi_document(operations: tuple[Operation, ...]) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document; the same object each time, not to be changed."""
     schemas = {name: dict(schema) for name, schema in COMPONENTS.items()}
     paths: dict[str, Any] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schemas)
     return {
         "openapi": "3.1.0",
@@ -135,10 +135,10 @@ def _numbers_also_as_strings(schema: Any) -> Any:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    if isinstance(operation.reply, str):
-        reply, description = ref(operation.reply), COMPONENTS[operation.reply]["description"]
-    else:
-        reply, description = operation.reply, operation.summary
+    reply, description = operation.reply, operation.summary
+    if not isinstance(reply, dict):
+        description = COMPONENTS[reply.__name__]["description"]
+        reply = ref(reply.__name__)
     content = {content_type: {"schema": reply} for content_type in operation.content_types}
     responses: dict[str, Any] = {"200": {"description": description, "content": content}}
     for status, (description, schema) in operation.other_replies.items():

@@ -10,21 +10,12 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import get_original_bases, is_typeddict
 
+from slime_plugins.rollout_buffer.openapi.operations import Schema, ref
 from slime_plugins.rollout_buffer.wire import delivery_replies, group_replies, job_replies, trajectory_replies
 from slime_plugins.rollout_buffer.wire.items import Item, ItemOfJob, ItemsOfJob
 from slime_plugins.rollout_buffer.wire.trainer_replies import Error, StartReply
 
 REPLIES = (delivery_replies, group_replies, job_replies, trajectory_replies)
-
-Schema = dict[str, Any]
-
-
-def text(description: str = "", **more: Any) -> Schema:
-    return {"type": "string", **({"description": description} if description else {}), **more}
-
-
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _schemas() -> dict[str, Schema]:

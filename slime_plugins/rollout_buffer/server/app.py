@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from flask import Flask
 
+from slime_plugins.rollout_buffer.openapi.operations import Operation, ref
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.http import IdConverter, ServerContext, check_before_route, error_reply
 from slime_plugins.rollout_buffer.server.routes import (
@@ -20,6 +21,10 @@ from slime_plugins.rollout_buffer.server.routes import (
     training_reports,
     trajectories,
 )
+from slime_plugins.rollout_buffer.wire import MAX_ITEMS
+from slime_plugins.rollout_buffer.wire.delivery_replies import PollReply, WriteReply
+from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.job_replies import Health
 
 ROUTES = (
     jobs,
@@ -32,6 +37,54 @@ ROUTES = (
     dashboard,
 )
 
+ASGI_OPERATIONS = (
+    Operation(
+        route="POST /get_rollout_data",
+        summary="Fetch finished groups",
+        description="`{}` hands out everything that is ready, for good. With `lease_s` the groups come back, "
+        "identical, unless they are acknowledged in time: under a `delivery_id` of their own, unless it is the same "
+        "poll. With `wait_s` it waits for the next group.",
+        body=PollPayload,
+        reply=PollReply,
+        errors=(404, 409),
+    ),
+    Operation(
+        route="POST /buffer/write",
+        summary="Write finished items",
+        description=f"One item, or up to {MAX_ITEMS} under `items`. Idempotent by `uid`: after a lost "
+        "reply, send the same again. What is refused keeps nothing.",
+        body=ref("WriteBody"),
+        reply=WriteReply,
+        errors=(404, 409, 422),
+    ),
+    Operation(
+        route="POST /jobs/{job_id}/buffer/write",
+        summary="Write finished items of a job",
+        description="As `/buffer/write`, for items that name no job: what follows `remote_buffer_url` in generators of "
+        "slime's form, which get `URL/jobs/{job_id}` for it. A `job_id` in the body comes first.",
+        body=ref("WriteBody"),
+        reply=WriteReply,
+        errors=(409, 422),
+    ),
+    Operation(
+        route="GET /health",
+        summary="Is it well",
+        description="Needs no token. Well means: the store can be read and written, and a supervisor lives that plays "
+        "jobs. A service that only reads, because its disk is full, is degraded and still answers 200: polls and "
+        "acknowledgements work, writes answer 507.",
+        reply=Health,
+        other_replies={
+            503: (
+                "No supervisor lives, or it is frozen, or starts: nobody would play a job.",
+                {"anyOf": [ref("Health"), ref("Error")]},
+            )
+        },
+        needs_token=False,
+    ),
+)
+"""What ``asgi`` answers itself."""
+OPERATIONS = (*ASGI_OPERATIONS, *(operation for module in ROUTES for operation in module.routes.operations))
+
 
 def create_app(settings: ServeSettings) -> Flask:
     """Builds the application; each gunicorn worker calls this once."""
@@ -41,6 +94,6 @@ def create_app(settings: ServeSettings) -> Flask:
     app.extensions["rollout_buffer"] = ServerContext(settings)
     app.before_request(check_before_route)
     for module in ROUTES:
-        app.register_blueprint(module.routes)
+        app.register_blueprint(module.routes.blueprint)
     app.register_error_handler(Exception, error_reply)
     return app

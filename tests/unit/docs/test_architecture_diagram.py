@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS
+from slime_plugins.rollout_buffer.server.app import OPERATIONS
 from tools.write_architecture_diagram import ARROWS, BOXES, PICTURE, _box, architecture_svg
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,8 +19,8 @@ from slime.rollout import agent_rollout_settings
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
-from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
+from slime_plugins.rollout_buffer.server.app import OPERATIONS
 from slime_plugins.rollout_buffer.trainer import metrics as trainer_metrics
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 

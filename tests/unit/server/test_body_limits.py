@@ -12,8 +12,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS
 from slime_plugins.rollout_buffer.server import http
+from slime_plugins.rollout_buffer.server.app import OPERATIONS
 from slime_plugins.rollout_buffer.server.body_limits import BODY_LIMITS, OTHER_ROUTES, body_limit
 from tests.support import PNG, written
 

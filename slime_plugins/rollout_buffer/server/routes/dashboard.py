@@ -11,24 +11,24 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from flask import Blueprint, Response, request
+from flask import Response, request
 
 from slime_plugins.rollout_buffer.errors import NotFoundError, UnauthorizedError
 from slime_plugins.rollout_buffer.http_auth import SESSION_LENGTH_S, cookie_name, is_token, issue_session
+from slime_plugins.rollout_buffer.openapi.operations import text
 from slime_plugins.rollout_buffer.server.http import (
     digest,
     json_reply,
-    read_body,
     revalidated,
     the_context,
 )
+from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.wire.control_requests import SignInPayload
-from slime_plugins.rollout_buffer.wire.job_replies import SignedIn
+from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation, Overview, Series, SignedIn
 from slime_plugins.rollout_buffer.wire.query_params import (
     OverviewQuery,
     SeriesQuery,
 )
-from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboard"
 MEDIA_TYPES = {
@@ -49,7 +49,7 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-routes = Blueprint("rollout_buffer_dashboard", __name__)
+routes = Routes("dashboard")
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -74,15 +74,26 @@ def _files() -> dict[str, _File]:
     return found
 
 
-@routes.get("/")
+@routes.get("/", reply=text(), content_types=("text/html",), needs_token=False)
 def dashboard() -> Response:
-    """Returns the dashboard's page; it shows the sign-in form when the server asks for a token."""
+    """The dashboard.
+
+    A page for people. It asks for the token itself.
+    """
     return _send("index.html")
 
 
-@routes.get("/dashboard/<path:file>")
+@routes.get(
+    "/dashboard/{file}",
+    reply=text(),
+    content_types=("text/javascript", "text/css", "text/html", "text/plain", "image/svg+xml"),
+    needs_token=False,
+)
 def dashboard_file(file: str) -> Response:
-    """Returns one of the files that the page is made of."""
+    """A file of the dashboard.
+
+    Scripts and styles; they hold no data.
+    """
     return _send(file)
 
 
@@ -98,10 +109,13 @@ def _send(name: str) -> Response:
 # --- signing in ------------------------------------------------------------------------------------------------------
 
 
-@routes.post("/sign_in")
-def sign_in() -> Response:
-    """Gives a browser that knows the token a cookie that stands for it."""
-    payload = parse(SignInPayload, read_body())
+@routes.post("/sign_in", reply=SignedIn, errors=(401,), needs_token=False)
+def sign_in(payload: SignInPayload) -> Response:
+    """Sign a browser in.
+
+    Answers with a cookie that stands for the token for a week (HttpOnly, SameSite=Strict). Programs send the token
+    itself instead.
+    """
     token = the_context().token
     if token is None:
         return json_reply(SignedIn(signed_in=True))
@@ -119,9 +133,12 @@ def sign_in() -> Response:
     return response
 
 
-@routes.post("/sign_out")
+@routes.post("/sign_out", reply=SignedIn, needs_token=False)
 def sign_out() -> Response:
-    """Takes the cookie away again."""
+    """Sign a browser out.
+
+    Takes the cookie away.
+    """
     response = json_reply(SignedIn(signed_in=False))
     if (token := the_context().token) is not None:
         response.delete_cookie(cookie_name(token), httponly=True, samesite="Strict")
@@ -132,20 +149,27 @@ def sign_out() -> Response:
 
 
 @routes.get("/overview")
-def overview() -> Response:
-    """Returns how the buffer is, and a page of jobs with why each moves or stands still."""
-    page = parse(OverviewQuery, request.args.to_dict())
-    return json_reply(the_context().views.overview(page, needs_token=the_context().token is not None))
+def overview(page: OverviewQuery) -> Overview:
+    """How the buffer is.
+
+    The supervisor, the disk, and the jobs with their accounting and why each moves or stands still.
+    """
+    return the_context().views.overview(page, needs_token=the_context().token is not None)
 
 
-@routes.get("/jobs/<id:job_id>/explanation")
-def explanation(job_id: str) -> Response:
-    """Says in words why a job stands still and what to do, or that it moves."""
-    return json_reply(the_context().views.explanation(job_id))
+@routes.get("/jobs/{job_id}/explanation")
+def explanation(job_id: str) -> JobExplanation:
+    """Why nothing moves.
+
+    In words, with what to do; or that it moves. What `rollout-buffer status` and the dashboard show.
+    """
+    return the_context().views.explanation(job_id)
 
 
-@routes.get("/jobs/<id:job_id>/series")
-def series(job_id: str) -> Response:
-    """Returns what happened to a job over time, in buckets."""
-    query = parse(SeriesQuery, request.args.to_dict())
-    return json_reply(the_context().views.series(job_id, query))
+@routes.get("/jobs/{job_id}/series")
+def series(job_id: str, query: SeriesQuery) -> Series:
+    """A job over time.
+
+    In buckets. Ask again with `since` and `width_s` for the newest buckets alone.
+    """
+    return the_context().views.series(job_id, query)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, request
+from flask import Response
 
 from slime_plugins.rollout_buffer.errors import (
     NotFoundError,
@@ -11,43 +11,50 @@ from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
 from slime_plugins.rollout_buffer.server.http import (
     Answer,
     as_response,
-    json_reply,
-    read_body,
     the_buffer,
     the_inspection,
 )
+from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.state.reward_versions import scores_for
+from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, DeliveryPage, PollReply
 from slime_plugins.rollout_buffer.wire.delivery_requests import AckPayload, PollPayload
 from slime_plugins.rollout_buffer.wire.query_params import (
     DeliveryQuery,
     PageQuery,
 )
-from slime_plugins.rollout_buffer.wire.request_fields import parse
 
-routes = Blueprint("rollout_buffer_deliveries", __name__)
+routes = Routes("deliveries")
 
 
-@routes.post("/ack")
-def ack() -> Response:
-    """Counts deliveries as received."""
-    payload = parse(AckPayload, read_body())
+@routes.post("/ack", errors=(404,))
+def ack(payload: AckPayload) -> Acknowledged:
+    """Acknowledge deliveries.
+
+    Says that they were received; saying it again changes nothing. What is answered as `expired` belongs to another
+    delivery now: leave it out. Give `delivery_id`, `delivery_ids` or both.
+    """
     result = the_buffer().acknowledge(payload.all_ids)
     if result["unknown"] and not result["acked"] and not result["expired"]:
         raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
-    return json_reply(result)
+    return result
 
 
-@routes.get("/jobs/<id:job_id>/deliveries")
-def deliveries(job_id: str) -> Response:
-    """Lists a job's deliveries, newest first."""
-    page = parse(PageQuery, request.args.to_dict())
-    return json_reply(the_inspection().deliveries(job_id, page))
+@routes.get("/jobs/{job_id}/deliveries")
+def deliveries(job_id: str, page: PageQuery) -> DeliveryPage:
+    """List a job's deliveries.
+
+    Newest first, also those that expired.
+    """
+    return the_inspection().deliveries(job_id, page)
 
 
-@routes.get("/deliveries/<id:delivery_id>")
-def delivery(delivery_id: str) -> Response:
-    """Returns a past delivery as its poll got it, with its dummies. Changes nothing: no lease, no state."""
-    query = parse(DeliveryQuery, request.args.to_dict())
+@routes.get("/deliveries/{delivery_id}", reply=PollReply)
+def delivery(delivery_id: str, query: DeliveryQuery) -> Response:
+    """A past delivery again.
+
+    Byte for byte what its poll was answered (but for `acknowledged`, which answered that poll's own `ack`). Changes
+    nothing: no lease, no state.
+    """
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)
     version = query.reward_version

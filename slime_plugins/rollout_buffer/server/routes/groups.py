@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, request
-
 from slime_plugins.rollout_buffer.errors import (
     NotFoundError,
 )
 from slime_plugins.rollout_buffer.server.http import (
-    json_or_unchanged,
     the_context,
 )
+from slime_plugins.rollout_buffer.server.routing import Routes
+from slime_plugins.rollout_buffer.wire.group_replies import Group, GroupPage
 from slime_plugins.rollout_buffer.wire.query_params import (
     GroupPageQuery,
 )
-from slime_plugins.rollout_buffer.wire.request_fields import parse
 
-routes = Blueprint("rollout_buffer_groups", __name__)
-
-
-@routes.get("/jobs/<id:job_id>/groups")
-def groups(job_id: str) -> Response:
-    """Lists a job's groups, the last touched first."""
-    page = parse(GroupPageQuery, request.args.to_dict())
-    return json_or_unchanged(the_context().views.groups(job_id, page))
+routes = Routes("groups")
 
 
-@routes.get("/groups/<int:group_index>")
-def group(group_index: int) -> Response:
-    """Returns one group with its members, its attempts and what was delivered."""
+@routes.get("/jobs/{job_id}/groups", revalidated=True)
+def groups(job_id: str, page: GroupPageQuery) -> GroupPage:
+    """Search groups.
+
+    The last touched first, or as `sort` and `order` say, with the rewards of their members and why they were dropped.
+    Open groups are listed from when they are the next to be played.
+    """
+    return the_context().views.groups(job_id, page)
+
+
+@routes.get("/groups/{group_index}", revalidated=True)
+def group(group_index: int) -> Group:
+    """One group.
+
+    Its members, every attempt to fill a slot, and what was delivered.
+    """
     if group_index >= 2**63:
         raise NotFoundError(f"there is no group {str(group_index)[:40]}")
-    return json_or_unchanged(the_context().views.group(group_index))
+    return the_context().views.group(group_index)

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response
+from flask import Response
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
 )
+from slime_plugins.rollout_buffer.openapi.operations import IMAGE_TYPES, ref, text
 from slime_plugins.rollout_buffer.server.http import (
     json_reply,
     read_bytes,
     the_buffer,
 )
+from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.wire import RECORDS_TYPE
 from slime_plugins.rollout_buffer.wire.delivery_replies import ImageReply
 
-routes = Blueprint("rollout_buffer_images", __name__)
+routes = Routes("images")
 
 
-@routes.get("/images/<sha256>")
+@routes.get(
+    "/images/{sha256}",
+    reply=text(format="binary"),
+    content_types=(*IMAGE_TYPES, RECORDS_TYPE, "application/octet-stream"),
+)
 def get_image(sha256: str) -> Response:
-    """Returns a screenshot, exactly the bytes that the engine received, or the token records of a generation."""
+    """A screenshot.
+
+    Exactly the bytes that the engine received; or the token records that a generation names.
+    """
     data = the_buffer().contents.image(sha256)
     response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
     response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
@@ -29,9 +39,19 @@ def get_image(sha256: str) -> Response:
     return response
 
 
-@routes.put("/images/<sha256>")
+@routes.put(
+    "/images/{sha256}",
+    body=text(format="binary"),
+    reply=ImageReply,
+    body_types=(*IMAGE_TYPES, RECORDS_TYPE),
+    other_replies={201: ("It is durable now.", ref("ImageReply"))},
+)
 def put_image(sha256: str) -> Response:
-    """Keeps a screenshot or token records under their hash, for writers that name them; again changes nothing."""
+    """Keep a screenshot.
+
+    For writers that name it in their messages as `sha256:HASH`, or token records in `records` of a generation. Again
+    changes nothing.
+    """
     data = read_bytes()
     media_type = wire.image_media_type(data)
     if media_type is None:

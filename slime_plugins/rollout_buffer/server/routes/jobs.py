@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Response
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import (
@@ -23,19 +23,20 @@ from slime_plugins.rollout_buffer.serve_settings import generator_files
 from slime_plugins.rollout_buffer.server.http import (
     json_object_of_parts,
     json_reply,
-    read_body,
     read_bytes,
     the_buffer,
     the_context,
     the_inspection,
 )
+from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.server.supervisor_state import SupervisorState, read_supervisor_state
 from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
 from slime_plugins.rollout_buffer.state import input_files
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.wire.control_requests import DrainPayload
-from slime_plugins.rollout_buffer.wire.job_replies import Jobs
+from slime_plugins.rollout_buffer.wire.group_replies import FailedAttemptPage
+from slime_plugins.rollout_buffer.wire.job_replies import Job, Jobs
 from slime_plugins.rollout_buffer.wire.query_params import (
     AttemptPageQuery,
 )
@@ -51,12 +52,17 @@ LISTING_TIMEOUT_S = 20.0
 """How long a start waits until a generator file that changed is listed again."""
 LISTING_POLL_S = 0.1
 
-routes = Blueprint("rollout_buffer_jobs", __name__)
+routes = Routes("jobs")
 
 
-@routes.post("/start_rollout")
+@routes.post("/start_rollout", body=StartPayload, reply=wire.StartReply, errors=(404, 409))
 def start_rollout() -> Response:
-    """Starts a job, or attaches to it when it is there already."""
+    """Start a job, or attach to it.
+
+    The same work is the same job: a repeated call attaches, takes over the new engine URL, and makes what was handed
+    out but is not in the skip list ready again. Numbers may come as strings. Keys that are not listed are options of
+    the generator.
+    """
     body = json_object_of_parts(read_bytes(), "instances")
     task = _check_task_type(body.get("task_type"))
     payload = parse(StartPayload, body)
@@ -175,40 +181,56 @@ def _instances(payload: StartPayload) -> list[Instance]:
 
 
 @routes.get("/jobs")
-def jobs() -> Response:
-    """Lists the jobs, newest first."""
+def jobs() -> Jobs:
+    """List the jobs.
+
+    Newest first, each with its accounting.
+    """
     buffer = the_buffer()
-    return json_reply(Jobs(jobs=[describe_job(buffer.store, job) for job in buffer.jobs()]))
+    return Jobs(jobs=[describe_job(buffer.store, job) for job in buffer.jobs()])
 
 
-@routes.get("/jobs/<id:job_id>")
-def job(job_id: str) -> Response:
-    """Returns one job with its progress and accounting, and what its runner said of its devices."""
+@routes.get("/jobs/{job_id}")
+def job(job_id: str) -> Job:
+    """One job.
+
+    Its state, progress and accounting: submitted = open + ready + leased + delivered + filtered + failed + skipped.
+    """
     buffer = the_buffer()
     found = buffer.job(job_id)
     described = describe_job(buffer.store, found)
     described["settings"] = shown_settings(buffer.store, found)
     described["devices"] = devices_of_job(buffer.store, found.key)
-    return json_reply(described)
+    return described
 
 
-@routes.post("/jobs/<id:job_id>/<any(cancel, pause, resume):verb>")
-def change_job(job_id: str, verb: str) -> Response:
-    """Cancels, pauses or resumes a job."""
+@routes.post("/jobs/{job_id}/{verb}", errors=(409,))
+def change_job(job_id: str, verb: str) -> Job:
+    """Cancel, pause or resume a job.
+
+    Doing it twice changes nothing. A cancelled job keeps what is finished.
+    """
     buffer = the_buffer()
-    return json_reply(describe_job(buffer.store, buffer.change_job(job_id, verb)))
+    return describe_job(buffer.store, buffer.change_job(job_id, verb))
 
 
-@routes.post("/jobs/<id:job_id>/drain")
-def drain_job(job_id: str) -> Response:
-    """Pauses a job so that nothing begins any more; the reply's ``attempts`` count what still runs."""
-    payload = parse(DrainPayload, read_body())
+@routes.post("/jobs/{job_id}/drain")
+def drain_job(job_id: str, payload: DrainPayload) -> Job:
+    """Drain a job.
+
+    Pauses it so that no attempt begins any more, also none that a runner was about to begin. The job is drained when
+    `attempts` of the reply has no `running`: ask until then. What runs comes to its end, or is given up with `stop`.
+    `resume` goes on. A job that is over is drained already.
+    """
     buffer = the_buffer()
-    return json_reply(describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop)))
+    return describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop))
 
 
-@routes.get("/jobs/<id:job_id>/attempts")
-def attempts(job_id: str) -> Response:
-    """Lists the attempts of a job that failed, the last ended first."""
-    page = parse(AttemptPageQuery, request.args.to_dict())
-    return json_reply(failed_attempts(the_inspection().store, job_id, page))
+@routes.get("/jobs/{job_id}/attempts")
+def attempts(job_id: str, page: AttemptPageQuery) -> FailedAttemptPage:
+    """List attempts that failed.
+
+    The last ended first, each with its error and, on request, what was said in it. Of each job the newest 100 are kept
+    with their messages.
+    """
+    return failed_attempts(the_inspection().store, job_id, page)

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response
+from flask import Response
 
+from slime_plugins.rollout_buffer.openapi.operations import text
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import (
     json_reply,
     the_inspection,
 )
+from slime_plugins.rollout_buffer.server.routing import Routes
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
-routes = Blueprint("rollout_buffer_service", __name__)
+routes = Routes("service")
 
 
-@routes.get("/metrics")
+@routes.get("/metrics", reply=text(), content_types=("text/plain",))
 def metrics() -> Response:
-    """Returns the numbers of the buffer in Prometheus' text format."""
+    """Numbers for Prometheus.
+
+    Every number is read from the store when it is asked for. docs/metrics.md lists the names.
+    """
     return Response(metrics_page(the_inspection(), SUPERVISOR.name), content_type=PROMETHEUS_TEXT)
 
 
-@routes.get("/openapi.json")
+@routes.get("/openapi.json", reply={"type": "object"})
 def openapi() -> Response:
-    """Returns the OpenAPI 3.1 document of all routes. Its schemas take longer to make than all else at a start."""
-    from slime_plugins.rollout_buffer.openapi.document import openapi_document
+    """This description.
 
-    return json_reply(openapi_document())
+    OpenAPI 3.1.
+    """
+    from slime_plugins.rollout_buffer.openapi.document import openapi_document
+    from slime_plugins.rollout_buffer.server.app import OPERATIONS
+
+    return json_reply(openapi_document(OPERATIONS))

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, request
-
 from slime_plugins.rollout_buffer.reporting.mismatch import describe_mismatch
-from slime_plugins.rollout_buffer.server.http import json_reply, read_body, the_buffer
+from slime_plugins.rollout_buffer.server.http import read_body, the_buffer
+from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.trainer_reports import MismatchQuery, TrainerReport
+from slime_plugins.rollout_buffer.wire.trajectory_replies import Mismatch, TrainerRowsKept
 
-routes = Blueprint("rollout_buffer_training_reports", __name__)
+routes = Routes("training_reports")
 
 
-@routes.post("/jobs/<id:job_id>/trainer_rows")
-def trainer_rows(job_id: str) -> Response:
-    """Keeps what a trainer computed of the rows of a step, beside their trajectories."""
+@routes.post("/jobs/{job_id}/trainer_rows", body=TrainerReport)
+def trainer_rows(job_id: str) -> TrainerRowsKept:
+    """Say what the trainer computed of rows.
+
+    Log-probs of the trained tokens in order; advantage, entropy, share of the loss and of clipped tokens. Kept beside
+    the trajectory and compared with the engine's log-probs. Optional: nothing else depends on it. A row that does not
+    fit is left out and named.
+    """
     report = parse(TrainerReport, read_body(with_nan=True))
-    return json_reply(the_buffer().add_trainer_report(job_id, report))
+    return the_buffer().add_trainer_report(job_id, report)
 
 
-@routes.get("/jobs/<id:job_id>/mismatch")
-def mismatch(job_id: str) -> Response:
-    """Returns how far a job's trainer and engine are apart, by turn and weight lag, with the worst turns."""
-    query = parse(MismatchQuery, request.args.to_dict())
-    return json_reply(describe_mismatch(the_buffer().store, job_id, query.limit))
+@routes.get("/jobs/{job_id}/mismatch")
+def mismatch(job_id: str, query: MismatchQuery) -> Mismatch:
+    """How far trainer and engine are apart.
+
+    The distance between train and rollout log-prob of the tokens that were reported under `trainer_rows`: over all, by
+    turn, by weight lag, and the turns with the largest.
+    """
+    return describe_mismatch(the_buffer().store, job_id, query.limit)

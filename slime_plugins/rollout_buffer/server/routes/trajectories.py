@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import orjson
-from flask import Blueprint, Response, request
+from flask import Response
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.reporting.inspection import without_generations
@@ -11,12 +11,11 @@ from slime_plugins.rollout_buffer.reporting.mismatch import describe_trainer_row
 from slime_plugins.rollout_buffer.reporting.token_rows import describe_rows
 from slime_plugins.rollout_buffer.reporting.turn_tree import describe_turn_tree, emission_order
 from slime_plugins.rollout_buffer.server.http import (
-    json_or_unchanged,
-    json_reply,
     the_buffer,
     the_context,
     the_inspection,
 )
+from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.wire.query_params import (
     NamedTrajectoryQuery,
     SearchQuery,
@@ -25,37 +24,55 @@ from slime_plugins.rollout_buffer.wire.query_params import (
     TrajectoryPageQuery,
     TrajectoryQuery,
 )
-from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.trajectory_replies import TokenRows, TurnTree
+from slime_plugins.rollout_buffer.wire.trajectory_replies import (
+    Neighbours,
+    SearchPage,
+    StoredTrajectory,
+    TokenRows,
+    TrajectoryPage,
+    TrajectorySummary,
+    TurnTree,
+)
 
-routes = Blueprint("rollout_buffer_trajectories", __name__)
-
-
-@routes.get("/trajectories")
-def trajectories() -> Response:
-    """Lists trajectories without their payloads, newest first."""
-    page = parse(TrajectoryPageQuery, request.args.to_dict())
-    return json_reply(the_inspection().trajectories(page))
-
-
-@routes.get("/trajectory_summary")
-def trajectory_summary() -> Response:
-    """Counts the trajectories that filters let through: their means, and a histogram of their rewards."""
-    filters = parse(TrajectoryFilters, request.args.to_dict())
-    return json_reply(the_inspection().summary(filters))
+routes = Routes("trajectories")
 
 
-@routes.get("/search")
-def search() -> Response:
-    """Looks for a text in the messages of trajectories, newest first, as far as its time allows."""
-    query = parse(SearchQuery, request.args.to_dict())
-    return json_reply(the_context().text_search.page(query))
+@routes.get("/trajectories", errors=(404,))
+def trajectories(page: TrajectoryPageQuery) -> TrajectoryPage:
+    """Search trajectories.
+
+    Newest first, or as `sort` and `order` say, without payloads; with `previews` a line each of what was asked and
+    answered. Every filter that is given must hold.
+    """
+    return the_inspection().trajectories(page)
 
 
-@routes.get("/trajectories/<id:uid>")
-def trajectory(uid: str) -> Response:
-    """Returns one trajectory as it is stored: messages, generations, rewards, timings."""
-    query = parse(TrajectoryQuery, request.args.to_dict())
+@routes.get("/trajectory_summary", errors=(404,))
+def trajectory_summary(filters: TrajectoryFilters) -> TrajectorySummary:
+    """Count trajectories.
+
+    How many the filters let through, their means, and a histogram of their rewards.
+    """
+    return the_inspection().summary(filters)
+
+
+@routes.get("/search", errors=(404,))
+def search(query: SearchQuery) -> SearchPage:
+    """Search texts.
+
+    In the messages, thoughts and tool calls of trajectories, newest first. There is no index of words: payloads are
+    read, one after the other, for 1.5 seconds at most. A page whose time was up says so (`out_of_time`), and its
+    `next_cursor` goes on. Two searches run at a time in each server process.
+    """
+    return the_context().text_search.page(query)
+
+
+@routes.get("/trajectories/{uid}", reply=StoredTrajectory, errors=(409,))
+def trajectory(uid: str, query: TrajectoryQuery) -> Response:
+    """One trajectory.
+
+    As it is stored: messages, generations, rewards, timings.
+    """
     found = the_inspection().trajectory(uid, query.job_id)
     body = found.body if query.generations else without_generations(found.body)
     if query.images == "inline":
@@ -63,17 +80,22 @@ def trajectory(uid: str) -> Response:
     return Response(orjson.dumps(found.light)[:-1] + b"," + body[1:], mimetype="application/json")
 
 
-@routes.get("/neighbours/<id:uid>")
-def neighbours(uid: str) -> Response:
-    """Returns the uids of the trajectories that were written to the job just before and just after one."""
-    query = parse(NamedTrajectoryQuery, request.args.to_dict())
-    return json_reply(the_inspection().neighbours(uid, query.job_id))
+@routes.get("/neighbours/{uid}", errors=(409,))
+def neighbours(uid: str, query: NamedTrajectoryQuery) -> Neighbours:
+    """Trajectories before and after one.
+
+    In the order in which they were written to the job.
+    """
+    return the_inspection().neighbours(uid, query.job_id)
 
 
-@routes.get("/token_rows/<id:uid>")
-def token_rows(uid: str) -> Response:
-    """Returns how a trajectory's generations became training rows, and the tokens of one row."""
-    query = parse(TokenRowQuery, request.args.to_dict())
+@routes.get("/token_rows/{uid}", revalidated=True, errors=(409,))
+def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
+    """Tokens of a trajectory.
+
+    As the trainer computes its loss on them: how generations became rows, and the tokens of one row with mask,
+    log-probs and, where the job's tokenizer is on this host, texts.
+    """
     context = the_context()
     found = the_inspection().trajectory(uid, query.job_id)
     generations = wire.decode_generations(orjson.loads(found.body).get("generations"))
@@ -81,21 +103,22 @@ def token_rows(uid: str) -> Response:
     tokenizer, why_no_texts = context.token_texts.tokenizer(settings.tokenizer_path) if generations else (None, "")
     described = describe_rows(generations, query.row, tokenizer)
     report = trainer_rows_of(context.buffer.store, found.light["job_id"], uid).get(query.row)
-    return json_or_unchanged(
-        TokenRows(
-            **described,
-            uid=uid,
-            job_id=found.light["job_id"],
-            why_no_texts=why_no_texts,
-            trainer=None if report is None else describe_trainer_row(report),
-        )
+    return TokenRows(
+        **described,
+        uid=uid,
+        job_id=found.light["job_id"],
+        why_no_texts=why_no_texts,
+        trainer=None if report is None else describe_trainer_row(report),
     )
 
 
-@routes.get("/turn_tree/<id:uid>")
-def turn_tree(uid: str) -> Response:
-    """Returns the turns of a trajectory as a tree, each with what its prompt added and what was sampled."""
-    query = parse(NamedTrajectoryQuery, request.args.to_dict())
+@routes.get("/turn_tree/{uid}", revalidated=True, errors=(409,))
+def turn_tree(uid: str, query: NamedTrajectoryQuery) -> TurnTree:
+    """Turns of a trajectory as a tree.
+
+    Each turn stands on the one whose tokens its prompt continues exactly: the branches of a gateway session, or the
+    prompts of an edited context. With texts where the job's tokenizer is on this host.
+    """
     context = the_context()
     found = the_inspection().trajectory(uid, query.job_id)
     body = orjson.loads(found.body)
@@ -103,4 +126,4 @@ def turn_tree(uid: str) -> Response:
     settings = context.buffer.job(found.light["job_id"]).settings
     tokenizer, why_no_texts = context.token_texts.tokenizer(settings.tokenizer_path) if generations else (None, "")
     turns = describe_turn_tree(generations, emission_order(body.get("extra_info")), tokenizer)
-    return json_or_unchanged(TurnTree(uid=uid, job_id=found.light["job_id"], turns=turns, why_no_texts=why_no_texts))
+    return TurnTree(uid=uid, job_id=found.light["job_id"], turns=turns, why_no_texts=why_no_texts)
