@@ -32,6 +32,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     ExitCode,
     errors,
 )
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 
 COMMANDS = (
     serve,
@@ -62,6 +63,12 @@ app = typer.Typer(
 )
 
 
+def _print_demo_tokenizer(wanted: bool) -> None:
+    if wanted:
+        typer.echo(DEMO_TOKENIZER_PATH)
+        raise typer.Exit
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         import importlib.metadata
@@ -76,6 +83,15 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _before_any_command(
+    _demo_tokenizer: Annotated[
+        bool,
+        typer.Option(
+            "--demo-tokenizer",
+            callback=_print_demo_tokenizer,
+            is_eager=True,
+            help="Print the folder of the tokenizer that ships for the stand-in engine.",
+        ),
+    ] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which version this is.")
     ] = False,

@@ -142,6 +142,12 @@ class SamplingPayload(BaseModel):
     """Nucleus sampling: the probability mass that is sampled from."""
 
 
+SHORT_NAMES: Final = {
+    "engine_url": "remote_engine_url",
+    "samples": "num_repeat_per_sample",
+    "tokenizer": "tokenizer_path",
+}
+"""Names of the command line, and slime's names of the same keys: a payload may use either."""
 AUTO: Final = "auto"
 FIXED_NUM_PROCESS: Final = 100
 
@@ -164,9 +170,9 @@ class JobSettings(BaseModel):
     num_epoch: Annotated[Count, Field(ge=1, le=1_000_000)] = 1
     """How often the input is gone through."""
     num_repeat_per_sample: Annotated[Count, Field(ge=1, le=4096)] = 1
-    """n: slots of each group."""
+    """n, the slots of each group, or `samples`."""
     tokenizer_path: Path | None = None
-    """The trainer's tokenizer: a folder on the buffer host."""
+    """The trainer's tokenizer: a folder on the buffer host. Or `tokenizer`."""
     max_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
     """Cap of one generation when `sampling_params` has none; 4096 when neither says."""
     sampling_params: SamplingPayload = SamplingPayload()
@@ -253,7 +259,7 @@ class StartPayload(JobSettings):
     instances: Annotated[list[dict[str, Any]], PlainValidator(_lines), _LINES_SCHEMA] | None = None
     """The lines themselves, where the buffer host cannot see the trainer's file."""
     remote_engine_url: HttpUrl | None = None
-    """The address of the trainer's SGLang router; not needed for `external`."""
+    """The address of the trainer's SGLang router, or `engine_url`; not needed for `external`."""
     remote_buffer_url: HttpUrl | None = None
     """Where slime's own generators post to; this buffer knows its address and ignores it."""
     skip_instance_ids: Annotated[list[str | int], PlainValidator(_skipped), _SKIPPED_SCHEMA] | None = None
@@ -273,13 +279,24 @@ class StartPayload(JobSettings):
         if not isinstance(body, dict):
             return body
         sampling = body.get("sampling_params")
-        known = [*cls.model_fields, GATEWAYS_OWN]
+        known = [*cls.model_fields, *SHORT_NAMES, GATEWAYS_OWN]
         wrong = misspelt(body, known) + _misplaced(islice(body, MAX_KEYS), known)
         if isinstance(sampling, dict):
             wrong += misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
         if wrong:
             raise ValueError("; ".join(wrong))
         return body
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_use_short_names(cls, body: Any) -> Any:
+        """Takes the names that the command line has; it is called before the check for misspelt keys."""
+        if not isinstance(body, dict):
+            return body
+        both = [short for short in SHORT_NAMES if short in body and SHORT_NAMES[short] in body]
+        if both:
+            raise ValueError(f"{both[0]} and {SHORT_NAMES[both[0]]} are the same: give one of them")
+        return {SHORT_NAMES.get(key, key): value for key, value in body.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -327,7 +344,7 @@ class StartPayload(JobSettings):
     @model_validator(mode="after")
     def _names_the_engine_for_its_runner(self) -> StartPayload:
         if self.task_type != EXTERNAL_TASK_TYPE and self.remote_engine_url is None:
-            raise ValueError("remote_engine_url is missing: the address of the trainer's SGLang router")
+            raise ValueError("engine_url (remote_engine_url) is missing: the address of the SGLang router that samples")
         return self
 
     def settings(self) -> dict[str, Any]:

@@ -97,9 +97,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(served: Served, tmp_path: Path) -> None:
     payload = tmp_path / "job.yaml"
-    payload.write_text(
-        "task_type: external\nnum_repeat_per_sample: 4\nsampling_params: {top_p: 0.9}\n", encoding="utf-8"
-    )
+    payload.write_text("task_type: external\nsamples: 4\nsampling_params: {top_p: 0.9}\n", encoding="utf-8")
     call = ("start", str(payload), "--job-id", "k", "--samples", "2", "--set", "sampling_params.temperature=0.5")
     assert "k starts" in served.said(*call)
     job = served.client.job("k")
@@ -126,6 +124,11 @@ def test_a_job_that_cannot_be_started_is_a_wrong_call(
     result = served.run("start", *(str(tmp_path / "list") if one == "FILE" else one for one in arguments))
     assert result.exit_code == 2
     assert says in " ".join(result.stderr.split())
+
+
+def test_the_folder_of_the_demo_tokenizer_can_be_asked_for() -> None:
+    said = CliRunner().invoke(command_line, ["--demo-tokenizer"])
+    assert (Path(said.stdout.strip()) / "tokenizer.json").is_file()
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------

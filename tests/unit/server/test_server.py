@@ -100,7 +100,10 @@ def test_a_start_waits_until_the_generator_file_it_needs_is_listed_as_it_is_now(
         return status, "" if status == 200 else reply["error"]["message"]
 
     listed({})
-    assert refusal("mine") == (400, "remote_engine_url is missing: the address of the trainer's SGLang router")
+    assert refusal("mine") == (
+        400,
+        "engine_url (remote_engine_url) is missing: the address of the SGLang router that samples",
+    )
     mine.write_text("TASK_TYPE =")
     assert refusal("mine")[0] == 503
     assert "mine.py changed" in refusal("new")[1]
@@ -155,7 +158,7 @@ WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
     ({"num_repeat_per_sample": "0"}, 400, "num_repeat_per_sample"),
     ({"num_repeat_per_sample": 10**30}, 400, "num_repeat_per_sample"),
     ({"max_tokens": "many"}, 400, "max_tokens"),
-    ({"remote_engine_url": None}, 400, "remote_engine_url is missing"),
+    ({"remote_engine_url": None}, 400, "engine_url (remote_engine_url) is missing"),
     ({"remote_engine_url": "engine:3000"}, 400, "remote_engine_url"),
     ({"remote_engine_url": "file:///etc/passwd"}, 400, "remote_engine_url"),
     ({"remote_engine_url": "http://host:notaport"}, 400, "remote_engine_url"),

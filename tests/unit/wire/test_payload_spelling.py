@@ -35,12 +35,22 @@ BODY: dict[str, Any] = {
         ({"max_token": 8}, "did you mean max_tokens"),
         ({"num_epochs": 8}, "did you mean num_epoch"),
         ({"skip_instance_id": ["a"]}, "did you mean skip_instance_ids"),
+        ({"engine-url": "http://a:1"}, "engine-url is not known; did you mean engine_url"),
+        ({"sample": 4}, "did you mean samples"),
+        ({"engine_url": "http://a:1"}, "engine_url and remote_engine_url are the same: give one of them"),
         ({"max_attempt": 1, "sampling_params": {"topp": 1}}, "max_attempts.*top_p"),
     ],
 )
 def test_a_slip_is_refused_with_what_was_meant(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidPayloadError, match=says):
         parse(StartPayload, {**BODY, **changes})
+
+
+def test_the_names_of_the_command_line_are_those_of_slime() -> None:
+    short = {"task_type": "math", "input_file": "/data/problems.jsonl", "engine_url": "http://127.0.0.1:30000"}
+    payload = parse(StartPayload, {**short, "tokenizer": "/models/m", "samples": 4})
+    assert payload == parse(StartPayload, {**BODY, "num_repeat_per_sample": 4})
+    assert payload.options == {}
 
 
 def test_options_of_generators_and_parameters_of_engines_pass() -> None:

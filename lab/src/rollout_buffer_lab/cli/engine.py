@@ -43,6 +43,14 @@ Seed = Annotated[
 ]
 Latency = Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")]
 TokenLatency = Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")]
+Script = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSONL of replies to give in place of the scripted policy's: a line is a text, a message with tool_calls, "
+        "or a list of them, one for each turn of a conversation.",
+        show_default="none",
+    ),
+]
 TokenRecords = Annotated[
     bool,
     typer.Option("--token-records", help="Tell made-up experts and ids that top_p kept, where asked."),
@@ -55,6 +63,7 @@ def engine(
     token_file: EngineToken = None,
     tokenizer: EngineTokenizer = DEMO_TOKENIZER_PATH,
     skill: Skill = 0.7,
+    script: Script = None,
     seed: Seed = 0,
     latency_s: Latency = 0.0,
     token_latency_s: TokenLatency = 0.0,
@@ -88,6 +97,8 @@ def engine(
         )
         return
     from rollout_buffer_lab.scripted_engine import server as scripted_engine
+    from rollout_buffer_lab.scripted_engine.given_replies import read_script
+    from rollout_buffer_lab.scripted_engine.policy import reply_to
     from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 
     set_up_logging(log_format)
@@ -107,7 +118,7 @@ def engine(
             token_latency_s=token_latency_s,
             token_records=token_records,
         )
-        scripted_engine.serve(settings)
+        scripted_engine.serve(settings, reply_to if script is None else read_script(script))
 
 
 def _serve_model(log_format: LogFormat, **settings: Any) -> None:

@@ -23,9 +23,11 @@ from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: ScriptedEngineSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    settings: ScriptedEngineSettings, policy: Policy = reply_to, *, on_ready: Callable[[str], None] | None = None
+) -> None:
     """Serves until SIGINT or SIGTERM. ``on_ready`` gets the base URL once requests are answered."""
-    serve_until_stopped(running(settings), on_ready)
+    serve_until_stopped(running(settings, policy=policy), on_ready)
 
 
 @asynccontextmanager
@@ -39,7 +41,10 @@ async def running(settings: ScriptedEngineSettings, *, policy: Policy = reply_to
 
 def start_message(settings: ScriptedEngineSettings, url: str) -> str:
     """What a person should know who starts it."""
-    return f"{url} plays a scripted policy with skill {settings.skill:g}: it is a stand-in for SGLang, not a model"
+    return (
+        f"{url} plays a scripted policy with skill {settings.skill:g}: it is a stand-in for SGLang, not a model. "
+        f"Its jobs want tokenizer_path: {settings.tokenizer_path}"
+    )
 
 
 def create_app(

@@ -73,7 +73,11 @@ Model = Annotated[str | None, typer.Option(help="The model. [default: the one th
 ApiKeyVariable = Annotated[str, typer.Option(help="Environment variable with the key of an OpenAI-compatible server.")]
 Tokenizer = Annotated[
     Path | None,
-    typer.Option(help="The model's tokenizer folder, for --api sglang. [default: what the engine names]"),
+    typer.Option(
+        "--tokenizer",
+        "--tokenizer-path",
+        help="The model's tokenizer folder, for --api sglang. [default: what the engine names]",
+    ),
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")]
 TopP = Annotated[float, typer.Option(help="Nucleus sampling.")]

@@ -34,8 +34,17 @@ def start(
     input_file: Annotated[
         str | None, typer.Option(help="JSONL or Parquet under the server's data roots, one instance a line.")
     ] = None,
-    engine_url: Annotated[str | None, typer.Option(help="The SGLang server or router that samples.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Samples of each group.")] = None,
+    engine_url: Annotated[
+        str | None,
+        typer.Option("--engine-url", "--remote-engine-url", help="The SGLang server or router that samples."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "--num-repeat-per-sample", help="Samples of each group.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", "--tokenizer-path", help="The engine's tokenizer: a folder on the buffer's host."),
+    ] = None,
     job_id: Annotated[str | None, typer.Option(help="Names the job; without it, the payload itself does.")] = None,
     setting: Annotated[
         list[str] | None,
@@ -50,12 +59,18 @@ def start(
         "input_file": input_file,
         "remote_engine_url": engine_url,
         "num_repeat_per_sample": samples,
+        "tokenizer_path": tokenizer,
         "job_id": job_id,
     }
+    from slime_plugins.rollout_buffer.wire.start_request import SHORT_NAMES
+
     with report_errors():
         body = {} if payload is None else _payload(payload)
-        body |= {key: value for key, value in given.items() if value is not None}
-        for key, value in assignments("--set", setting).items():
+        flags = {key: value for key, value in given.items() if value is not None}
+        single = assignments("--set", setting)
+        replaced = {SHORT_NAMES.get(key, key) for key in (*flags, *single)}
+        body = {key: value for key, value in body.items() if SHORT_NAMES.get(key, key) not in replaced} | flags
+        for key, value in single.items():
             _put(body, key.split("."), value)
         if not body:
             raise ConfigError("say what to start: a payload file, or --task-type with what that task type needs")
