@@ -1,7 +1,7 @@
-"""How long an attempt may play: nothing else ends a generator's ``play()`` that hangs.
+"""The time limit of an attempt: nothing else stops a generator whose ``play()`` hangs.
 
-The limit counts what the episode does by itself, not its wait for a device (the phase ``acquire``): how long a queue is
-says nothing of the episode, and the device pool has a limit of its own for it.
+The limit excludes the wait for a device (the phase ``acquire``): the length of the queue is no property of the episode,
+and the device pool has its own limit for it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Result = TypeVar("Result")
 
 
 class AttemptLimit:
-    """A tracer for the phases of one attempt that counts its seconds, and ends it when they are used up."""
+    """A tracer that adds up the seconds of an attempt's phases and cancels the attempt at its limit."""
 
     def __init__(self, limit_s: float | None, tracer: Tracer) -> None:
-        """``limit_s`` is None for an attempt that may take for ever; ``tracer`` gets every span."""
+        """``limit_s`` None is no limit; spans are passed on to ``tracer``."""
         self._limit_s = limit_s
         self._tracer = tracer
         self._began = self._now()
@@ -36,7 +36,7 @@ class AttemptLimit:
 
     @contextlib.contextmanager
     def span(self, name: str, attributes: Attributes) -> Iterator[Span]:
-        """Passes a span on; the clock stands still in one that waits for a device."""
+        """Passes a span on; the clock is paused while the attempt waits for a device."""
         if name in WAITING:
             self._waits_since = self._now()
         try:
@@ -48,22 +48,22 @@ class AttemptLimit:
                 self._waits_since = None
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Begins the attempt's work as a task of its own."""
+        """Starts the attempt's coroutine as a task."""
         with traced_by(self):
             return asyncio.ensure_future(work)
 
     async def wait(self, task: asyncio.Task[Result]) -> None:
-        """Waits until the task is done, whatever came of it.
+        """Waits until the task is done, with or without an error.
 
         Raises:
-            AttemptTimeoutError: it was not within the limit, and was cancelled.
+            AttemptTimeoutError: the limit was reached and the task cancelled.
         """
         while not task.done():
             left_s = self._left_s()
             if left_s is not None and left_s <= 0:
                 limit = f"the attempt took longer than attempt_timeout_seconds ({self._limit_s:g} s) and was cancelled"
                 if not await end_task(task):
-                    limit += "; it ignores that, and still holds what it had"
+                    limit += "; it ignores the cancellation and still holds its device and memory"
                 raise AttemptTimeoutError(limit)
             await asyncio.wait({task}, timeout=None if left_s is None else max(left_s, MIN_LOOK_S))
 
@@ -80,10 +80,10 @@ class AttemptLimit:
 
 
 async def end_task(task: asyncio.Task[Any]) -> bool:
-    """Cancels a task and returns whether it ended; one that ignores its cancellation is left behind after a while."""
+    """Cancels a task and returns True if it ended; a task that ignores cancellation is abandoned after a timeout."""
     task.cancel()
     await asyncio.wait({task}, timeout=STOP_TIMEOUT_S)
     if not task.done():
-        logger.error("a task of the generator ignores its cancellation and is left behind: %r", task)
+        logger.error("a task of the generator ignores its cancellation and is abandoned: %r", task)
         task.add_done_callback(lambda late: late.cancelled() or late.exception())
     return task.done()

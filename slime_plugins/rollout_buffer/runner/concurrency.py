@@ -1,4 +1,4 @@
-"""How many episodes of a job play at once, and what changes that limit where it is not fixed."""
+"""The limit of concurrent episodes of a job, and the controller that changes it (``num_process: auto``)."""
 
 from __future__ import annotations
 
@@ -19,34 +19,33 @@ from slime_plugins.rollout_buffer.types import EngineTrouble
 SAMPLE_INTERVAL_S = 2.0
 MIN_WINDOW_S = 10.0
 MIN_TURNS = 96
-"""What fewer bring differs by chance as much as by how many play."""
+"""The throughput of fewer turns is dominated by chance."""
 MIN_EPISODES = 32
 
 logger = logging.getLogger(__name__)
 
 
 class ConcurrencyLimiter:
-    """A semaphore whose limit may change at any time: what is acquired stays acquired."""
+    """A semaphore whose limit may change at any time; lowering it releases nothing."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._changed = asyncio.Event()
         self.taken = 0
         self.wanted = 0
-        """How many wait to acquire."""
+        """Number of waiters."""
 
     @property
     def limit(self) -> int:
-        """How many may be acquired."""
         return self._limit
 
     def set_limit(self, limit: int) -> None:
-        """Changes it; where it is below what is acquired, nothing more is until enough was released."""
+        """Changes the limit; below the number of holders, nothing is acquired until enough of them released."""
         self._limit = limit
         self._changed.set()
 
     async def acquire(self) -> None:
-        """Acquires one as soon as fewer than the limit are."""
+        """Waits until there are fewer holders than the limit."""
         self.wanted += 1
         try:
             while self.taken >= self._limit:
@@ -57,14 +56,13 @@ class ConcurrencyLimiter:
         self.taken += 1
 
     def release(self) -> None:
-        """Releases one."""
         self.taken -= 1
         self._changed.set()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Counted:
-    """What has come of a job's episodes so far."""
+    """Totals of a job's episodes so far."""
 
     turns: int
     tokens: int
@@ -73,7 +71,7 @@ class _Counted:
 
 @dataclass(slots=True)
 class _Window:
-    """What was seen since some moment."""
+    """Samples of a measuring window."""
 
     began: float
     counted: _Counted
@@ -94,7 +92,7 @@ class _Window:
             self.waiting += load.waiting
 
     def load(self) -> Load:
-        """Without what came of it, and without devices."""
+        """Returns the mean load, without throughput and devices."""
         return Load(
             playing=self.playing / self.samples,
             wanted=self.wanted,
@@ -104,11 +102,11 @@ class _Window:
 
 
 class ConcurrencyController:
-    """Changes the limit by ``rules.concurrency``, one step for each window of time.
+    """Changes the limit by ``rules.concurrency``, one step per measuring window.
 
-    A window lasts until as many turns came back as episodes play, so that all of them are part of what is measured, and
-    not before there are enough of them. The first after a change is let go: its turns began before. An engine that
-    queues is answered at once. While the engine answers nobody, or its weights are updated, nothing is measured.
+    A window ends when at least ``MIN_TURNS`` turns, and as many as there are episodes, have returned. The first window
+    after a change is discarded: its turns began before the change. A queue in the engine shortens the window to
+    ``MIN_WINDOW_S``. While the engine is unreachable or updates its weights, nothing is measured.
     """
 
     def __init__(
@@ -122,7 +120,8 @@ class ConcurrencyController:
         keep: Callable[[Steering, EngineLoad | None], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``devices`` is the newest report of the devices, {} where there are none; ``keep`` tells others."""
+        """``devices`` returns the latest device report, {} without devices; ``keep`` stores the state for other
+        processes."""
         self._limiter, self._bounds, self._engine = limiter, bounds, engine
         self._devices, self._is_paused, self._keep, self._clock = devices, is_paused, keep, clock
         self._steering = first_steering(bounds)
@@ -133,21 +132,20 @@ class ConcurrencyController:
         limiter.set_limit(self._steering.limit)
 
     def episode_ended(self) -> None:
-        """Another one came to its end: what counts where the engine is not asked through its client."""
+        """Counts an episode, for generators that do not call the engine through its client."""
         self._episodes += 1
 
     async def watch(self) -> None:
-        """Adjusts for ever; what breaks in it costs the job nothing."""
+        """Samples until cancelled; logs its own errors and keeps the present limit."""
         while True:
             try:
                 await self.adjust()
             except Exception:
-                # The job plays on with the number that it has.
-                logger.exception("the number of episodes at once cannot be adjusted")
+                logger.exception("the concurrency limit cannot be adjusted")
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     async def adjust(self) -> None:
-        """Takes one sample, and a step when a window is over."""
+        """Takes one sample, and changes the limit if the window is over."""
         load = await self._engine.load()
         if self._is_paused() or self._engine.report(unasked=True).code is not EngineTrouble.NONE:
             self._is_steady, self._window = False, self._new_window()
@@ -160,7 +158,7 @@ class ConcurrencyController:
             await self._keep(self._steering, load)
 
     def _measured_load(self) -> Load | None:
-        """What the window says; None while it is too early to say."""
+        """Returns the load of the window; None before its end."""
         if self._clock() - self._window.began < MIN_WINDOW_S:
             return None
         seen = self._with_devices(self._window.load())
@@ -184,7 +182,7 @@ class ConcurrencyController:
         if self._steering.limit != before.limit:
             self._is_steady = False
             self._limiter.set_limit(self._steering.limit)
-            logger.info("%d episodes at once, after %d: %s", self._steering.limit, before.limit, self._steering.reason)
+            logger.info("concurrency limit %d, was %d: %s", self._steering.limit, before.limit, self._steering.reason)
         self._window = self._new_window()
 
     def _with_devices(self, seen: Load) -> Load:

@@ -1,4 +1,4 @@
-"""The runner's eye on its devices: reports them to the store every few seconds, and what changes to the log."""
+"""Stores a report of the runner's devices every few seconds and logs changes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class DeviceWatch:
         self._last: dict[str, Mapping[str, Any]] = {}
         self._since_summary_s = SUMMARY_INTERVAL_S
         self.newest: Mapping[str, Any] = {}
-        """What the devices were at last; {} before they said so."""
+        """The latest report; {} before the first."""
 
     async def watch(self) -> None:
-        """Reports for ever; returns at once for a generator that keeps no devices."""
+        """Reports until cancelled; returns at once if the generator has no devices."""
         while isinstance(self._generator, ReportsDevices):
             await self.report()
             await asyncio.sleep(DEVICES.beats_every_s)
             self._since_summary_s += DEVICES.beats_every_s
 
     async def report(self) -> None:
-        """Makes one report; a farm that does not answer now is asked again at the next."""
+        """Stores one report; skips it if the device pool does not answer."""
         if not isinstance(self._generator, ReportsDevices):
             return
         try:
@@ -51,8 +51,8 @@ class DeviceWatch:
         except (DeviceError, TimeoutError) as error:
             logger.debug("job %s: the devices do not answer: %s", self._job_id, error)
         except Exception:
-            # A generator's statistics must not cost the job anything.
-            logger.exception("job %s: the generator's report of its devices cannot be used", self._job_id)
+            # An error of the generator's report must not fail the job.
+            logger.exception("job %s: the generator's device report is invalid", self._job_id)
 
     def _log_farm(self, farm: Mapping[str, Any]) -> None:
         devices = {str(device["device_id"]): device for device in farm["devices"]}

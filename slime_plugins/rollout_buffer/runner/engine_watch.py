@@ -1,4 +1,4 @@
-"""What a runner does about its engine: follows its address, pauses the job while it answers nobody, and reports it."""
+"""Watches a job's engine: follows its address, pauses the job while the engine is unreachable, reports its state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineWatch:
-    """Watches the engine of one job. ``breaker`` is told of what attempts found."""
+    """Watches the engine of one job. Attempts record their engine errors in ``breaker``."""
 
     def __init__(self, job: PlayedJob, engine: HttpEngine) -> None:
         self.breaker = CircuitBreaker(engine)
@@ -29,14 +29,14 @@ class EngineWatch:
         self._prompt_findings: tuple[str, ...] | None = None
 
     async def on_refresh(self) -> None:
-        """Does what is due; to be called after each refresh of the job."""
+        """Runs after each refresh of the job."""
         self._follow_address()
         await self._pause_or_go_on()
         await self._report()
         await self._keep_prompt_findings()
 
     async def complaint_of_prompts(self) -> str:
-        """Returns why the engine's prompts are not exact, as soon as it answers; empty when they are."""
+        """Waits for the engine, then returns why it does not run prompts exactly as sent; empty if it does."""
         while True:
             fidelity = await self._engine.probe_prompts()
             if fidelity is not None:
@@ -44,7 +44,7 @@ class EngineWatch:
             await asyncio.sleep(self._job.watch_interval_s)
 
     async def close(self) -> None:
-        """Ends what is under way, and the engine's client."""
+        """Closes the breaker and the engine's client."""
         await self.breaker.close()
         await self._engine.close()
 
@@ -56,7 +56,7 @@ class EngineWatch:
             self._url = url
 
     async def _pause_or_go_on(self) -> None:
-        """Pauses the job when its engine answers nobody, and lets it go on when it does again."""
+        """Pauses the job while its engine is unreachable, and resumes or fails it afterwards."""
         job, record = self._job, self._job.record
         if record.state is JobState.RUNNING and (trouble := self.breaker.trouble()):
             logger.warning("job %s is paused: the engine %s", record.job_id, trouble)
@@ -64,7 +64,7 @@ class EngineWatch:
         elif record.state is not JobState.PAUSED or record.cause_code is not CauseCode.ENGINE_AWAY:
             return
         elif self.breaker.has_recovered():
-            logger.info("job %s goes on: the engine answers again", record.job_id)
+            logger.info("job %s resumes: the engine answers again", record.job_id)
             await job.stored(job.buffer.resume_for_engine, job.fence, job.key)
         elif verdict := self.breaker.verdict():
             logger.error("job %s fails: the engine %s", record.job_id, verdict)
@@ -74,12 +74,12 @@ class EngineWatch:
         await job.refresh()
 
     async def _report(self) -> None:
-        """Keeps why the engine gives no tokens, for as long as it does not; nothing is written while it is well."""
+        """Stores the engine's trouble while it lasts; a healthy engine causes no writes."""
         if self._reports.is_due(report := self._engine.report()):
             await self._job.stored(self._job.buffer.report_engine, self._job.key, os.getpid(), report)
 
     async def _keep_prompt_findings(self) -> None:
-        """Keeps what each new engine was found to do to prompts."""
+        """Stores how each new engine changes prompts."""
         fidelity = self._engine.fidelity
         if fidelity is not None and fidelity.findings != self._prompt_findings:
             self._prompt_findings = fidelity.findings

@@ -1,6 +1,6 @@
 """Plays the episodes of a job: open groups, in order → slots → attempts → trajectories → closed groups.
 
-Thousands of episodes are coroutines of one loop. What the loop knows it can always read again from the store.
+Thousands of episodes are coroutines of one event loop. All its state can be rebuilt from the store.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ logger = logging.getLogger(__name__)
 
 
 class _StoppedError(Exception):
-    """The job is drained at once: what an attempt did so far counts for nothing."""
+    """The job is drained with ``stop``: the attempt is discarded."""
 
 
 class _Tried(Enum):
-    """What an attempt was for its slot."""
+    """The effect of an attempt on its slot."""
 
-    SETTLED = auto()  # it needs no other
+    DONE = auto()  # the slot needs no further attempt
     FAILED = auto()
-    NOT_COUNTED = auto()  # nobody's engine answered: it is as if the attempt had not been
+    NOT_COUNTED = auto()  # the engine was unreachable: the attempt does not count
 
 
 @dataclass(slots=True)
 class _RunningGroup:
-    """A group that this runner plays, and how many of its slots are unsettled."""
+    """A group that this runner plays, with the number of its unfinished slots."""
 
     record: GroupRecord
     unsettled: int
@@ -77,7 +77,7 @@ class _RunningGroup:
 
 @dataclass(slots=True)
 class _FailureStreak:
-    """Failures with one error code since the last success."""
+    """Consecutive failures with one error code."""
 
     code: str = ""
     count: int = 0
@@ -93,12 +93,12 @@ class _FailureStreak:
         self.code, self.count, self.instances = "", 0, set()
 
     def reaches(self, limit: int) -> bool:
-        """One instance may be broken in itself: only two tell something of the job."""
+        """Returns True after ``limit`` failures of at least two instances: one instance may be broken in itself."""
         return 0 < limit <= self.count and len(self.instances) > 1
 
 
 class EpisodeRunner:
-    """Plays the episodes of one job by a generator that has started."""
+    """Plays the episodes of one job with a generator that has started."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class EpisodeRunner:
         controller: ConcurrencyController | None,
         tracer: Tracer,
     ) -> None:
-        """``controller`` moves the limit, where it is not fixed; ``tracer`` gets a span for each attempt."""
+        """``controller`` changes the concurrency limit, None if fixed; ``tracer`` gets a span for each attempt."""
         self._job = job
         self._generator = generator
         self._engine = engine
@@ -161,20 +161,20 @@ class EpisodeRunner:
             await self._close_group(group)
             return
         for slot in open_slots:
-            # The place is taken here, so that groups begin in order and no more tasks exist than places.
+            # Acquired here, so that groups begin in order and there are no more tasks than the limit.
             await self._limiter.acquire()
             failures = progress.get(slot, (False, 0))[1]
             task = episodes.create_task(self._fill(group, slot, failures, instance))
             group.tasks.add(task)
 
     async def _fill(self, group: _RunningGroup, slot: int, failures: int, instance: Instance) -> None:
-        """Fills one slot: plays attempts until one brings a trajectory back or the slot is given up."""
+        """Plays attempts at one slot until one returns a trajectory or the slot is given up."""
         group.waiting_to_begin -= 1
         try:
             while failures < self._job.settings.max_attempts:
                 await self._job.may_play.wait()
                 tried = await self._attempt(group, slot, instance)
-                if tried is _Tried.SETTLED:
+                if tried is _Tried.DONE:
                     break
                 failures += tried is _Tried.FAILED
                 await asyncio.sleep(_retry_delay(failures) if failures < self._job.settings.max_attempts else 0)
@@ -192,27 +192,26 @@ class EpisodeRunner:
                 other.cancel()
 
     def _is_unrecoverable(self, group: _RunningGroup) -> bool:
-        """Whatever its other slots bring, it is too short to be delivered: ``judge_group`` says so before all else."""
+        """Returns True if no result of the other slots can make the group deliverable (see ``judge_group``)."""
         if not self._job.settings.stop_hopeless_groups or self._job.settings.evaluation:
             return False
         return not self._job.policy.is_enough_when_short(self._job.record.group_size - group.given_up)
 
     async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance) -> _Tried:
-        """Plays one attempt."""
         record = group.record
         try:
             number = await self._job.stored(self._job.buffer.begin_attempt, self._job.fence, record, slot)
-        except JobPausedError:  # the watch looks only now and then
+        except JobPausedError:  # the watch runs only at intervals
             self._job.may_play.clear()
             return _Tried.NOT_COUNTED
         if number is None:
-            return _Tried.SETTLED
+            return _Tried.DONE
         request = self._episode_request(record, slot, number, instance)
         with _log_fields_of(record, request):
             return await self._play(group, request)
 
     async def _play(self, group: _RunningGroup, request: EpisodeRequest) -> _Tried:
-        """Plays an attempt that has begun and keeps what came of it."""
+        """Plays an attempt that has begun and stores its result."""
         record, slot, number = group.record, request.slot, request.attempt
         began = asyncio.get_running_loop().time()
         try:
@@ -240,7 +239,7 @@ class EpisodeRunner:
             await asyncio.shield(self._give_up(record, slot, number, "aborted", "stopped", given_up=True))
             raise
         except Exception as error:
-            # A generator's defect costs this attempt and is reported, not fatal.
+            # An error of the generator fails this attempt only.
             logger.exception("job %s: episode %s raised", self._job.record.job_id, request.uid)
             reason, own = with_place(error, self._job.generator_file), own_traceback(error)
             await self._give_up(
@@ -252,14 +251,14 @@ class EpisodeRunner:
             self._controller.episode_ended()
         self._streak.end()
         self._engine.breaker.succeeded()
-        return _Tried.SETTLED
+        return _Tried.DONE
 
     async def _played(self, request: EpisodeRequest) -> Trajectory:
-        """Plays in a task of its own, which can be ended without ending the slot's.
+        """Plays the episode in a task of its own, so that it can be cancelled without cancelling the slot.
 
         Raises:
             AttemptTimeoutError: it took too long.
-            _StoppedError: the job is drained at once.
+            _StoppedError: the job is drained with ``stop``.
         """
         limit = AttemptLimit(self._job.settings.attempt_timeout_seconds, self._tracer)
         playing = limit.begin(self._generator.play(request))
@@ -288,7 +287,8 @@ class EpisodeRunner:
         )
 
     def _sampling_params(self, record: GroupRecord, slot: int) -> SamplingParams:
-        """How a slot samples; with a seed its own, the same whenever and however often the slot is tried."""
+        """Returns the sampling parameters of a slot; a job's seed gives each slot one of its own, the same in each
+        attempt."""
         params, seed = self._job.settings.sampling(), self._job.settings.sampling_seed
         if seed is None:
             return params
@@ -328,19 +328,21 @@ class EpisodeRunner:
             await self._stop_when_all_fail(code, record.instance_id)
 
     async def _measures_something(self) -> bool:
-        """An evaluation that has results goes on: it reports which tasks could not be played, often the last ones."""
+        """Returns True for an evaluation with results: it goes on, and reports the tasks that could not be played."""
         if not self._job.settings.evaluation:
             return False
         return await self._job.stored(self._job.buffer.count_trajectories, self._job.key) > 0
 
     async def _stop_when_all_fail(self, code: str, instance_id: str) -> None:
-        """Ends the job, instead of burning its whole input, when attempts only ever fail in one way."""
+        """Fails a job whose attempts fail in a row with one error code, instead of consuming the whole input."""
         self._streak.add(code, instance_id)
         limit = self._job.settings.stop_after_failures
         if code == EngineError.code and not self._engine.breaker.answers_others:
-            return  # the watch asks the engine itself: a job whose engine is at fault is paused
+            return  # engine_watch pauses a job whose engine is at fault
         if self._streak.reaches(limit) and not await self._measures_something():
-            logger.error("job %s: %d attempts in a row failed with %s: it stops", self._job.record.job_id, limit, code)
+            logger.error(
+                "job %s: %d attempts in a row failed with %s: the job fails", self._job.record.job_id, limit, code
+            )
             await self._job.stored(self._job.buffer.stop_failing_job, self._job.key, limit)
             raise FencedError
 
@@ -354,7 +356,7 @@ class EpisodeRunner:
             self._groups_closing -= 1
 
     async def _close_timed_out_groups(self) -> None:
-        """Where a limit was set for groups, gives up what runs of one that waits too long for its last members."""
+        """Cancels the running attempts of groups that reached ``group_timeout_seconds``, and closes these groups."""
         if self._job.record.group_timeout_s is None or not self._groups:
             return
         for record in await self._job.stored(self._job.buffer.timed_out_groups, self._job.record):
@@ -366,14 +368,14 @@ class EpisodeRunner:
 
 
 def _log_fields_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.AbstractContextManager[None]:
-    """Everything that is logged inside is said of this attempt."""
+    """Adds job, group and episode to each log line of the block."""
     return log_fields(
         group=record.key, instance=record.instance_id, uid=request.uid, slot=request.slot, attempt=request.attempt
     )
 
 
 def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
-    """What the span of an attempt says; ``task`` is the instance's ``task_name``, its id where it has none."""
+    """Returns the attributes of an attempt's span; ``task`` is the instance's ``task_name``, or else its id."""
     return {
         "job": request.job_id,
         "group": record.key,
@@ -385,7 +387,7 @@ def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
 
 def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
     if trajectory.outcome is Outcome.ABORTED:
-        raise EpisodeError("the episode was given up from outside: what it earned is unknown, not 0")
+        raise EpisodeError("the episode was aborted from outside: its reward is unknown, not 0")
     for name, value in (("reward", trajectory.reward), ("raw_reward", trajectory.raw_reward)):
         try:
             value is None or as_reward(value)
@@ -394,7 +396,7 @@ def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
     try:
         wire.check_messages(trajectory.messages)
     except InvalidPayloadError as error:
-        raise GeneratorError(f"play() returned messages that train nothing: {error.message}") from error
+        raise GeneratorError(f"play() returned messages that cannot be trained: {error.message}") from error
     turn_level = {"turn_rewards": trajectory.turn_rewards, "token_rewards": trajectory.token_rewards}
     try:
         wire.checked_turn_rewards(turn_level, trajectory.messages, trajectory.generations)
@@ -408,5 +410,5 @@ def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
 
 
 def _retry_delay(failures: int) -> float:
-    """Returns seconds to wait after that many failures: doubling, capped, with jitter so that slots do not march."""
+    """Returns the seconds to wait after so many failures: exponential, capped, with jitter."""
     return backoff_s(failures, first_s=RETRY_BASE_S, longest_s=RETRY_CAP_S, jitter=random.random())

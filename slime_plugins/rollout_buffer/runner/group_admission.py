@@ -1,4 +1,4 @@
-"""Which group of a job begins next, and when: in the order of the input, as far as the trainer can keep up with it."""
+"""Decides which group of a job begins next, and when: in input order, at the pace of the trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.types import Instance
 
 GROUPS_READ_AHEAD = 64
 MAX_PASSED_OVER = 32
-"""A group that lets others begin first does so for this many of them."""
+"""How many later groups may begin before a deferred one."""
 LOOK_INTERVAL_S = 0.5
 
 Stored = Callable[..., Awaitable[Any]]
@@ -25,13 +25,13 @@ Stored = Callable[..., Awaitable[Any]]
 class GroupAdmission:
     """Yields the open groups of one job, each when it may begin.
 
-    ``max_groups_ahead`` and ``max_groups_ready`` hold for every job. Where the job keeps its lag by admission,
-    ``rules.admission`` says how many may begin, and which of the next few lets the others go first. Groups that were
-    begun before go on in any case.
+    ``max_groups_ahead`` and ``max_groups_ready`` hold for every job. With ``staleness_policy: admit``,
+    ``rules.admission`` limits how many may begin, and may defer slow groups. Groups that had begun before a restart
+    continue in any case.
     """
 
     def __init__(self, buffer: Buffer, job: JobRecord, stored: Stored, played: Callable[[], int]) -> None:
-        """``stored`` calls a function of the buffer off the loop; ``played`` counts groups that are not closed yet."""
+        """``stored`` calls the buffer off the event loop; ``played`` returns the number of groups in play."""
         self._buffer = buffer
         self._job = job
         self._stored = stored
@@ -42,11 +42,11 @@ class GroupAdmission:
         self._times = GroupTimes(group_size=job.group_size)
 
     def episode_took(self, instance: Instance, seconds: float) -> None:
-        """An episode of that instance came to its end."""
+        """Records the duration of an episode."""
         self._times.add(instance.instance_id, instance.task, seconds)
 
     async def groups(self) -> AsyncIterator[GroupRecord]:
-        """Yields open groups until there is none; the caller begins each at once."""
+        """Yields open groups until none is left; the caller starts each at once."""
         begun = await self._stored(self._buffer.groups_in_play, self._job.key)
         for group in begun:
             yield group
@@ -72,9 +72,9 @@ class GroupAdmission:
             self._next.extend(group for group in found if group.key not in skip)
 
     async def _wait_for_room(self) -> Outlook | None:
-        """Holds new groups back while as many are played or wait for the trainer as the job allows."""
+        """Waits while the number of groups in play or ready is at the job's limit."""
         while True:
-            # Counted before the store is asked: a group that gets ready meanwhile counts twice, and never not at all.
+            # Counted before the query: a group that becomes ready in between counts twice rather than not at all.
             played = self._played()
             is_full = await self._is_full(played)
             outlook = await self._outlook(played)
@@ -97,7 +97,7 @@ class GroupAdmission:
         return outlook
 
     def _choose(self, outlook: Outlook | None) -> GroupRecord:
-        """Returns the first of the next groups that need not let others first; the first of all if each had to."""
+        """Returns the first of the next groups that need not be deferred, or else the first of all."""
         if outlook is None:
             return self._next[0]
         for place, group in enumerate(list(self._next)[:MAX_PASSED_OVER]):

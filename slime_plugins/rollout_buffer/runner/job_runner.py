@@ -1,8 +1,9 @@
-"""A job's event loop: starts its generator, plays, and takes everything down again. One process per job.
+"""Runs one job in one process: starts its generator, plays, and closes everything.
 
-``EpisodeRunner`` plays a generator that plays one episode per call, ``PlainRunner`` one in slime's plain form. After a
-crash the next runner takes a higher fencing number, gives up the attempts of the last one, and goes on with the slots
-that are still open.
+``EpisodeRunner`` runs generators that play one episode per call, ``PlainRunner`` those in slime's plain form.
+
+After a crash the next runner takes a higher fencing number, abandons the previous runner's attempts, and continues with
+the open slots.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.wire.start_request import AUTO, JobSettings
 
 MIN_STEP = 4
-"""By how many episodes ``num_process: auto`` grows at least."""
+"""The smallest increase of ``num_process: auto``."""
 
 logger = logging.getLogger(__name__)
 
 
 class JobRunner:
-    """Plays one job to its end. Build it, then ``await run()`` once."""
+    """Plays one job. Call ``run()`` once."""
 
     def __init__(
         self,
@@ -54,9 +55,9 @@ class JobRunner:
         ray_address: str | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """``buffer_url`` is where slime's plain generators write; ``ray_address`` the cluster that has the devices.
+        """``buffer_url`` is the address that plain generators write to, ``ray_address`` the cluster with the devices.
 
-        ``tracer`` gets a span for each attempt, with its episode's phases in it.
+        ``tracer`` gets a span for each attempt and its phases.
         """
         self._job = PlayedJob(buffer, job_key, plugin)
         self._plugin = plugin
@@ -68,8 +69,8 @@ class JobRunner:
     async def run(self) -> None:
         """Plays until every group is closed or the job is over.
 
-        A generator that cannot start fails the job, with the reason in its ``cause``. Cancelling this coroutine gives
-        up the running attempts; the slots stay open for the next runner. What is logged meanwhile names the job.
+        A generator that cannot start fails the job; ``cause`` has the reason. Cancelling this coroutine abandons the
+        running attempts; the slots stay open for the next runner. Log lines carry the job's id.
         """
         job = self._job
         with log_fields(job=job.record.job_id), traced_by(self._tracer):
@@ -105,7 +106,7 @@ class JobRunner:
                 await self._close_generator(generator)
                 raise
         except Exception as error:
-            # Whatever keeps a generator from starting is the job's cause.
+            # The error becomes the job's cause.
             logger.exception("job %s: the generator does not start", job.record.job_id)
             if engine is not None:
                 await engine.close()
@@ -135,7 +136,7 @@ class JobRunner:
     def _controller(
         self, limiter: ConcurrencyLimiter, engine: HttpEngine, devices: DeviceWatch
     ) -> ConcurrencyController | None:
-        """What adjusts the number of episodes at once; None where it was set."""
+        """Returns the controller of ``num_process: auto``; None if the number is fixed."""
         if self._job.settings.num_process != AUTO:
             return None
         return ConcurrencyController(
@@ -176,12 +177,12 @@ class JobRunner:
         try:
             await asyncio.wait_for(generator.close(), STOP_TIMEOUT_S)
         except Exception:
-            # What it holds ends with this process at the latest; the job's end must not depend on it.
-            logger.exception("job %s: the generator does not close", self._job.record.job_id)
+            # The process exits anyway; the end of the job must not depend on close().
+            logger.exception("job %s: closing the generator failed", self._job.record.job_id)
 
 
 async def _watch(devices: DeviceWatch, controller: ConcurrencyController | None) -> None:
-    """Reports the devices and adjusts the number of episodes at once, for ever."""
+    """Reports devices and adjusts the concurrency limit until cancelled."""
     async with asyncio.TaskGroup() as watches:
         watches.create_task(devices.watch())
         if controller is not None:
@@ -189,7 +190,7 @@ async def _watch(devices: DeviceWatch, controller: ConcurrencyController | None)
 
 
 def _bounds(settings: JobSettings, group_size: int) -> Bounds:
-    """What the number of episodes at once stays within; a number that was set is both bounds."""
+    """Returns the bounds of the concurrency limit; equal if ``num_process`` is a number."""
     if settings.num_process != AUTO:
         return Bounds(least=settings.places(), most=settings.places(), step=1)
     most = settings.num_process_max

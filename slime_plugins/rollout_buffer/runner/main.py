@@ -1,6 +1,7 @@
-"""The process around one ``JobRunner``: reads its arguments, loads the generator, and ends when the job is over.
+"""The process of one ``JobRunner``, started by the supervisor: parses arguments, loads the generator, exits with the
+job.
 
-Started by the supervisor. SIGTERM gives up running attempts and ends it with exit code 0; the slots stay open.
+On SIGTERM it abandons the running attempts and exits with code 0; the slots stay open.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ray_address=options.ray_address,
             tracer=tracer,
         )
-        # Never closed, as asyncio.run would: that waits for tasks and threads of a generator that ignore cancellation.
+        # Not asyncio.run: closing the loop waits for the generator's threads and for tasks that ignore cancellation.
         asyncio.Runner().run(_run_until_stopped(runner, options.heartbeat_fd))
     buffer.store.close()
     return 0
 
 
 def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
-    """Loads the file that the supervisor found it in; every file where that is not its place any more.
+    """Loads the generator's file; if the file no longer has the task type, searches all generator files.
 
     Raises:
         GeneratorError: that file does not load, or no file has the task type.
@@ -81,7 +82,7 @@ async def _run_until_stopped(runner: JobRunner, heartbeat_fd: int | None) -> Non
     try:
         await work
     except asyncio.CancelledError:
-        logger.info("told to stop; open slots stay open")
+        logger.info("SIGTERM received: stopping, open slots stay open")
     finally:
         if beats is not None:
             beats.cancel()
@@ -105,5 +106,5 @@ if __name__ == "__main__":
     code = main()
     logging.shutdown()
     sys.stdout.flush()
-    # A plain generator's thread may still run after its job was cancelled; it must not keep the process alive.
+    # The thread of a plain generator may still run after the job was cancelled.
     os._exit(code)

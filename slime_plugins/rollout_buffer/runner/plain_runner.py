@@ -1,4 +1,4 @@
-"""Plays a job by a generator in slime's plain form: ``run_rollout(data)``, which writes its items over HTTP."""
+"""Plays a job with a generator in slime's plain form: ``run_rollout(data)``, which writes items over HTTP."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ RunRollout = Callable[[dict[str, Any]], Any]
 
 
 class PlainRunner:
-    """Runs ``run_rollout`` in a thread, and closes groups as their items come in."""
+    """Runs ``run_rollout`` in a thread and closes groups as their items arrive."""
 
     def __init__(self, job: PlayedJob, buffer_url: str) -> None:
-        """``buffer_url`` is where the generator writes to."""
+        """``buffer_url`` is the address that the generator writes to."""
         self._job = job
         self._buffer_url = buffer_url
 
     async def run(self, run_rollout: RunRollout) -> None:
-        """Runs until it returns or the job is over. What it has not filled then fails; what it raises fails the job."""
+        """Runs until ``run_rollout`` returns or the job is over; an exception fails the job. Unfilled slots then
+        fail."""
         job = self._job
         data = await job.stored(self._data)
         failure = ""
         try:
             await job.until_over(self._run_and_close(run_rollout, data))
         except Exception as error:
-            # The plugin's own code: its exception is the job's cause.
+            # The exception becomes the job's cause.
             logger.exception("job %s: run_rollout raised", job.record.job_id)
             failure = f"run_rollout raised: {place_and_traceback(error, job.generator_file)}"
         if failure:
@@ -74,7 +75,7 @@ class PlainRunner:
             job.judge_and_close(record, Shortfall.TIMED_OUT)
 
     def _close_what_is_left(self) -> None:
-        """The generator is through: what it has not filled by now it never will."""
+        """Closes all open groups: the generator has returned and will write no more."""
         after = (-1, -1)
         while found := self._job.buffer.open_groups(self._job.key, after=after, limit=GROUPS_READ_AHEAD):
             for record in found:
@@ -83,7 +84,7 @@ class PlainRunner:
 
 
 def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str, Any]) -> asyncio.Future[None]:
-    """Runs a function that cannot be interrupted; a daemon thread does not keep a cancelled job's process alive."""
+    """Runs a function in a daemon thread, which does not keep the process of a cancelled job alive."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
@@ -97,7 +98,7 @@ def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str,
             function(data)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the plugin's own code: handed to whoever waits
             error = raised if isinstance(raised, Exception) else GeneratorError(f"run_rollout exited: {raised}")
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the job was cancelled in the meantime
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the job was cancelled
             loop.call_soon_threadsafe(set_outcome, error)
 
     threading.Thread(target=work, name="run_rollout", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The job that a runner plays: its newest record, and the store, which is asked in one thread."""
+"""The job of a runner: its latest record, and access to the store through one thread."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Result = TypeVar("Result")
 
 
 class FencedError(Exception):
-    """Another runner has taken over: this one stops at once and writes nothing more."""
+    """Another runner has taken over: this one stops and writes nothing more."""
 
 
 class PlayedJob:
-    """One job, for the parts of its runner. ``record`` is as the store had it at the last look."""
+    """One job, shared by the parts of its runner. ``record`` is refreshed every ``watch_interval_s``."""
 
     def __init__(self, buffer: Buffer, job_key: int, plugin: Plugin) -> None:
         self.buffer = buffer
@@ -48,22 +48,22 @@ class PlayedJob:
 
     @property
     def is_exact(self) -> bool:
-        """True when the engine takes and gives token ids; only then a trajectory keeps its generations."""
+        """True if the engine takes and returns token ids; only then trajectories keep their generations."""
         return self.settings.engine_api != "openai"
 
     async def begin(self) -> None:
-        """Becomes the only runner of the job."""
+        """Takes a new fencing number: from now on this is the only runner of the job."""
         takes_items = self._plugin.create_generator is None
         self.fence = await self.stored(lambda: self.buffer.begin_running(self.key, takes_items=takes_items))
         self._set_pause()
         logger.info("job %s: runner %d begins", self.record.job_id, self.fence)
 
     def close(self) -> None:
-        """Waits for what is being stored."""
+        """Waits for pending writes."""
         self._store_thread.shutdown(wait=True)
 
     async def until_over(self, work: Awaitable[None], on_refresh: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Runs ``work`` until it or the job is over, then cancels it. ``on_refresh`` is called after each refresh.
+        """Runs ``work`` until it or the job is over, then cancels it; calls ``on_refresh`` after each refresh.
 
         Raises:
             FencedError: another runner has taken over.
@@ -104,11 +104,11 @@ class PlayedJob:
             self.may_play.set()
 
     async def fail(self, cause: str, code: CauseCode = CauseCode.NOT_PLAYED) -> None:
-        """Ends the job, which cannot go on."""
+        """Fails the job."""
         await self.stored(self.buffer.fail_job, self.key, cause[:2000], code)
 
     def judge_and_close(self, record: GroupRecord, shortfall: Shortfall) -> None:
-        """Closes a group by what its members are; to be called in the store's thread."""
+        """Judges a group by its members and closes it; must be called in the store's thread."""
         functions = self._plugin.functions
         verdict = self.buffer.judge_and_close(record, self.policy, functions, shortfall=shortfall, fence=self.fence)
         if verdict is not None:
@@ -116,7 +116,7 @@ class PlayedJob:
             logger.info("job %s: %s is %s %s", self.record.job_id, of, verdict.state.value, verdict.cause.message)
 
     async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Calls the store off the event loop, one call at a time; waits for as long as the disk is full or busy.
+        """Calls the store in its thread, one call at a time; retries while the disk is full or the store is busy.
 
         Raises:
             FencedError: another runner has taken over.
@@ -128,5 +128,5 @@ class PlayedJob:
             except StaleAttemptError as error:
                 raise FencedError(error.message) from error
             except (StorageFullError, UnavailableError) as error:
-                logger.error("job %s: %s; trying again", self.record.job_id, error.message)
+                logger.error("job %s: %s; retrying", self.record.job_id, error.message)
                 await asyncio.sleep(STORE_RETRY_S)

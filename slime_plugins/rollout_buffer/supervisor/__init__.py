@@ -1,8 +1,8 @@
-"""The parent of all processes: starts, watches, ends and restarts them, and writes what time alone changes.
+"""The parent of all processes: starts, watches, stops and restarts them, and runs the periodic tasks of the store.
 
-* ``supervisor`` – the loop of ``rollout-buffer serve``; ``periodic_tasks`` – what it does again and again
-* ``supervised_child`` – one child; ``restart_policies`` – limits of crashes and of time without a heartbeat
-* ``child_processes`` – processes and their ends; ``child_commands`` – command lines and environments
-* ``child_health`` – waiting for a child that serves HTTP
-* ``local_ray`` – a Ray cluster of one machine; ``generator_discovery`` – which task types there are
+* ``supervisor`` – the loop of ``rollout-buffer serve``; ``periodic_tasks`` – calls tasks at intervals
+* ``supervised_child`` – one child; ``restart_policies`` – limits of crashes and of missed heartbeats
+* ``child_processes`` – start and kill processes; ``child_commands`` – command lines and environments
+* ``child_health`` – waits until a child serves HTTP
+* ``local_ray`` – a Ray cluster of one machine; ``generator_discovery`` – lists the task types
 """

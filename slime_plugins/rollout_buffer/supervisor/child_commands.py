@@ -1,4 +1,5 @@
-"""The command lines and environments of the supervisor's children. Settings travel in them: no full disk stops them."""
+"""Command lines and environments of the supervisor's children. They carry all settings, so a full disk prevents no
+start."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from slime_plugins.rollout_buffer.serve_settings import ServeSettings, read_toke
 
 
 def server_command(settings: ServeSettings) -> list[str]:
-    """Returns how gunicorn is started; its settings come in the environment."""
+    """Returns gunicorn's command line; its settings are in the environment."""
     return [
         sys.executable, "-m", "gunicorn",
         "slime_plugins.rollout_buffer.server.asgi:create_application_from_environment()",
@@ -26,7 +27,7 @@ def server_command(settings: ServeSettings) -> list[str]:
 
 
 def gateway_command(settings: ServeSettings, port: int, heartbeat: int) -> list[str]:
-    """Returns how the gateway is started; it beats on the descriptor ``heartbeat``."""
+    """Returns the gateway's command line; it sends heartbeats on the descriptor ``heartbeat``."""
     for_gateway = GatewaySettings(
         data_dir=settings.data_dir.resolve(),
         host=settings.host,
@@ -50,9 +51,9 @@ def runner_command(
     generator_file: str | None,
     skip: Sequence[str],
 ) -> list[str]:
-    """Returns how the runner of a job is started.
+    """Returns the command line of a job's runner.
 
-    ``generator_file`` is where its task type was found, ``skip`` names the generator files that do not load.
+    ``generator_file`` defines the task type; ``skip`` names generator files that do not load.
     """
     command = [
         sys.executable, "-m", "slime_plugins.rollout_buffer.runner.main",
@@ -73,12 +74,12 @@ def runner_command(
 
 
 def runner_environment(settings: ServeSettings, *, needs_ray: bool) -> dict[str, str]:
-    """Returns what a runner finds in its environment: the tokens of this buffer and of the local Ray.
+    """Returns a runner's environment: the tokens of this buffer and of the local Ray.
 
-    Generators in the plain form write to this buffer as its clients do.
+    Generators in slime's plain form write to this buffer as HTTP clients.
 
     Raises:
-        OSError: a token cannot be read, or not be written.
+        OSError: a token cannot be read or written.
     """
     environment = local_ray_token(settings) if needs_ray else {}
     if settings.token_file is not None:
@@ -90,7 +91,7 @@ def runner_environment(settings: ServeSettings, *, needs_ray: bool) -> dict[str,
 
 
 def local_ray_command(settings: ServeSettings, address: int) -> list[str]:
-    """Returns how a Ray of this machine is started; it says its address on a descriptor once it can be used."""
+    """Returns the command line of the local Ray; it writes its address to the descriptor when it is ready."""
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer.supervisor.local_ray"]
     command += ["--address-fd", str(address)]
     if settings.ray_num_cpus is not None:
@@ -99,9 +100,9 @@ def local_ray_command(settings: ServeSettings, address: int) -> list[str]:
 
 
 def local_ray_token(settings: ServeSettings) -> dict[str, str]:
-    """Returns the environment that guards the local Ray with a token of its own: Ray listens on every interface.
+    """Returns the environment with a token for the local Ray, which listens on every interface.
 
-    A cluster that somebody else runs (``--ray-address``) has its own guard: its settings come from our environment.
+    An external cluster (``--ray-address``) has its own token in the supervisor's environment.
 
     Raises:
         OSError: the token cannot be written.
@@ -109,7 +110,7 @@ def local_ray_token(settings: ServeSettings) -> dict[str, str]:
     if settings.ray_address is not None:
         return {}
     path = settings.data_dir.resolve() / "ray_token"
-    if not path.exists() or not path.stat().st_size:  # a full disk may have cut it off
+    if not path.exists() or not path.stat().st_size:  # empty after a write on a full disk
         partial = path.with_suffix(".partial")
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(secrets.token_hex(32))

@@ -1,4 +1,4 @@
-"""Waiting for a child that serves HTTP, for who starts one and cannot go on before it answers."""
+"""Waits until a child serves HTTP."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ANSWER_TIMEOUT_S = 5.0
 
 
 def wait_until_healthy(child: ChildProcess, url: str, *, timeout_s: float, error: type[RolloutBufferError]) -> None:
-    """Returns once ``url`` answers 200.
+    """Waits until ``url`` answers 200.
 
     Raises:
-        RolloutBufferError: an ``error``: the child ended, or did not answer in time; says where its log is.
+        RolloutBufferError: an ``error`` with the log's path: the child exited, or did not answer within ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

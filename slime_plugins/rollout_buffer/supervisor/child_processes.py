@@ -1,8 +1,8 @@
-"""Child processes that never outlive their parent for long, and are ended by id and start time, never by name.
+"""Child processes that end with their parent, and are killed by process id and start time, never by name.
 
-The kernel tells a child when its parent dies. A child that cannot hear it (stopped, or waiting for its last requests)
-is ended by the parent's successor, which reads in ``ChildRecords`` what was left running. Nothing here needs room on
-the disk: on a full one records are overwritten in place, and a child whose log cannot be opened logs to its parent's.
+The kernel signals a child when its parent dies. A child that does not react (stopped, or finishing requests) is killed
+by the next supervisor, which finds it in ``ChildRecords``. Nothing here needs free disk space: records are overwritten
+in place, and a child whose log cannot be opened logs to its parent's.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 def free_port() -> int:
-    """Returns a port of loopback's that was free a moment ago."""
+    """Returns a port of the loopback interface that was free a moment ago."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns so many, all different."""
+    """Returns ``count`` different free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for probe in sockets:
@@ -51,7 +51,7 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessIdentity:
-    """A process that leads a session, told from a later one with the same id by when it started."""
+    """A session leader, identified by process id and start time."""
 
     name: str
     pid: int
@@ -66,20 +66,20 @@ class ProcessIdentity:
         return cls(name=name, pid=pid, started=-1 if found is None else found.started, boot=_boot())
 
     def members(self) -> list[int]:
-        """Returns the processes of its session that live, also after its own death; none when the id means another."""
+        """Returns the live processes of its session, also after its own exit; none if the id was reused."""
         leader = process_status(self.pid)
         if self.boot != _boot() or self.started < 0 or (leader is not None and leader.started != self.started):
             return []
         return [pid for pid, status in all_process_statuses() if status.session == self.pid and status.lives]
 
     def kill(self) -> None:
-        """Kills its whole session and waits until it is gone, but not for ever."""
+        """Kills its session and waits up to ``KILL_TIMEOUT_S`` until it is gone."""
         deadline = time.monotonic() + KILL_TIMEOUT_S
         while self.send_kill() and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def send_kill(self) -> bool:
-        """Sends SIGKILL to all of its session, without waiting; tells whether any process of it was still there."""
+        """Sends SIGKILL to its session without waiting; returns True if any process was left."""
         left = self.members()
         for pid in left:
             _signal(pid, signal.SIGKILL)
@@ -87,26 +87,26 @@ class ProcessIdentity:
 
 
 class ChildRecords:
-    """The children of one parent on disk, so that its successor can end exactly those that it left running."""
+    """A file with the children of one supervisor, from which the next one kills those left running."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def orphans(self) -> list[ProcessIdentity]:
-        """Returns the recorded children; none after an orderly end. What cannot be read counts as none."""
+        """Returns the recorded children; none after an orderly exit or if the file is unreadable."""
         try:
             return [ProcessIdentity(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))]
         except FileNotFoundError:
             return []
         except (ValueError, TypeError, OSError) as error:
-            logger.warning("%s cannot be read, nothing is ended by it: %s", self._path, error)
+            logger.warning("%s cannot be read, no orphan is killed: %s", self._path, error)
             return []
 
     def keep(self, identities: Iterable[ProcessIdentity]) -> None:
-        """Records these children and no others; where that is not possible, a later call may do it.
+        """Replaces the recorded children; on a write error logs a warning, and a later call may succeed.
 
-        In place, into blocks that were reserved: a full disk has no room for a second file. A power cut may tear it,
-        but then none of these processes runs any more.
+        Writes in place into reserved blocks, because a full disk has no room for a second file. A power cut may tear
+        the file, but it also ends all these processes.
         """
         page = json.dumps([asdict(identity) for identity in identities]).encode().ljust(RESERVED_BYTES)
         try:
@@ -123,16 +123,16 @@ class ChildRecords:
             os.close(descriptor)
 
     def clear(self) -> None:
-        """Says that all of them were ended; keeps the room for the next ones."""
+        """Records that no child runs; keeps the reserved blocks."""
         self.keep([])
 
     def _warn(self, error: OSError) -> None:
-        logger.warning("the children are not recorded in %s, they are known to this process alone: %s",
+        logger.warning("the children cannot be recorded in %s: after a crash they would not be found: %s",
                        self._path, error)  # fmt: skip
 
 
 class ChildProcess:
-    """One child in a session of its own, with its output in a log file."""
+    """A child in a session of its own, with its output in a log file."""
 
     def __init__(
         self,
@@ -144,9 +144,9 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
         stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
-        """Starts the command; the kernel sends it SIGTERM when this process dies, however it dies.
+        """Starts the command; the kernel sends it SIGTERM when this process dies.
 
-        It inherits ``descriptors`` under their numbers. ``stop_signal`` asks it to stop.
+        It inherits ``descriptors`` under their numbers; ``stop_signal`` makes it exit.
         """
         self.name = name
         self._stop_signal = stop_signal
@@ -167,7 +167,6 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
@@ -175,17 +174,16 @@ class ChildProcess:
         return self._process.poll()
 
     def is_stopped(self) -> bool:
-        """Returns True if the kernel has it stopped: by SIGSTOP, or by a debugger."""
+        """Returns True if it is stopped by SIGSTOP or a debugger."""
         found = process_status(self.pid)
         return found is not None and found.is_stopped
 
     def send_stop_signal(self) -> None:
-        """Sends its stop signal, if it still runs."""
         if self.exit_code() is None:
             self._process.send_signal(self._stop_signal)
 
     def stop(self, timeout_s: float) -> None:
-        """Asks it to stop, waits, and after ``timeout_s`` kills its session."""
+        """Sends the stop signal, waits, and kills its session after ``timeout_s``."""
         self.send_stop_signal()
         try:
             self._process.wait(timeout_s)
@@ -194,16 +192,16 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kills it with everything it started in its session, also what outlived it, and collects it."""
+        """Kills every process of its session and reaps it."""
         self.identity.kill()
         try:
             self._process.wait(KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            logger.error("%s (process %d) does not end: it waits in the kernel, for a disk perhaps",
+            logger.error("%s (process %d) cannot be killed: it waits in the kernel, perhaps for a disk",
                          self.name, self.pid)  # fmt: skip
 
     def log_tail(self, lines: int = 5) -> str:
-        """Returns the last lines of its log, for messages."""
+        """Returns the last lines of its log."""
         try:
             with self.log_file.open("rb") as log:
                 log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
@@ -214,21 +212,21 @@ class ChildProcess:
 
 
 def kill_forks_with_parent() -> None:
-    """From now on the kernel kills what this process forks as soon as the thread that forked it ends, however it ends.
+    """Makes the kernel kill every later fork of this process when the forking thread ends.
 
-    For generators of others that fork workers, as slime's own does. SIGTERM would run a handler that was inherited.
+    For third-party generators that fork workers, such as slime's own. SIGTERM would run an inherited handler.
     """
     libc = ctypes.CDLL(None)
     os.register_at_fork(after_in_child=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    """Opens a log file to add to; where the disk does not let it, what is logged goes where this process logs to."""
+    """Opens a log file to append to; on an error returns this process's own output."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab")
     except OSError as error:
-        logger.warning("%s cannot be opened, its lines come here: %s", path, error)
+        logger.warning("%s cannot be opened, its lines are logged here: %s", path, error)
         return os.fdopen(os.dup(sys.stderr.fileno()), "wb")
 
 
@@ -250,4 +248,4 @@ def _die_with_parent(parent: int) -> None:
     """Runs in the child between fork and exec: asks the kernel for SIGTERM at the parent's death."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        os._exit(1)  # it died before the kernel was asked
+        os._exit(1)  # the parent died before the call

@@ -1,9 +1,8 @@
-"""Which generators there are, asked of a short-lived process: a bad file takes nobody along and delays nobody long.
+"""Lists the generators in a short-lived process, so that a broken file neither stops nor blocks the supervisor.
 
-When a file in ``folders`` has changed, they are listed again; until that is done, the last list holds.
-
-A file that hangs, or ends the process that loads it, is broken like one with a syntax error: it is named, left out, and
-the others are listed without it. Nothing here waits; ``reconcile`` makes the next step.
+When a file in ``folders`` has changed, the list is made again; until then the previous list holds. A file that hangs or
+kills the process that loads it is reported as broken and skipped, like one with a syntax error. No method waits;
+``reconcile`` makes the next step.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class GeneratorDiscovery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog: dict[str, Any] | None = None
-        """``task_types`` and ``broken_generators``, once they are known, and the ``files`` as they were then."""
+        """``task_types``, ``broken_generators`` and the ``files`` they were read from; None before the first list."""
         self.skipped: dict[str, str] = {}
-        """Files that must not be loaded until they change, and why."""
+        """Files that are not loaded until they change, with the reason."""
         self._files = generator_files(folders)
         self._skipped_as: dict[str, str | None] = {}
         self._folders = folders
@@ -57,7 +56,7 @@ class GeneratorDiscovery:
         """Makes the next step.
 
         Raises:
-            ConfigError: the generators cannot be listed, whichever files are left out, and never were.
+            ConfigError: the generators could never be listed, whichever files are skipped.
         """
         if self._process is None and self.catalog is not None and self.catalog["files"] == self._files:
             return
@@ -69,18 +68,18 @@ class GeneratorDiscovery:
             self._collect(self._process.returncode)
 
     def look(self) -> None:
-        """Looks at the files, so that ``reconcile`` knows whether they changed. It may wait for the disk."""
+        """Reads the files' times, so that ``reconcile`` notices changes; may wait for the disk."""
         self._files = generator_files(self._folders)
 
     def activity(self) -> str | None:
-        """Returns a sentence on what it waits for; None once it is done."""
+        """Returns a sentence on the listing in progress; None if there is none."""
         if self.catalog is not None:
             return None
         file, loading_s = self._loading()
         return f"generators are being listed: {file or 'the registry'} has been loading for {loading_s:.0f} s"
 
     def stop(self) -> None:
-        """Ends it."""
+        """Kills the listing process."""
         if self._process is not None:
             self._kill(self._process)
             self._close()
@@ -111,7 +110,7 @@ class GeneratorDiscovery:
         file, loading_s = self._loading()
         if loading_s > SLOW_AFTER_S and file != self._said_slow:
             self._said_slow = file
-            logger.warning("the generator file %s takes its time to load; its limit is %.0f s",
+            logger.warning("the generator file %s is slow to load; its limit is %.0f s",
                            file or "of the registry", self._file_timeout_s)  # fmt: skip
         if loading_s > self._file_timeout_s and self._process is not None:
             self._kill(self._process)
@@ -136,10 +135,10 @@ class GeneratorDiscovery:
         if not file or file in self.skipped or len(self.skipped) >= MAX_BROKEN:
             if self.catalog is None:
                 raise ConfigError(f"the generators cannot be listed: {reason}")
-            logger.error("the generators cannot be listed again, the last list holds: %s", reason)
+            logger.error("the generators cannot be listed again, the previous list holds: %s", reason)
             self.catalog = {**self.catalog, "files": self._files}
             return
-        logger.error("generator file %s is left out: %s", file, reason)
+        logger.error("generator file %s is skipped: %s", file, reason)
         self.skipped[file] = reason[:_WORDS]
         self._skipped_as[file] = self._files.get(file)
 
@@ -150,7 +149,7 @@ class GeneratorDiscovery:
             process.wait()
 
     def _loading(self) -> tuple[str, float]:
-        """Returns the file that is being loaded, and for how many seconds."""
+        """Returns the file being loaded, and for how many seconds."""
         if self._process is None:
             return "", 0.0
         beat = self._progress.last()

@@ -39,21 +39,21 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 _START_TIMEOUT_S = 120.0
 _STARTS = 3
-"""Ray gives up by itself when its own parts take more than 30 s to find each other, as on a host with much to do."""
+"""Attempts: Ray gives up when its own parts take more than 30 s to find each other, as on a busy host."""
 _GRACE_S = 3.0
 _POLL_S = 0.1
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 _READY_LINE = "Ray runtime started"
 _MAX_TEMP_ROOT = 22
-"""Ray puts unix sockets about 60 characters below its folder, and their paths end at 107."""
+"""Ray's unix sockets lie about 60 characters below this folder, and their paths are limited to 107."""
 
 
 class _StopAskedError(Exception):
-    """Raised by the signal handler to leave whatever is being waited for."""
+    """Raised by the signal handler to interrupt any wait."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the cluster until told to stop; returns 0, or 1 if Ray does not start."""
+    """Runs the cluster until SIGTERM or SIGINT; returns 0, or 1 if Ray does not start."""
     options = _parse(arguments)
     set_up_logging()
     _die_with(os.getppid())
@@ -75,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="local_ray", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--num-cpus", type=int, default=os.cpu_count() or 1, help="what Ray may give out")
+    parser.add_argument("--num-cpus", type=int, default=os.cpu_count() or 1, help="CPUs that Ray may assign")
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--address-file", type=Path, help="gets HOST:PORT once Ray can be used")
-    where.add_argument("--address-fd", type=int, help="the same for a parent: shared memory, which no full disk stops")
+    where.add_argument("--address-file", type=Path, help="file to write HOST:PORT to once Ray is ready")
+    where.add_argument("--address-fd", type=int, help="the same as a descriptor of shared memory")
     parser.add_argument("--temp-root", default="/tmp", help="Ray's files go below it; must be a short path")
     options = parser.parse_args(arguments)
     if options.num_cpus < 1:
@@ -86,7 +86,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if len(os.path.abspath(options.temp_root)) > _MAX_TEMP_ROOT:
         parser.error(f"--temp-root may be {_MAX_TEMP_ROOT} characters long: Ray's socket paths would not fit")
     if not os.environ.get(_TOKEN_VARIABLE):
-        parser.error(f"{_TOKEN_VARIABLE} must name a file with a token: anybody on the network could use this cluster")
+        parser.error(f"{_TOKEN_VARIABLE} must name a file with a token: the cluster listens on the network")
     return options
 
 
@@ -108,7 +108,7 @@ def _run(num_cpus: int, temp_dir: Path, on_address: Callable[[str], None]) -> in
 
 
 def _wait_and_reap(head: subprocess.Popen[bytes]) -> int:
-    """Returns the head's exit code once it has ended; meanwhile buries what killed workers leave to this process."""
+    """Returns the head's exit code once it has exited; reaps adopted descendants meanwhile."""
     while True:
         dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if dead is None or dead.si_pid == head.pid:
@@ -151,7 +151,7 @@ def _report_address(options: argparse.Namespace, address: str) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes the file so that nobody ever reads half of it."""
+    """Writes the file atomically."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
@@ -165,15 +165,15 @@ def _handle_stop_signal(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Asks the kernel for SIGTERM when the parent dies, and to hand over descendants whose own parents die."""
+    """Asks the kernel for SIGTERM at the parent's death, and to adopt orphaned descendants."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel was asked
+    if os.getppid() != parent:  # the parent died before the call
         raise SystemExit("the parent process is gone")
 
 
 def _die_with_parent(me: int) -> Callable[[], None]:
-    """Returns what the head does before it starts: SIGTERM for it too, should this program be killed."""
+    """Returns the head's preexec function: SIGTERM if this program dies."""
 
     def before_exec() -> None:
         _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
@@ -190,13 +190,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """Asks every descendant to end, and kills those that do not within the grace period."""
+    """Sends SIGTERM to all descendants, and SIGKILL after the grace period."""
     _signal_all(signal.SIGTERM)
     deadline = time.monotonic() + _GRACE_S
     while _living_descendants() and time.monotonic() < deadline:
         _reap()
         time.sleep(_POLL_S)
-    while _living_descendants():  # a killed parent may have left children that are ours only now
+    while _living_descendants():  # killing a parent makes its children ours
         _signal_all(signal.SIGKILL)
         _reap()
         time.sleep(_POLL_S)
@@ -215,10 +215,10 @@ def _reap() -> None:
 
 
 def _living_descendants() -> list[int]:
-    """Returns the ids of all processes below this one; the dead that nobody has reaped yet do not count."""
+    """Returns the process ids of all live descendants, without zombies."""
     parents = {entry: _parent_if_alive(entry) for entry in map(int, filter(str.isdigit, os.listdir("/proc")))}
     found = [os.getpid()]
-    for process in found:  # grows while it is walked
+    for process in found:  # grows during the loop
         found.extend(child for child, parent in parents.items() if parent == process)
     return found[1:]
 
@@ -226,7 +226,7 @@ def _living_descendants() -> list[int]:
 def _parent_if_alive(process: int) -> int | None:
     try:
         fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:  # it ended in between
+    except OSError:  # exited in between
         return None
     state, parent = fields[0], int(fields[1])
     return None if state in "ZX" else parent

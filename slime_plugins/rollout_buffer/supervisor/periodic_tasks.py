@@ -1,4 +1,4 @@
-"""Tasks that are done again and again; one that the store or the disk does not allow is put off, and said once."""
+"""Calls tasks at intervals; a task that the store or the disk prevents is retried later, and logged once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from slime_plugins.rollout_buffer.errors import DamagedError, RolloutBufferError, StorageFullError, UnavailableError
 
 POSTPONED = (StorageFullError, UnavailableError, DamagedError, sqlite3.OperationalError, OSError)
-"""What a full, busy, read-only or broken disk does. Anything else is a defect, and is not hidden."""
+"""Errors of a full, busy, read-only or broken disk. Any other error is a defect and is raised."""
 STUCK_AFTER_S = 15.0
 
 Task = Callable[[], None]
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class PeriodicTasks:
-    """Calls each task once its interval is over, one after the other."""
+    """Calls each task when its interval has passed, one after the other."""
 
     def __init__(self, intervals: Mapping[Task, float], *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``intervals`` names the seconds between two calls of each task, in the order in which they are called."""
+        """``intervals`` maps each task to its seconds between calls, in calling order."""
         self._intervals = dict(intervals)
         self._due = dict.fromkeys(intervals, 0.0)
         self._clock = clock
@@ -31,10 +31,10 @@ class PeriodicTasks:
         self._current: tuple[Task, float] | None = None
 
     def run_due(self) -> None:
-        """Calls what is due.
+        """Calls the tasks that are due.
 
         Raises:
-            Exception: a defect of a task. What a disk or a busy store does to one puts it off.
+            Exception: a defect of a task; errors of the disk or a busy store postpone it instead.
         """
         for task, interval_s in self._intervals.items():
             if self._clock() >= self._due[task]:
@@ -42,7 +42,7 @@ class PeriodicTasks:
                 self.run(task)
 
     def run(self, task: Task) -> None:
-        """Calls one task, as ``run_due``."""
+        """Calls one task, with the same errors as ``run_due``."""
         self._current = (task, self._clock())
         try:
             task()
@@ -55,17 +55,17 @@ class PeriodicTasks:
             self._current = None
 
     def problem(self) -> str | None:
-        """Returns a sentence on what is put off or does not come to its end; None when all goes well."""
+        """Returns a sentence on a task that is postponed or hangs; None if all go well."""
         current = self._current
         if current is not None and (stuck_s := self._clock() - current[1]) > STUCK_AFTER_S:
-            return f"{_name(current[0])} has not come to its end for {stuck_s:.0f} s"
+            return f"{_name(current[0])} has been running for {stuck_s:.0f} s"
         for task, reason in list(self._put_off.items()):
             return f"{_name(task)} is put off: {reason}"
         return None
 
     def _note(self, task: Task, reason: str) -> None:
         if self._put_off.get(task) != reason:
-            logger.error("%s is put off: %s", _name(task), reason)
+            logger.error("%s is postponed: %s", _name(task), reason)
         self._put_off[task] = reason
 
 
@@ -74,7 +74,7 @@ def _name(task: Task) -> str:
 
 
 class PeriodicThread:
-    """Does tasks in a thread of its own: those that may have to wait, for the store or the disk."""
+    """Runs periodic tasks that may block on the store or the disk, in a thread."""
 
     def __init__(self, name: str, tasks: PeriodicTasks, *, tick_s: float) -> None:
         self.tasks = tasks
@@ -84,16 +84,15 @@ class PeriodicThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begins."""
         self._thread.start()
 
     def check(self) -> None:
-        """Raises the defect that ended the thread, if one did."""
+        """Raises the defect that ended the thread, if any."""
         if self._defect is not None:
             raise self._defect
 
     def stop(self, timeout_s: float) -> bool:
-        """Tells it to end, and whether it has ended within ``timeout_s``: it may hang in a write."""
+        """Stops the thread; returns False if it has not ended within ``timeout_s``, for example in a write."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)

@@ -1,6 +1,6 @@
-"""When each child is started again, and how long it may go without a heartbeat: the limits of ``serve``. Pure.
+"""Restart limits and heartbeat timeouts of each child of ``serve``. Pure.
 
-Heartbeats that are stored, and what others make of their silence, are in ``rules/heartbeats.py``.
+Heartbeats in the store have their limits in ``rules/heartbeats.py``.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 
 MAX_CRASHES = 8
-"""A job fails after so many crashes of its runner in a row, without a trajectory or minutes of work between them."""
+"""Consecutive crashes of its runner, without a trajectory or minutes of work in between, after which a job fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartPolicy:
-    """When a child that crashed is started again.
+    """When a crashed child is restarted.
 
-    ``max_crashes`` in a row are the limit, None for none. A child that ran for ``steady_after_s`` begins to count anew.
-    One that is not ready ``start_timeout_s`` after its start, or frozen for ``heartbeat_timeout_s``, counts as crashed.
+    ``max_crashes`` None is no limit. A child that ran for ``steady_after_s`` resets the count. A child that is not
+    ready within ``start_timeout_s``, or sends no heartbeat for ``heartbeat_timeout_s``, counts as crashed.
     """
 
     first_s: float = 1.0
@@ -30,24 +30,24 @@ class RestartPolicy:
 
 
 def server_policy(settings: ServeSettings) -> RestartPolicy:
-    """Returns the limits of gunicorn's parent process; its workers are gunicorn's to restart."""
+    """Returns the policy of gunicorn's parent process, which restarts its own workers."""
     heartbeat_timeout_s = settings.service_heartbeat_timeout_s
     return RestartPolicy(first_s=0.2, longest_s=10.0, steady_after_s=10.0, heartbeat_timeout_s=heartbeat_timeout_s)
 
 
 def gateway_policy(settings: ServeSettings) -> RestartPolicy:
-    """Returns the limits of the gateway."""
     heartbeat_timeout_s = settings.service_heartbeat_timeout_s
     return RestartPolicy(first_s=1.0, longest_s=30.0, steady_after_s=60.0, heartbeat_timeout_s=heartbeat_timeout_s)
 
 
 def runner_policy(settings: ServeSettings) -> RestartPolicy:
-    """Returns the limits of a job's runner, which has a setting of its own: a generator may block the event loop."""
+    """Returns the policy of a job's runner; its heartbeat timeout is a setting, since a generator may block the event
+    loop."""
     return RestartPolicy(max_crashes=MAX_CRASHES, heartbeat_timeout_s=settings.runner_heartbeat_timeout_s)
 
 
 def ray_policy(settings: ServeSettings) -> RestartPolicy:
-    """Returns the limits of the local Ray, which takes its time to come up."""
+    """Returns the policy of the local Ray, which is slow to start."""
     return RestartPolicy(
         first_s=2.0,
         max_crashes=MAX_CRASHES,

@@ -1,11 +1,10 @@
-"""One supervised child: started, watched, ended and started again, by steps of which none waits.
+"""One supervised child: started, watched, stopped and restarted, in steps that never block.
 
-    waiting ──start──▶ running ──it ended, or is frozen──▶ killed ──all of its session is gone──▶ waiting (backoff)
+    waiting ──start──▶ running ──exited, or frozen──▶ killed ──session is gone──▶ waiting (backoff)
                           │                                   ▲              │
                           └──stop()──▶ stopping ──too long────┘              └──too many crashes in a row──▶ given up
 
-The parent of several children calls ``reconcile`` of each in turn: a child that hangs, or that the kernel does not let
-go of, delays no other.
+A parent calls ``reconcile`` of each child in turn, so a child that hangs or cannot be killed delays no other.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 class ChildState(StrEnum):
-    """What a supervised child is at."""
-
-    WAITING = "waiting"  # it is started once its backoff is over and what it needs is there
+    WAITING = "waiting"  # until its backoff is over and ``may_start``
     RUNNING = "running"
-    STOPPING = "stopping"  # it may end by itself until a deadline
-    KILLED = "killed"  # until the kernel has ended all of its session
-    ENDED = "ended"  # it was stopped for good
-    GIVEN_UP = "given up"  # it crashed too often in a row
+    STOPPING = "stopping"  # may exit until a deadline
+    KILLED = "killed"  # until all of its session is gone
+    ENDED = "ended"  # stopped with ``no_restart``
+    GIVEN_UP = "given up"  # crashed too often in a row
 
 
 def _always() -> bool:
@@ -45,10 +42,10 @@ def _never() -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildSpec:
-    """A child as its supervisor wants it: how it is started, and what is asked about it. No answer may wait.
+    """How a child is started and checked; none of the functions may block.
 
-    ``start`` may raise OSError: then it is tried again, without a limit. ``progressed`` tells, after a crash, whether
-    it got on with its work since its start: then it is not crashing again and again.
+    ``start`` may raise OSError: it is retried without a limit. ``progressed`` returns True if the child did work since
+    its start: then its crash does not count as one in a row.
     """
 
     name: str
@@ -61,7 +58,7 @@ class ChildSpec:
 
 
 class SupervisedChild:
-    """The state of one child. ``reconcile`` makes the next step, as often as one likes."""
+    """One child and its state; the parent calls ``reconcile`` repeatedly."""
 
     def __init__(self, spec: ChildSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
@@ -69,7 +66,7 @@ class SupervisedChild:
         self.process: ChildProcess | None = None
         self.crashes = 0
         self.cause = ""
-        """Why it ended last, with its last words."""
+        """Why it exited last, with the end of its log."""
         self._clock = clock
         self._not_before = 0.0
         self._started_at = 0.0
@@ -82,16 +79,16 @@ class SupervisedChild:
 
     @property
     def ready(self) -> bool:
-        """It runs, and does what it is there for."""
+        """Returns True if it runs and has reported ready."""
         return self.state is ChildState.RUNNING and self._was_ready
 
     @property
     def is_finished(self) -> bool:
-        """It does not run, and is not started again."""
+        """Returns True if it does not run and will not be restarted."""
         return self.state in (ChildState.ENDED, ChildState.GIVEN_UP)
 
     def reconcile(self) -> None:
-        """Makes the next step: starts, looks, kills, collects. Returns at once."""
+        """Makes the next step: starts, checks, kills or reaps the child. Never blocks."""
         if self.state is ChildState.WAITING:
             self._start_if_due()
         elif self.state is ChildState.RUNNING:
@@ -102,23 +99,23 @@ class SupervisedChild:
             self._reap()
 
     def stop(self, why: str, *, within_s: float, no_restart: bool = False, send_signal: bool = True) -> None:
-        """Lets it end by itself within a time, asked by SIGTERM or not, and kills it then; that is no crash.
+        """Gives the child ``within_s`` to exit, then kills it; not counted as a crash.
 
-        It is started again afterwards, unless it is ``no_restart``.
+        It is restarted afterwards, unless ``no_restart``.
         """
         self._no_restart = self._no_restart or no_restart
         if self.state is ChildState.WAITING and no_restart:
             self.state = ChildState.ENDED
         if self.state is not ChildState.RUNNING or self.process is None:
             return
-        logger.info("%s is to end: %s", self.spec.name, why)
+        logger.info("stopping %s: %s", self.spec.name, why)
         self.cause, self._deadline = why, self._clock() + within_s
         self.state = ChildState.STOPPING
         if send_signal:
             self.process.send_stop_signal()
 
     def kill(self, why: str) -> None:
-        """Kills it as one that is frozen: it counts as crashed, and is started again."""
+        """Kills the child; counted as a crash, and restarted."""
         if self.state in (ChildState.RUNNING, ChildState.STOPPING):
             self._begin_kill(why, crashed=self.state is ChildState.RUNNING)
 
@@ -135,7 +132,7 @@ class SupervisedChild:
         except OSError as error:
             logger.error("%s cannot be started: %s", self.spec.name, error)
             self.cause = f"it cannot be started: {error}"
-            self._back_off()  # the machine's fault, not its own: it is tried again for as long as it takes
+            self._back_off()  # not counted as a crash: retried without a limit
             return
         self._monitor = HeartbeatMonitor(self._heartbeat, self.process.is_stopped, clock=self._clock)
         self.state = ChildState.RUNNING
@@ -161,22 +158,22 @@ class SupervisedChild:
         if self.process.exit_code() is not None:
             self._begin_kill(self.cause, crashed=False)
         elif self._clock() > self._deadline:
-            logger.error("%s does not end by itself: killing it", self.spec.name)
+            logger.error("%s does not exit: killing it", self.spec.name)
             self._begin_kill(self.cause, crashed=False)
 
     def _begin_kill(self, why: str, *, crashed: bool) -> None:
-        """Begins to end all of its session: what it started would hold its port or its devices."""
+        """Starts killing its whole session, whose processes may hold its port or devices."""
         assert self.process is not None
         words = self.process.log_tail()
         if crashed:
-            self.cause = f"{why}; its last words: {words}" if words else why
+            self.cause = f"{why}; the end of its log: {words}" if words else why
             logger.error("%s: %s (%d crashes in a row before):\n%s", self.spec.name, why, self.crashes, words)
         self._crashed = crashed
         self.state = ChildState.KILLED
         self._reap()
 
     def _reap(self) -> None:
-        """Kills what is left of it; once nothing is, decides what comes next."""
+        """Kills what is left of the session; once nothing is, sets the next state."""
         assert self.process is not None
         if self.process.identity.send_kill() or self.process.exit_code() is None:
             return

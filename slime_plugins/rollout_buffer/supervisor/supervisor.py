@@ -1,11 +1,10 @@
 """The parent of gunicorn and of the runners: ``rollout-buffer serve``.
 
-It reconciles the job table with running processes, restarts what died, owns the clock (leases, group timeouts) and the
-local Ray. The task types it knows are in the store, so that servers accept only work that somebody will do.
+It reconciles the job table with running processes, restarts children that died, expires leases and group timeouts, and
+owns the local Ray. It stores the task types it has found; servers accept only jobs of these.
 
-Its main thread looks after children and never waits: not for a child, not for the disk, not for the store's turn to
-write. Whatever writes is done by a thread of its own, and put off while the disk is full or broken: until then the
-service reads.
+The main thread watches children and never blocks on a child, the disk or the write lock. A second thread does all
+writes, and retries them while the disk is full or broken; meanwhile the service is read-only.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ STOP_TIMEOUT_S = 25.0
 WRITE_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 0.2
 PORT_TIMEOUT_S = 8.0
-"""After a crash: how long the last server may need to let go of the port."""
+"""After a crash: how long to wait until the previous server has released the port."""
 ORPHAN_TIMEOUT_S = 15.0
-"""After a crash: how long runners and Ray of the last supervisor may need to end. New runners need not wait for it."""
+"""After a crash: how long the previous runners and Ray may take to exit. New runners do not wait for it."""
 JOB_OVER_TIMEOUT_S = 30.0
 RAY_GONE_TIMEOUT_S = 10.0
 SERVER_NAME = "server"
@@ -65,17 +64,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Runner:
-    """The runner of one job: its child, and what it was started with."""
+    """The runner of one job, and the arguments it was started with."""
 
     child: SupervisedChild
     ray_address: str | None = None
     trajectories: int | None = None
-    """How many its job had when it was started."""
+    """Number of the job's trajectories when the runner was started."""
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """Runs until it is told to stop. Build it, then call ``run()`` once."""
+    """``rollout-buffer serve``. Call ``run()`` once."""
 
     settings: ServeSettings
     on_ready: Callable[[str], None] | None = None
@@ -88,13 +87,13 @@ class Supervisor:
     _ray: SupervisedChild | None = field(init=False, default=None)
     _ray_is_wanted: bool = field(init=False, default=False)
     _ray_heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
-    """Where the local Ray says its address once it can be used."""
+    """The local Ray writes its address here once it is ready."""
     _ray_address: str | None = field(init=False, default=None)
     _jobs: list[JobRecord] = field(init=False, default_factory=list)
-    """Jobs that want a runner, as they were when the table could last be read."""
+    """Jobs that need a runner, from the last successful read."""
     _runners: dict[int, _Runner] = field(init=False, default_factory=dict)
     _to_fail: dict[int, str] = field(init=False, default_factory=dict)
-    """Jobs that are to fail, and why: the thread that writes sees to it."""
+    """Jobs for the writing thread to fail, with the cause."""
     _tasks: PeriodicTasks = field(init=False)
     _writing: PeriodicThread = field(init=False)
     _write_lock_watch: WriteLockWatch = field(init=False)
@@ -102,7 +101,7 @@ class Supervisor:
     _recorded: list[ProcessIdentity] | None = field(init=False, default=None)
     _orphans: list[tuple[ProcessIdentity, float]] = field(init=False, default_factory=list)
     _stored_catalog: dict[str, Any] | None = field(init=False, default=None)
-    """Servers accept only jobs of task types that are stored."""
+    """The stored task types; servers accept no others."""
     _announced: bool = field(init=False, default=False)
     _stopping: bool = field(init=False, default=False)
 
@@ -141,13 +140,13 @@ class Supervisor:
         self._writing = PeriodicThread("store tasks", writing, tick_s=TICK_S)
 
     def run(self) -> None:
-        """Serves until SIGTERM or SIGINT, then ends every process it started.
+        """Serves until SIGTERM or SIGINT, then stops every process it started.
 
         Raises:
             ConfigError: another supervisor has the data directory, or the port is taken.
         """
         self._lock = data_dir.own(self.settings.data_dir)
-        os.umask(0o077)  # also for the children: what they write is for this user alone
+        os.umask(0o077)  # also for the children's files
         try:
             self._open()
         except BaseException:
@@ -163,7 +162,7 @@ class Supervisor:
             self._stop_all()
 
     def _open(self) -> None:
-        """Opens what the last supervisor left, once nothing of it runs any more that could still write."""
+        """Opens the store, once no process of the previous supervisor can write to it."""
         data_dir.tighten(self.settings.data_dir)
         self._records = ChildRecords(self.settings.data_dir / "children.json")
         self._take_over()
@@ -175,16 +174,16 @@ class Supervisor:
         self._stopping = True
 
     def _take_over(self) -> None:
-        """After a crash of the last supervisor: ends the server it left behind, and has the port free.
+        """After a crash of the previous supervisor: kills its server and gateway, and waits for the port.
 
-        Its runners and its Ray were told by the kernel and may end in order; ``_kill_orphans`` sees that they do.
+        Its runners and its Ray got SIGTERM from the kernel and may exit in order; ``_kill_orphans`` enforces it.
 
         Raises:
-            ConfigError: the port is taken by somebody else.
+            ConfigError: another program has the port.
         """
         orphans = [identity for identity in self._records.orphans() if identity.members()]
         for identity in orphans:
-            logger.warning("the last supervisor left its %s behind, process %d", identity.name, identity.pid)
+            logger.warning("found the previous supervisor's %s, process %d, still running", identity.name, identity.pid)
             if identity.name in (SERVER_NAME, GATEWAY_NAME):
                 identity.kill()
         deadline = time.monotonic() + ORPHAN_TIMEOUT_S
@@ -206,7 +205,7 @@ class Supervisor:
     # --- tasks of the main thread: none of them waits ---------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Tells the servers that this process lives, and what keeps it from its work."""
+        """Reports to the servers that this process is alive, and any problem it has."""
         reason = self._writing.tasks.problem() or self._tasks.problem()
         self._heartbeat.beat(starting=self._discovery.activity(), reason=reason)
 
@@ -217,7 +216,7 @@ class Supervisor:
             self._gateway.reconcile()
 
     def _read_jobs(self) -> None:
-        to_fail = set(self._to_fail)  # before the look at the table: what fails meanwhile is not started again
+        to_fail = set(self._to_fail)  # read before the table, so that a job that is being failed is not restarted
         self._jobs = [job for job in self._buffer.unfinished_jobs() if job.has_runner and job.key not in to_fail]
 
     def _reconcile_runners(self) -> None:
@@ -242,7 +241,7 @@ class Supervisor:
         runner.child.reconcile()
         if runner.child.state is ChildState.GIVEN_UP:
             times = runner.child.crashes
-            self._to_fail[job.key] = f"its runner ended {times} times in a row: {runner.child.cause}"
+            self._to_fail[job.key] = f"its runner crashed {times} times in a row: {runner.child.cause}"
 
     def _why_unknown(self, task_type: str) -> str:
         broken = (self._discovery.catalog or {}).get("broken_generators", {})
@@ -250,7 +249,7 @@ class Supervisor:
         return f"no generator has task_type {task_type!r} any more{reasons}"[:2000]
 
     def _release_runner(self, key: int) -> None:
-        """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
+        """Reaps the runner of a job that is over: it exits by itself, and is killed after ``JOB_OVER_TIMEOUT_S``."""
         child = self._runners[key].child
         child.stop("its job is over", within_s=JOB_OVER_TIMEOUT_S, no_restart=True, send_signal=False)
         child.reconcile()
@@ -258,17 +257,17 @@ class Supervisor:
             del self._runners[key]
 
     def _kill_stuck_lock_owner(self) -> None:
-        """Kills a process of ours that holds the writers' turn and does not move: it would stop all writes for ever."""
+        """Kills a child that holds the write lock without progress: it would block all writes."""
         owner = self._buffer.store.turn_owner()
         if owner is None or not self._write_lock_watch.is_stuck(owner):
             return
         for child in self._children():
             if child.process is not None and owner.pid in child.process.identity.members():
-                logger.error("%s, of the %s, and does not move: killing it", owner, child.spec.name)
-                os.kill(owner.pid, signal.SIGKILL)  # a worker of gunicorn's alone; of the others it is all there is
+                logger.error("%s, of the %s, without progress: killing it", owner, child.spec.name)
+                os.kill(owner.pid, signal.SIGKILL)  # of gunicorn only this worker
 
     def _kill_orphans(self) -> None:
-        """Kills what the last supervisor started and what had time enough to end by itself."""
+        """Kills processes of the previous supervisor that have not exited in time."""
         self._orphans = [
             (identity, deadline)
             for identity, deadline in self._orphans
@@ -287,7 +286,8 @@ class Supervisor:
         return (child for child in services if child is not None)
 
     def _report_ready(self) -> None:
-        """Says once that requests are answered and jobs accepted; on a full disk, that requests are."""
+        """Calls ``on_ready`` once: when requests are answered and jobs accepted, or on a full disk when requests are
+        answered."""
         if self._announced or self.on_ready is None or self._discovery.catalog is None:
             return
         accepts = self._stored_catalog is not None or self._writing.tasks.problem() is not None
@@ -306,7 +306,7 @@ class Supervisor:
             self._stored_catalog = catalog
 
     def _store_catalog(self) -> None:
-        """Stores what was found as soon as it was: the next heartbeat may be seconds away."""
+        """Stores a new list of generators at once, without waiting for the next heartbeat."""
         if self._stored_catalog is not self._discovery.catalog:
             self._store_heartbeat()
 
@@ -323,7 +323,7 @@ class Supervisor:
         self._buffer.expire_leases()
         self._buffer.close_timed_out_groups()
         for job_id in self._buffer.pause_idle_jobs():
-            logger.warning("job %s is paused: nobody polls it", job_id, extra={"job": job_id})
+            logger.warning("job %s is paused: no trainer polls it", job_id, extra={"job": job_id})
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner and job.has_input:
                 self._buffer.finish_if_done(job.key)
@@ -336,7 +336,7 @@ class Supervisor:
     # --- the local Ray -----------------------------------------------------------------------------------------------
 
     def _reconcile_ray(self, jobs: list[JobRecord]) -> None:
-        """Keeps a Ray of this machine running once a job needs one; if it does not start, who waits for it fails."""
+        """Runs a local Ray while a job needs one; if it cannot start, fails the jobs that need it."""
         in_need = [job for job in jobs if self._uses_local_ray(job)]
         if self._ray is None and in_need:
             self._ray = SupervisedChild(
@@ -355,7 +355,7 @@ class Supervisor:
         if self._ray.state is ChildState.GIVEN_UP:
             for job in in_need:
                 self._to_fail[job.key] = f"local Ray does not start ({self._ray.crashes} tries): {self._ray.cause}"
-            self._ray = None  # a job that comes later tries again
+            self._ray = None  # the next job that needs Ray retries
 
     def _uses_local_ray(self, job: JobRecord) -> bool:
         task = self._task_types().get(job.task_type)
@@ -429,7 +429,8 @@ class Supervisor:
         )
 
     def _has_progressed(self, job_key: int) -> bool:
-        """Whether a crash of a runner is not the job's: it brought a trajectory, or the disk lets nobody write."""
+        """Returns True if a runner's crash is not the job's fault: it stored a trajectory, or the disk prevents
+        writes."""
         if self._writing.tasks.problem() is not None:
             return True
         now, before = self._count_trajectories(job_key), self._runners[job_key].trajectories
@@ -453,7 +454,7 @@ class Supervisor:
         )
 
     def _task_types(self) -> dict[str, Any]:
-        """Returns what jobs may ask for: the generators that were found, and writers outside."""
+        """Returns the task types that jobs may name: those of generators, and ``external``."""
         found: dict[str, Any] = {} if self._discovery.catalog is None else self._discovery.catalog["task_types"]
         return {**found, **WRITERS_OUTSIDE}
 
@@ -463,9 +464,10 @@ class Supervisor:
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     def _stop_all(self) -> None:
-        """Server first, so that nothing new comes in; then the runners, which give up their attempts; Ray last.
+        """Stops the server first, so that no new requests arrive; then the runners, which abandon their attempts; Ray
+        last.
 
-        Waiting polls see that the supervisor is gone and answer: the server need not wait for them.
+        Waiting polls notice that the supervisor is gone and are answered: the server need not wait for them.
         """
         self._discovery.stop()
         idle = self._writing.stop(WRITE_TIMEOUT_S)
@@ -480,7 +482,7 @@ class Supervisor:
         for identity, _ in self._orphans:
             identity.kill()
         self._records.clear()
-        if idle:  # otherwise a write of its still hangs in it, and ends with this process
+        if idle:  # otherwise a write still hangs in the thread
             self._buffer.store.close()
         self._lock.close()
         logger.info("stopped")

@@ -65,7 +65,7 @@ def test_what_the_disk_does_puts_a_duty_off_is_said_once_and_is_well_again_after
     assert other.writes == 100
     problem = tasks.problem()
     assert problem is not None
-    assert problem.startswith("write rows is put off: ")
+    assert problem.startswith("write rows is postponed: ")
     assert len(caplog.records) == 1
     disk.error = None
     tasks.run_due()
@@ -96,7 +96,7 @@ def test_a_duty_that_hangs_is_named_and_holds_up_only_its_thread() -> None:
     assert hanging.wait(60)
     assert thread.tasks.problem() is None
     clock.now += STUCK_AFTER_S + 1
-    assert thread.tasks.problem() == "write rows has not come to its end for 16 s"
+    assert thread.tasks.problem() == "write rows has been running for 16 s"
     assert not thread.stop(0.01)
     released.set()
     assert thread.stop(60)
