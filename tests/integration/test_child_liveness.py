@@ -68,7 +68,7 @@ def test_while_the_supervisor_is_stopped_health_says_so_and_data_goes_on(start_b
     os.kill(buffer.process.pid, signal.SIGSTOP)
     try:
         wait_until(lambda: health(buffer)[0] == 503, 60, "a health that says so")
-        assert "frozen, or gone" in str(health(buffer)[1]["reason"])
+        assert "it is frozen or has exited" in str(health(buffer)[1]["reason"])
         buffer.client.write([written("u", "i")], job_id="j")
         assert [item.uid for item in buffer.client.get_rollout_data(job_id="j").items] == ["u"]
     finally:

@@ -162,7 +162,7 @@ def test_a_supervisor_frozen_in_the_middle_of_a_write_is_ended_by_a_worker_and_t
     reply = buffer.client.write([written("before", "before"), written("after", "after")], job_id=job_id)
     assert [result["status"] for result in reply["results"]] == ["duplicate", "stored"]
     log = "".join(path.read_text() for path in (tmp_path / "data" / "logs").glob("server*"))
-    assert "it is the supervisor, killing it" in log
+    assert "killing it, the supervisor" in log
 
 
 def test_a_frozen_runner_that_wakes_after_its_replacement_writes_nothing(

@@ -1,8 +1,9 @@
-"""Heartbeats between processes of one machine, and who notices that they stop.
+"""Heartbeats between processes of one machine, and the monitor that detects missing ones.
 
-A heartbeat lives in shared memory (a memfd that a child inherits), not on the disk and not in the store: a full or
-broken disk silences nobody, and a process that was frozen in the middle of a transaction can still be noticed by others
-who wait for it. Times are of the machine's monotonic clock, which all processes share and nobody sets.
+A heartbeat is a page of shared memory (a memfd that a child inherits), not a file or a row of the store: a full disk
+does not stop it, and a process frozen inside a transaction is still detected by those that wait for it.
+
+Times are of the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -16,35 +17,35 @@ from dataclasses import dataclass
 from typing import Any
 
 HEARTBEAT_VARIABLE = "ROLLOUT_BUFFER_HEARTBEAT_FD"
-"""Environment variable that names the descriptor on which a child hears its supervisor's heartbeat."""
+"""Environment variable with the descriptor of the supervisor's heartbeat."""
 INTERVAL_S = 1.0
 STARTUP_TIMEOUT_S = 600.0
-"""How long a process may need until its first heartbeat: it may load models before its event loop turns."""
+"""Time limit of a process for its first heartbeat; it may load models before its event loop starts."""
 _SIZE = 4096
 _MAX_TEXT = 300
-"""Characters of one text: two of them fit the page, whatever they are."""
+"""Limit of a text, in characters: two of them always fit the page."""
 _READ_TRIES = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """The last heartbeat: how many seconds ago it was, and what the process said of itself."""
+    """The last heartbeat: its age in seconds, and the texts sent with it."""
 
     age_s: float
     detail: Mapping[str, Any]
 
 
 class Heartbeat:
-    """A page of shared memory in which one process says that it lives, and from which others read it."""
+    """A page of shared memory that one process writes heartbeats to and others read."""
 
     def __init__(self, descriptor: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Opens a new page, or the one behind a descriptor that this process inherited."""
+        """Opens a new page, or that of an inherited descriptor."""
         self.descriptor = os.memfd_create("heartbeat") if descriptor is None else descriptor
         os.set_inheritable(self.descriptor, False)
         self._clock = clock
 
     def beat(self, **detail: str | None) -> None:
-        """Says that this process lives, and what is to be known of it; texts are cut to a sentence or two."""
+        """Writes a heartbeat with short texts; long texts are truncated."""
         texts = {name: text[:_MAX_TEXT] for name, text in detail.items() if text is not None}
         page = json.dumps({"at": self._clock(), "detail": texts}, ensure_ascii=False).encode(errors="replace")
         os.pwrite(self.descriptor, page.ljust(_SIZE), 0)
@@ -58,34 +59,34 @@ class Heartbeat:
             try:
                 beat = json.loads(page)
             except ValueError:
-                continue  # read in the middle of a write
+                continue  # read during a write
             return Beat(age_s=max(0.0, self._clock() - beat["at"]), detail=beat["detail"])
         return None
 
     def clear(self) -> None:
-        """Forgets what was said: another process is to say it."""
+        """Deletes the last heartbeat, before another process takes over the page."""
         os.ftruncate(self.descriptor, 0)
 
     def close(self) -> None:
-        """Closes this process's side."""
+        """Closes this process's descriptor."""
         os.close(self.descriptor)
 
 
 def supervisors_heartbeat() -> Heartbeat | None:
-    """Returns the heartbeat of the supervisor that started this process; None when none did."""
+    """Returns the heartbeat of the supervisor that started this process; None without a supervisor."""
     named = os.environ.get(HEARTBEAT_VARIABLE)
     return None if named is None else Heartbeat(int(named))
 
 
 async def send_heartbeats(heartbeat: Heartbeat) -> None:
-    """Beats for as long as the event loop turns; runs until it is cancelled."""
+    """Sends heartbeats from the event loop until cancelled."""
     while True:
         heartbeat.beat()
         await asyncio.sleep(INTERVAL_S)
 
 
 class HeartbeatMonitor:
-    """Returns True if a child is frozen: its heartbeats stopped, or the kernel has it stopped (SIGSTOP, a debugger)."""
+    """Detects a frozen child: its heartbeats are missing, or it is stopped (SIGSTOP, a debugger)."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class HeartbeatMonitor:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins to watch a process that was just started; without a heartbeat only its being stopped counts."""
+        """Watches a process that was just started; without a heartbeat it detects only stopping."""
         self._heartbeat = heartbeat
         self._is_stopped = is_stopped
         self._clock = clock
@@ -102,7 +103,7 @@ class HeartbeatMonitor:
         self._stopped_since: float | None = None
 
     def is_frozen(self, heartbeat_timeout_s: float) -> bool:
-        """Returns True if it has been without a heartbeat, or stopped, for longer than ``heartbeat_timeout_s``."""
+        """Returns True if the child has been without a heartbeat, or stopped, for longer than the timeout."""
         if not self._is_stopped():
             self._stopped_since = None
         elif self._stopped_since is None:

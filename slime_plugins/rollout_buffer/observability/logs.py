@@ -1,7 +1,7 @@
-"""What a line of a log looks like: plain text, or an object of JSON that says which job, group and episode it is about.
+"""Log formats: plain text, or one JSON object a line with the fields job, group and episode.
 
-``log_fields`` holds for everything that is logged within it, also by tasks that are begun there. A single line may name
-its fields itself, with ``extra={"job": …}``.
+``log_fields`` applies to all lines logged in its block, also by tasks started in it. A single line may set its fields
+with ``extra={"job": …}``.
 """
 
 from __future__ import annotations
@@ -20,25 +20,23 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.redaction import redacted
 
 LOG_FORMAT_VARIABLE = "ROLLOUT_BUFFER_LOG_FORMAT"
-"""Names the format for processes that nobody gives a flag: servers, runners, the local Ray."""
+"""Environment variable with the format, for child processes."""
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 FIELDS = ("job", "group", "instance", "uid", "slot", "attempt")
-"""What a line may be about; ``group`` is the number under which ``GET /groups/<n>`` has it."""
+"""Names of the fields; ``group`` is the number N of ``GET /groups/N``."""
 
 Fields = Mapping[str, str | int]
 _fields: contextvars.ContextVar[Fields] = contextvars.ContextVar("rollout_buffer_log_fields")
 
 
 class LogFormat(StrEnum):
-    """How lines are written."""
-
-    TEXT = "text"  # for people at a terminal
-    JSON = "json"  # one object a line, for whatever collects logs
+    TEXT = "text"  # for a terminal
+    JSON = "json"  # one object a line, for log collectors
 
 
 @contextlib.contextmanager
 def log_fields(**fields: str | int) -> Iterator[None]:
-    """Adds fields (of ``FIELDS``) to every line that is logged inside."""
+    """Adds fields (of ``FIELDS``) to each line logged in the block."""
     token = _fields.set({**_fields.get({}), **fields})
     try:
         yield
@@ -47,10 +45,9 @@ def log_fields(**fields: str | int) -> Iterator[None]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of JSON for each record: time, level, logger, process, message, what it is about, and the traceback."""
+    """One JSON object a line: time, level, logger, process, message, fields, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line; what is no JSON is written as text."""
         named = {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -69,21 +66,20 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people, with the traceback behind it, and no password in an address of it."""
+    """Lines for people; passwords in URLs are redacted."""
 
     def __init__(self) -> None:
         super().__init__(TEXT_FORMAT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line."""
         return redacted(super().format(record))
 
 
 def log_format() -> LogFormat:
-    """Returns the format that the environment names; text when it names none.
+    """Returns the format of the environment; text by default.
 
     Raises:
-        ConfigError: it names one that does not exist.
+        ConfigError: the format is unknown.
     """
     named = os.environ.get(LOG_FORMAT_VARIABLE) or LogFormat.TEXT
     try:
@@ -94,17 +90,16 @@ def log_format() -> LogFormat:
 
 
 def formatter(wanted: LogFormat) -> logging.Formatter:
-    """Returns what writes the lines of a format."""
     return JsonFormatter() if wanted is LogFormat.JSON else TextFormatter()
 
 
 def set_up_logging(wanted: LogFormat | None = None) -> None:
-    """Logs from INFO on to stderr, here and in the processes that are started from here; warnings as lines, too.
+    """Logs from INFO on to stderr, warnings of Python included, here and in child processes.
 
-    ``wanted`` comes before the environment. Where the root logger has a handler already, that one stays.
+    ``wanted`` overrides the environment. An existing handler of the root logger is kept.
 
     Raises:
-        ConfigError: the environment names a format that does not exist.
+        ConfigError: the format of the environment is unknown.
     """
     chosen = log_format() if wanted is None else wanted
     os.environ[LOG_FORMAT_VARIABLE] = chosen

@@ -1,8 +1,8 @@
-"""Traces for OpenTelemetry: a span for each attempt, with one for each phase of its episode in it.
+"""OpenTelemetry traces: a span for each attempt, with child spans for the phases of its episode.
 
-On when ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``) names a collector and the extra
-``telemetry`` is installed; everything else is set by OpenTelemetry's own variables. Spans go out in the background; a
-collector that is away costs spans, never an episode.
+Enabled when ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` is set and the extra
+``telemetry`` is installed; configured by OpenTelemetry's own variables. Spans are exported in the background; an
+unreachable collector loses spans, never an episode.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class OpenTelemetryTracer:
-    """Makes OpenTelemetry spans; attributes get the prefix ``rollout_buffer.``"""
+    """Creates OpenTelemetry spans; attributes get the prefix ``rollout_buffer.``"""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("slime_plugins.rollout_buffer")
 
     @contextlib.contextmanager
     def span(self, name: str, attributes: Attributes) -> Iterator[Span]:
-        """Traces what happens inside; an error that leaves it, also being cancelled, marks the span as failed."""
+        """Traces the block; an exception, cancellation included, marks the span as failed."""
         from opentelemetry.trace import Status, StatusCode
 
         with self._tracer.start_as_current_span(
@@ -64,9 +64,9 @@ def _prefixed(attributes: Attributes) -> dict[str, str | int | float | bool]:
 
 @contextlib.contextmanager
 def tracing_from_environment() -> Iterator[Tracer]:
-    """Gives the tracer that the environment asks for, and sends what is left when the block ends.
+    """Yields the tracer that the environment configures, and flushes it at the end.
 
-    Asked for without the packages, it says so once and traces nothing: no training stops for a trace.
+    If the packages are missing, it logs that once and traces nothing.
     """
     if not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
         yield NoTracer()

@@ -1,4 +1,4 @@
-"""What the kernel says of a process (``/proc/PID/stat``)."""
+"""Reads ``/proc/PID/stat``."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStatus:
-    """What a process does, whose it is, and when it was started."""
+    """State, parent, session and start time of a process."""
 
     state: str
     """R, S, D (waits for the disk), T (stopped), t (stopped by a debugger), Z, X …"""
     parent: int
     session: int
     started: int
-    """Clock ticks since boot: with the id, it names one process for ever."""
+    """Clock ticks since boot; with the process id, unique."""
     cpu_ticks: int
-    """Clock ticks of processor time that it has used."""
+    """Processor time, in clock ticks."""
 
     @property
     def lives(self) -> bool:
-        """Returns True if it has not ended."""
+        """Returns True if it has not exited."""
         return self.state not in "ZX"
 
     @property
     def is_stopped(self) -> bool:
-        """Returns True if it does nothing until somebody lets it go on."""
+        """Returns True if it is stopped, by SIGSTOP or a debugger."""
         return self.state in "Tt"
 
 
 def process_status(pid: int) -> ProcessStatus | None:
-    """Returns what the kernel says; None when there is no such process."""
+    """Returns the status of a process; None if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -46,6 +46,6 @@ def process_status(pid: int) -> ProcessStatus | None:
 
 
 def all_process_statuses() -> list[tuple[int, ProcessStatus]]:
-    """Returns every process with its id."""
+    """Returns all processes with their ids."""
     pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return [(pid, status) for pid in pids if (status := process_status(pid)) is not None]

@@ -1,4 +1,4 @@
-"""The traceback of somebody's generator: without the frames of what called it, and with the place in one line."""
+"""Tracebacks of user code (generators): without the frames of the caller, and with file and line in one sentence."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
 MAX_FRAMES = 20
 MAX_TRACEBACK = 8000
-"""Characters; a longer one keeps its end."""
+"""Limit in characters; a longer traceback keeps its end."""
 
 _PACKAGE = Path(__file__).parents[1]
 _CALLERS = (str(_PACKAGE / "runner"), str(_PACKAGE / "generator" / "registry.py"), "<frozen importlib")
 
 
 def own_traceback(error: BaseException) -> str:
-    """Returns the traceback of an error, from the first frame that is not the runner's or the registry's."""
+    """Returns the traceback of an error without the frames of runner and registry."""
     lines = traceback.TracebackException.from_exception(error)
     frames = list(lines.stack)
     while frames and frames[0].filename.startswith(_CALLERS):
@@ -26,7 +26,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 def with_place(error: BaseException, file: Path | None = None) -> str:
-    """Returns an error in one line with the file and the line that raised it, ``file`` where it is among the frames."""
+    """Returns an error in one line with the file and line that raised it, of ``file`` if it is among the frames."""
     said = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {said}"
@@ -36,7 +36,7 @@ def with_place(error: BaseException, file: Path | None = None) -> str:
 
 
 def place_and_traceback(error: BaseException, file: Path | None = None) -> str:
-    """Returns the place in one line, then the traceback; an error of this package is a sentence, and needs neither."""
+    """Returns the error in one line, then its traceback; only the message if it is an error of this package."""
     if isinstance(error, RolloutBufferError):
         return f"{type(error).__name__}: {error}"
     return f"{with_place(error, file)}\n{own_traceback(error)}"

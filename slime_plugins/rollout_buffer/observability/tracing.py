@@ -1,7 +1,6 @@
-"""The seam through which an episode says what it is doing, for whoever draws traces. Nobody listens unless told to.
+"""The tracing interface: episodes mark phases with ``phase``, runners install a tracer with ``traced_by``.
 
-Whoever plays marks its phases with ``phase``; a runner puts a tracer in charge with ``traced_by``. Neither knows what
-becomes of it: ``telemetry`` has the tracer that sends it to OpenTelemetry.
+Without a tracer nothing is recorded. ``opentelemetry`` has the tracer for OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -16,29 +15,25 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Span(Protocol):
-    """A stretch of time that is being traced."""
-
     def note(self, attributes: Attributes) -> None:
-        """Adds what became known only now."""
+        """Adds attributes."""
 
 
 class Tracer(Protocol):
-    """Takes spans. One that is begun within another belongs to it; an error that leaves one is its end."""
+    """Creates spans. A span that begins inside another is its child; an exception ends it."""
 
     def span(self, name: str, attributes: Attributes) -> AbstractContextManager[Span]:
-        """Traces what happens inside."""
+        """Traces the block."""
 
 
 class NoTracer:
-    """Takes everything and keeps nothing."""
+    """Records nothing."""
 
     @contextlib.contextmanager
     def span(self, name: str, attributes: Attributes) -> Iterator[Span]:
-        """Does nothing."""
         yield self
 
-    def note(self, attributes: Attributes) -> None:
-        """Does nothing."""
+    def note(self, attributes: Attributes) -> None: ...
 
 
 _tracer: contextvars.ContextVar[Tracer] = contextvars.ContextVar("rollout_buffer_tracer")
@@ -47,7 +42,7 @@ _NOBODY = NoTracer()
 
 @contextlib.contextmanager
 def traced_by(tracer: Tracer) -> Iterator[None]:
-    """Gives the phases inside, also of tasks that are begun there, to this tracer."""
+    """Installs the tracer for the block and the tasks started in it."""
     token = _tracer.set(tracer)
     try:
         yield
@@ -56,5 +51,5 @@ def traced_by(tracer: Tracer) -> Iterator[None]:
 
 
 def phase(name: str) -> AbstractContextManager[Span]:
-    """Traces a phase of an episode (reset, generate, act, score …), when somebody traces it at all."""
+    """Traces a phase of an episode (reset, generate, act, score …)."""
     return _tracer.get(_NOBODY).span(name, {})

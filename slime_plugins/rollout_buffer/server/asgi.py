@@ -1,7 +1,7 @@
-"""The application that gunicorn's ASGI worker calls: answers the data routes, and leaves the rest to Flask.
+"""The ASGI application that gunicorn's workers run: answers ``OWN_ROUTES`` itself, and calls Flask for all others.
 
-The event loop receives, waits and sends; threads do what blocks. ``request_limits.py`` has received a body before it is
-looked at here.
+The event loop receives, waits and sends; threads run what blocks. The middleware ``request_limits`` has received the
+whole body before the application is called.
 """
 
 from __future__ import annotations
@@ -57,20 +57,19 @@ OWN_ROUTES = {
     "/get_rollout_data": ("POST",),
     "/health": ("GET", "HEAD"),
 }
-"""What is answered here, with its methods; everything else is Flask's. So is a GET of ``/jobs/ID/buffer/write``, which
-may ask for a job whose id ends so."""
+"""Routes answered without Flask, by method. Flask answers the others, also ``GET /jobs/ID/buffer/write``, where the
+path may be a job id that ends so."""
 DATA_THREADS = 4
 SMALL_BODY = 64 * 1024
-"""What anybody may send; a larger body needs the token in its head."""
+"""Limit of a body without a token."""
 BODIES_AT_ONCE = 4
 """Bodies of the largest size that a worker may hold at a time."""
 SWITCH_INTERVAL_S = 0.001
-"""How long the event loop waits for a thread that parses a large body, each time it wants to go on: a fifth of
-Python's own."""
+"""How long the event loop waits for the GIL while a thread parses a large body; Python's default is five times this."""
 GC_THRESHOLDS = (20_000, 20, 50)
-"""Parsed items are many objects and no cycles: looking through them for cycles took a twentieth of a write's time."""
+"""Parsed items are many objects without cycles; collecting them took 5 % of a write."""
 MAX_FILES = 65_536
-"""File descriptors of a worker, where the hard limit allows so many."""
+"""File descriptors of a worker, within the hard limit."""
 
 Result = TypeVar("Result")
 Work = Callable[[], Result]
@@ -80,13 +79,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Exchange:
-    """One request, whose body is here or was refused, and its reply."""
+    """A request with its whole or refused body, and its reply."""
 
     scope: Any
     receive: Callable[[], Awaitable[Any]]
     send: Callable[[Any], Awaitable[None]]
     is_begun: bool = False
-    """The reply's head was sent."""
+    """True once the reply's head was sent."""
     _gone: asyncio.Task[None] | None = None
 
     @property
@@ -95,9 +94,10 @@ class Exchange:
         return f"{self.scope['method']} {self.scope['path']}"
 
     async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Returns what comes of the work; stops it when the client goes away.
+        """Returns the result of ``work``; cancels it when the client disconnects.
 
-        Whoever waits for that is cancelled by ``close`` alone: gunicorn takes the end of such a wait for the client's.
+        The task that waits for the disconnection is reused, and cancelled by ``close`` only: gunicorn takes the
+        cancellation of ``receive`` for a disconnection.
         """
         if self._gone is None:
             self._gone = asyncio.ensure_future(self._until_gone())
@@ -115,7 +115,7 @@ class Exchange:
             pass
 
     def close(self) -> None:
-        """Stops to look whether the client goes away."""
+        """Stops waiting for a disconnection."""
         if self._gone is not None:
             self._gone.cancel()
 
@@ -128,12 +128,12 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": reply.status, "headers": headers})
 
     async def send_body(self, content: bytes, *, more: bool) -> None:
-        """Sends a piece of the reply's body."""
+        """Sends a part of the reply's body."""
         await self.send({"type": "http.response.body", "body": content, "more_body": more})
 
 
 class Application:
-    """The buffer over HTTP, as ASGI has it. Every worker process has one."""
+    """The ASGI application; one per worker process."""
 
     def __init__(self, flask: Flask) -> None:
         """``flask`` has all routes but ``OWN_ROUTES``."""
@@ -159,11 +159,10 @@ class Application:
         )
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-        """Answers one request."""
         await self._limits(scope, receive, send)
 
     def close(self) -> None:
-        """Ends its threads, and closes the store."""
+        """Stops the threads and closes the store."""
         self._polls.close()
         for pool in (
             self._flask_threads,
@@ -178,7 +177,7 @@ class Application:
     # --- around every request ----------------------------------------------------------------------------------------
 
     def _check(self, scope: Any) -> BodyCap:
-        """Lets a request pass whose head is in order; returns how large its body may be."""
+        """Checks a request's head; returns the size limit of its body."""
         may_ask = check_request(self.context, environ_of(scope))
         if not may_ask:
             needs_token = UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head")
@@ -187,7 +186,7 @@ class Application:
         return BodyCap(limit.within(max_body_bytes), limit.error(max_body_bytes))
 
     async def _refuse(self, scope: Any, error: Exception, receive: Any, send: Any) -> None:
-        """Answers a request whose body was not read whole: what is left of it is dropped, and its connection closed."""
+        """Answers a request whose body was not received whole, drops the rest, and closes the connection."""
         exchange = Exchange(scope, receive, send)
         reply = await self._error_reply(exchange, error)
         assert isinstance(reply.content, bytes)
@@ -205,10 +204,10 @@ class Application:
             await self._send(exchange, reply)
         except ClientGoneError:
             raise
-        except asyncio.CancelledError as error:  # the server stops
+        except asyncio.CancelledError as error:  # the server is stopping
             if exchange.is_begun:
                 raise ClientGoneError from error
-            stopped = UnavailableError("the server stops before this was answered: send it again")
+            stopped = UnavailableError("the server is stopping: send it again")
             await self._send(exchange, _reply_of(error_answer(self.context, exchange.name, stopped)))
         except Exception as error:
             if exchange.is_begun:
@@ -224,7 +223,7 @@ class Application:
         return _reply_of(answer)
 
     async def _note_refusal(self, exchange: Exchange, answer: Answer) -> None:
-        """Lets a job say that writes to it are refused unread: now and then, since anybody may send one."""
+        """Records refused writes in the job, at most every few seconds, since anonymous clients may cause them."""
         job_id = _written_job(exchange.scope)
         told = wire.decode_error(answer.content) if isinstance(answer.content, bytes) else None
         if job_id is None or answer.status >= 500 or told is None:
@@ -234,7 +233,7 @@ class Application:
             await _in(self._data_threads, partial(self.context.buffer.note_refusals, [refusal]))
 
     async def _send(self, exchange: Exchange, reply: Reply) -> None:
-        """Sends a reply; of one that comes in pieces, each is made while the client reads the one before."""
+        """Sends a reply; each part is produced while the client reads the one before."""
         if isinstance(reply.content, bytes):
             await exchange.begin(reply)
             await exchange.send_body(reply.content, more=False)
@@ -291,20 +290,20 @@ class Application:
 
 
 def create_application(settings: ServeSettings) -> Application:
-    """Builds the application; every worker process calls it once."""
+    """Builds the application; called once by each worker."""
     return Application(create_app(settings))
 
 
 def create_application_from_environment() -> Application:
-    """What gunicorn calls: reads the settings that the supervisor put into the environment, as JSON."""
+    """Builds the application from the settings in the environment; gunicorn's entry point."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < files:
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses what the kernel does not give
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses more than the kernel allows
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     application = create_application(ServeSettings.model_validate_json(os.environ[SETTINGS_VARIABLE]))
-    gc.freeze()  # what was loaded stays
+    gc.freeze()  # the loaded modules stay
     gc.set_threshold(*GC_THRESHOLDS)
     atexit.register(application.close)
     start_supervisor_watchdog(application.context.buffer.store, application.context.settings.writer_turn_limit_s)
@@ -312,7 +311,7 @@ def create_application_from_environment() -> Application:
 
 
 def _written_job(scope: Any) -> str | None:
-    """Returns the job of ``POST /jobs/ID/buffer/write``; of any other request None."""
+    """Returns the job of ``POST /jobs/ID/buffer/write``; None for other requests."""
     prefix, suffix, path = "/jobs/", "/buffer/write", scope["path"]
     if scope["method"] != "POST" or not path.startswith(prefix) or not path.endswith(suffix):
         return None

@@ -1,4 +1,4 @@
-"""How large the body of a request may be, by its route: one table, looked at before a byte of the body is read."""
+"""Size limits of request bodies, by route; checked before the body is read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ MB: Final = 1024 * KB
 
 @dataclass(frozen=True, slots=True)
 class BodyLimit:
-    """What the body of a route may be, and what to do with more."""
+    """The size limit of a route's bodies, and advice for larger ones."""
 
     route: str
-    """As the documentation of the API has it."""
+    """As in the API documentation."""
     max_bytes: int | None
-    """None is ``--max-body-bytes``, which no route exceeds."""
+    """None is ``--max-body-bytes``, the maximum for all routes."""
     instead: str
 
     def error(self, max_body_bytes: int) -> PayloadTooLargeError:
-        """Returns what is answered to more."""
+        """Returns the error for a larger body."""
         limit = self.within(max_body_bytes)
         return PayloadTooLargeError(f"the body is larger than {limit} bytes, which {self.route} takes: {self.instead}")
 
     def within(self, max_body_bytes: int) -> int:
-        """Returns the limit under ``--max-body-bytes``."""
+        """Returns the smaller of this limit and ``--max-body-bytes``."""
         return max_body_bytes if self.max_bytes is None else min(self.max_bytes, max_body_bytes)
 
 

@@ -1,4 +1,4 @@
-"""The reply that carries a delivery, to a poll or to who looks at an earlier one: JSON, written item by item."""
+"""Encodes a delivery as JSON, item by item, for a poll or for ``GET /deliveries/ID``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, Met
 from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
 
 CHUNK_BYTES = 512 * 1024
-"""A reply goes out in about such parts."""
+"""Approximate size of a part of the reply."""
 
 
 def delivery_chunks(
@@ -26,10 +26,10 @@ def delivery_chunks(
     reward_version: int = 0,
     scores: Scores | None = None,
 ) -> Iterator[Part]:
-    """Writes the reply item by item: stored payloads go out as they are, never parsed and never all at once.
+    """Yields the reply item by item; stored payloads are copied without parsing, and never held all at once.
 
-    ``scores`` are rewards of another version than what was played. What is said of the groups comes after them: who
-    takes no dummies learns only by reading which groups are short.
+    ``scores`` are the rewards of another reward version. ``meta_info`` of the groups comes last: without dummies, the
+    short groups are known only after reading.
     """
     meta_info: MetaInfo = {**delivery.meta_info, "reward_version": reward_version}
     if acknowledged is not None:

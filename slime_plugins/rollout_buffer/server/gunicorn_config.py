@@ -1,4 +1,4 @@
-"""gunicorn's configuration file: its log lines have the application's format, and its workers share its modules."""
+"""gunicorn's configuration file: its log format, and modules shared by all workers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from slime_plugins.rollout_buffer.observability.logs import LogFormat, formatter
 
 
 class Logger(GunicornLogger):  # type: ignore[misc]  # gunicorn brings no types
-    """gunicorn's own logger; where lines are to be JSON, its lines and the application's are."""
+    """gunicorn's logger with the application's log format."""
 
     def setup(self, cfg: Any) -> None:
-        """Sets the loggers up as gunicorn does, then gives them the wanted format."""
+        """Sets up gunicorn's loggers, then changes their format."""
         super().setup(cfg)
         if log_format() is LogFormat.JSON:
             set_up_logging(LogFormat.JSON)
@@ -26,5 +26,5 @@ logger_class = Logger
 
 
 def on_starting(arbiter: Any) -> None:
-    """Imports the application before workers are forked: each starts without doing it again, and shares the memory."""
+    """Imports the application before workers are forked, which then start faster and share its memory."""
     importlib.import_module("slime_plugins.rollout_buffer.server.asgi")

@@ -1,6 +1,6 @@
-"""What all routes share: the context of a process, the token, reading bodies, writing replies, errors as replies.
+"""Shared by all routes: the context of a process, authentication, request bodies, replies, and errors as replies.
 
-The files of routes import from here and never from each other.
+Files of routes import from here and never from each other.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.wire.item_bodies import split_items
 
 RETRY_AFTER_S = 2
-"""When to come again to a server that could not do it now."""
+"""``Retry-After`` of replies with status 503."""
 LOG_INTERVAL_S = 5.0
-"""How often an error of one kind is logged, however many requests meet it."""
+"""Minimum seconds between two log lines for one error code."""
 
 LARGE_BODY = 2 * 1024 * 1024
-"""Of a body beyond this the objects of its list are parsed one by one, and it is read beside the small ones."""
+"""A body beyond this is parsed in a separate thread, object by object."""
 MAX_PART_BYTES = 32 * 1024 * 1024
-"""What is parsed in one go, for which the process stands still."""
+"""Limit of JSON parsed in one call, which holds the GIL."""
 MAX_PART_BRACKETS = 2_000_000
-"""Each list or object takes as long as 20 bytes of anything else, and 60 bytes of memory."""
+"""A list or object takes as long to parse as 20 bytes of other JSON, and 60 bytes of memory."""
 
 Part = Sequence[bytes | memoryview]
-"""A part of a long reply, in the order of the pieces it consists of."""
+"""A part of a long reply, as pieces in order."""
 
 logger = logging.getLogger(__name__)
 
 
 class IdConverter(PathConverter):
-    """An id in a path: anything, slashes included, also at its start."""
+    """An id in a path: any characters, slashes included."""
 
     regex = ".+?"
     part_isolating = False
 
 
 class ServerContext:
-    """What every request of one process needs: settings, the buffer, views of it, the token."""
+    """The state of one process: settings, buffer, read-only views, token."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
@@ -78,7 +78,7 @@ class ServerContext:
         self._logged_at: dict[str, float] = {}
 
     def may_log(self, code: str) -> bool:
-        """Lets one line of a kind pass every few seconds: on a full disk, where the log lies too, every write fails."""
+        """Returns True at most once per ``LOG_INTERVAL_S`` and code: on a full disk every write fails."""
         now = time.monotonic()
         if now - self._logged_at.get(code, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
             return False
@@ -87,26 +87,23 @@ class ServerContext:
 
 
 def the_context() -> ServerContext:
-    """Returns the context of this process."""
     context: ServerContext = current_app.extensions["rollout_buffer"]
     return context
 
 
 def the_buffer() -> Buffer:
-    """Returns the buffer of this process."""
     return the_context().buffer
 
 
 def the_inspection() -> Inspection:
-    """Returns the read-only views of this process."""
     return the_context().inspection
 
 
 def check_request(context: ServerContext, environ: Mapping[str, Any]) -> bool:
-    """Lets a request pass that may ask (see ``check_access``, whose answer it returns) and whose body is as it is.
+    """Checks host, authentication and encoding of a request; returns the result of ``check_access``.
 
     Raises:
-        UnauthorizedError: it carries neither the token nor the cookie of a browser that signed in.
+        UnauthorizedError: neither the token nor a valid session cookie is present.
         ForbiddenError: a page of another site made a browser send it.
         UnsupportedEncodingError: its body is compressed.
     """
@@ -121,20 +118,20 @@ def check_request(context: ServerContext, environ: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request is answered, always JSON; a long one comes in parts."""
+    """A JSON reply; a long one is an iterator of parts."""
 
     content: bytes | Iterator[Part]
     status: int = 200
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """What its head says besides its size."""
+        """All headers but the content length."""
         retry = [("Retry-After", str(RETRY_AFTER_S))] if self.status == 503 else []
         return [("Content-Type", "application/json"), *retry]
 
 
 def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
-    """What any error is answered: a sentence and a code for the caller, a traceback only in the log.
+    """Encodes an error: a sentence and a code; tracebacks are only logged.
 
     ``what`` is the request's method and path.
     """
@@ -149,7 +146,7 @@ def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
         code = (error.name or "error").lower().replace(" ", "_")
         return _error(error.code or 500, code, _http_message(what, error))
     logger.error("%s failed", what, exc_info=error)
-    return _error(500, "internal", "the server has a defect; its log has the traceback")
+    return _error(500, "internal", "internal error; the server's log has the traceback")
 
 
 def _error(status: int, code: str, message: str, detail: Mapping[str, Any] | None = None) -> Answer:
@@ -166,7 +163,6 @@ def _http_message(what: str, error: HTTPException) -> str:
 
 
 def as_json(body: Any) -> bytes:
-    """Writes a reply's JSON."""
     return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
 
 
@@ -174,18 +170,18 @@ def as_json(body: Any) -> bytes:
 
 
 def check_before_route() -> None:
-    """What every route asks of a request; see ``check_request``."""
+    """Checks each request; see ``check_request``."""
     check_request(the_context(), request.environ)
 
 
 def as_response(answer: Answer) -> Response:
-    """Makes an answer Flask's."""
+    """Converts an answer into a Flask response."""
     content = answer.content if isinstance(answer.content, bytes) else map(b"".join, answer.content)
     return Response(content, status=answer.status, headers=answer.headers)
 
 
 def error_reply(error: Exception) -> Response:
-    """The one error handler of the routes; see ``error_answer``."""
+    """Handles all errors of the routes."""
     return as_response(error_answer(the_context(), f"{request.method} {request.path}", error))
 
 
@@ -214,38 +210,39 @@ def digest(content: bytes) -> str:
 
 
 def read_body(*, with_nan: bool = False) -> dict[str, Any]:
-    """Reads a JSON object; an empty body counts as an empty object. ``with_nan`` takes NaN and Infinity as well."""
+    """Parses a JSON object; an empty body is an empty object. ``with_nan`` accepts NaN and Infinity."""
     return json_object(read_bytes(), with_nan=with_nan)
 
 
 def read_bytes() -> bytes:
-    """Returns the body as it came; it is here whole before Flask is asked."""
+    """Returns the body, which the middleware has received whole."""
     return request.get_data(cache=False)
 
 
 def json_object_of_parts(content: bytes | bytearray, key: str) -> dict[str, Any]:
-    """Parses a body with a list of objects, of a large one each object by itself: others are served in between.
+    """Parses a body with a list of objects under ``key``; of a large body each object separately, which releases the
+    GIL in between.
 
     Raises:
         InvalidPayloadError: it is not a JSON object.
-        PayloadTooLargeError: an object of the list, or what is beside it, is too large to be parsed in one go.
+        PayloadTooLargeError: one object, or the rest of the body, is too large for one parse.
     """
     split = split_items(content, key) if len(content) > LARGE_BODY else None
     rest, parts = split or (content, [])
-    body = json_object(of_one_go(rest, f"what the body has beside {key}"))
+    body = json_object(of_one_go(rest, f"the body without {key}"))
     if split is None:
         return body
-    if body.get(key) != []:  # the key stands there twice
-        return json_object(of_one_go(content, "a body that is no list of objects"))
+    if body.get(key) != []:  # the key occurs twice
+        return json_object(of_one_go(content, "a body without a list of objects"))
     names = [f"{key}[{at}]" for at in range(len(parts))]
     return {**body, key: [json_object(of_one_go(part, name), name) for part, name in zip(parts, names, strict=True)]}
 
 
 def of_one_go(content: bytes | bytearray, what: str) -> bytes | bytearray:
-    """Returns JSON text that is small enough to be parsed while the process stands still.
+    """Returns JSON text that is small enough for one parse.
 
     Raises:
-        PayloadTooLargeError: it is not.
+        PayloadTooLargeError: it is larger.
     """
     if len(content) > MAX_PART_BYTES:
         raise PayloadTooLargeError(f"{what} is larger than {MAX_PART_BYTES} bytes: send less at once")
@@ -255,7 +252,7 @@ def of_one_go(content: bytes | bytearray, what: str) -> bytes | bytearray:
 
 
 def json_object(content: bytes | bytearray, what: str = "the body", *, with_nan: bool = False) -> dict[str, Any]:
-    """Parses a body, or ``what`` is a part of it; an empty one counts as an empty object.
+    """Parses a JSON object; an empty text is an empty object. ``what`` names it in errors.
 
     Raises:
         InvalidPayloadError: it is not a JSON object.

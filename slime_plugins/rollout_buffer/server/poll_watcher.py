@@ -1,7 +1,7 @@
-"""Polls that wait: one look at the database for all of them, whenever somebody has committed.
+"""Wakes waiting polls: one query of the database for all of them after each commit.
 
-A waiting poll is a future, not a thread. While there is one, a single thread asks every few milliseconds whether the
-database has changed, and only then what that means for each of them.
+A waiting poll is a future, not a thread. A single thread checks every few milliseconds whether the database has
+changed, and only then whether a poll is affected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
 POLL_INTERVAL_S = 0.01
 MAX_WAITING = 1024
-"""Polls of one worker that may wait; one more is answered at once."""
+"""Limit of waiting polls in a worker; further ones are answered at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +28,10 @@ class _Waiting:
 
 
 class PollWatcher:
-    """Wakes polls when there is something for them, or when waiting has become pointless."""
+    """Wakes polls that have something to take, or need not wait any longer."""
 
     def __init__(self, data_version: Callable[[], int]) -> None:
-        """``data_version`` returns a number that changes whenever somebody commits."""
+        """``data_version`` returns a number that changes with every commit."""
         self._data_version = data_version
         self._waiting: set[_Waiting] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="waiting polls")
@@ -43,13 +43,13 @@ class PollWatcher:
         return len(self._waiting) < MAX_WAITING
 
     async def wait(self, check: Callable[[], bool | None], limit_s: float) -> bool:
-        """Returns True as soon as ``check`` does, and False when it does or after ``limit_s``.
+        """Returns the first result of ``check`` that is not None, or False after ``limit_s``.
 
-        ``check`` is called in a thread, once now and then whenever the database has changed; None says: wait on.
+        ``check`` is called in a thread, at once and after each change of the database.
         """
         waiting = _Waiting(check, asyncio.get_running_loop().create_future())
         self._waiting.add(waiting)
-        self._seen = None  # what was committed before it began to wait is news to it
+        self._seen = None  # so that earlier commits are checked, too
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         try:
@@ -60,7 +60,7 @@ class PollWatcher:
             self._waiting.discard(waiting)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         self._thread.shutdown(wait=False)
 
     async def _watch(self) -> None:
@@ -78,7 +78,7 @@ class PollWatcher:
             self._seen = version
             results = [(waiting, waiting.check()) for waiting in list(self._waiting)]
         except RolloutBufferError as error:
-            logger.warning("waiting polls look for themselves: %s", error.message)
+            logger.warning("waiting polls are woken without a check: %s", error.message)
             return [(waiting, True) for waiting in list(self._waiting)]
         return [(waiting, news) for waiting, news in results if news is not None]
 

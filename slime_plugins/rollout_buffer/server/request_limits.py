@@ -1,7 +1,7 @@
-"""ASGI middleware: how large a body may be, and how long a client may take to send it and to read its reply.
+"""ASGI middleware: size limits of bodies, and time limits for sending a body and reading a reply.
 
-The application is called when the body is here whole: a client that is slow, or gone, holds its connection and nothing
-else. Limits of heads are gunicorn's; ``deploy/nginx.conf`` has deadlines for a port that strangers reach.
+The application is called with the whole body, so a slow or vanished client holds only its connection. Limits of heads
+are gunicorn's; ``deploy/nginx.conf`` adds time limits for a public port.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 BODY_LIMIT_S = 15.0
-"""How far a body may be behind ``MIN_BYTES_PER_S``."""
+"""How far a body may fall behind ``MIN_BYTES_PER_S``."""
 MIN_BYTES_PER_S = 100_000
 SEND_LIMIT_S = 120.0
-"""How long a client may take to read what the server has for it to read at once."""
+"""Time limit for a client to read what was sent."""
 LINGER_S = 2.0
-"""How long the rest of a refused body is received and dropped, so that its sender finds the reply."""
+"""How long the rest of a refused body is received and dropped, so that the client reads the reply."""
 FREE_BYTES = 1024 * 1024
-"""A body of this size is taken however much the others hold."""
+"""Bodies up to this size are accepted whatever memory the others hold."""
 
 
 class ClientGoneError(Exception):
-    """There is nobody left to answer."""
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyCap:
-    """How many bytes the body of a request may have, and the error that answers more."""
+    """The size limit of a body, and the error for larger ones."""
 
     max_bytes: int
     error: Exception
 
 
 class RequestLimits:
-    """Calls an application with whole bodies, and with a ``send`` that has a deadline."""
+    """Calls an application with whole bodies and with a ``send`` that times out."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class RequestLimits:
         max_requests: int,
         max_held_bytes: int,
     ) -> None:
-        """``check`` looks at a head before a byte of its body is read; ``refuse`` answers an error.
+        """``check`` gets the head before the body is read; ``refuse`` answers an error.
 
-        ``max_requests`` are under way at a time, and their bodies hold ``max_held_bytes``.
+        At most ``max_requests`` run at a time, with bodies of ``max_held_bytes``.
         """
         self._application, self._check, self._refuse = application, check, refuse
         self._max_requests, self._max_held_bytes = max_requests, max_held_bytes
         self._requests = self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request; whoever is gone, or does not read, is left."""
+        """Answers one request; drops a client that has disconnected or does not read."""
 
         async def send_in_time(message: Message) -> None:
             try:
@@ -121,7 +121,7 @@ class RequestLimits:
 
 
 def declared_size(scope: Scope) -> int | None:
-    """Returns the size of the body that a head announces, None when it announces chunks."""
+    """Returns the body size of the head; None for a chunked body."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return None
@@ -130,7 +130,7 @@ def declared_size(scope: Scope) -> int | None:
 
 
 async def drain(receive: Receive) -> None:
-    """Receives the rest of a body for a while, and drops it."""
+    """Receives and drops the rest of a body, up to ``LINGER_S``."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             while (await receive()).get("more_body", False):

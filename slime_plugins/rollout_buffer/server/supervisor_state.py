@@ -1,7 +1,7 @@
-"""What a server knows of the supervisor: whether it is alive, which task types it can play, why it is unhealthy.
+"""The supervisor's state as a server sees it: alive or not, its task types, its problem.
 
-A supervisor that hangs while it holds the write lock is killed here: until then no process can write, and it is the
-supervisor that would kill any other process that hangs.
+The watchdog here kills a supervisor that hangs while it holds the write lock: nothing else could, since the supervisor
+is the one that kills hanging processes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorState:
-    """``serving``: requests can be answered. ``reason``: a sentence on why it is unhealthy; None when it is well.
+    """``serving``: requests can be answered. ``reason``: a sentence on the problem; None if there is none.
 
-    A service that only reads, because its disk is full, serves: polls are answered and deliveries acknowledged.
+    A service that is read-only because of a full disk is serving: it answers polls and acknowledgements.
     """
 
     alive: bool
@@ -41,7 +41,7 @@ class SupervisorState:
 
 
 def read_supervisor_state(context: ServerContext) -> SupervisorState:
-    """Returns how the supervisor is, from its heartbeat in shared memory, or else from the one in the store."""
+    """Returns the state from the heartbeat in shared memory, or else from that in the store."""
     stored, problem = _stored(context)
     problem = problem or context.buffer.store.trouble()
     beat = None if context.supervisor is None else context.supervisor.last()
@@ -60,7 +60,7 @@ def read_supervisor_state(context: ServerContext) -> SupervisorState:
 
 
 def _stored(context: ServerContext) -> tuple[tuple[float, dict[str, Any]] | None, str | None]:
-    """Returns the heartbeat in the store, and why it cannot be read."""
+    """Returns the heartbeat in the store, and the error of reading it."""
     try:
         return context.buffer.heartbeat(SUPERVISOR.name), None
     except RolloutBufferError as error:
@@ -70,13 +70,13 @@ def _stored(context: ServerContext) -> tuple[tuple[float, dict[str, Any]] | None
 def _silence_reason(age_s: float) -> str:
     if age_s == float("inf"):
         return "no supervisor has reported yet"
-    return f"the supervisor's last heartbeat was {age_s:.0f} s ago: it is frozen, or gone"
+    return f"the supervisor's last heartbeat was {age_s:.0f} s ago: it is frozen or has exited"
 
 
 def start_supervisor_watchdog(store: Store, limit_s: float) -> None:
     """Starts a thread that kills this worker's supervisor if it holds the write lock for ``limit_s`` without progress.
 
-    The kernel ends its children with it, and whatever runs ``serve`` (systemd, a container) starts it again.
+    The kernel then kills the supervisor's children, and the service manager (systemd, a container) restarts ``serve``.
     """
     threading.Thread(target=_watch, args=(store, WriteLockWatch(limit_s)), name="supervisor watch", daemon=True).start()
 
@@ -87,8 +87,8 @@ def _watch(store: Store, watch: WriteLockWatch) -> None:
         owner = store.turn_owner()
         if owner is None or not watch.is_stuck(owner):
             continue
-        # Worker, gunicorn, supervisor: only that grandparent may be killed from here.
+        # Only if the owner is this worker's grandparent: worker, gunicorn, supervisor.
         gunicorn = process_status(os.getppid())
         if gunicorn is not None and gunicorn.parent == owner.pid:
-            logger.error("%s, without progress: it is the supervisor, killing it", owner)
+            logger.error("%s, without progress: killing it, the supervisor", owner)
             os.kill(owner.pid, signal.SIGKILL)

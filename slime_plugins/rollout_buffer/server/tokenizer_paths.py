@@ -1,8 +1,5 @@
-"""Which tokenizers a job may name: folders that the server was told of, and names of the model hub that are allowed.
-
-A request says what is loaded in a process of this host. So it is held to the data roots and to what ``serve`` was
-started with, as an ``input_file`` is.
-"""
+"""Checks a job's ``tokenizer_path``, which is loaded in processes of this host: only data roots, ``--allow-tokenizer``
+folders and names."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from slime_plugins.rollout_buffer.tokenizer_loading import hub_trouble
 def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -> None:
     """Checks a job's ``tokenizer_path``.
 
-    ``roots`` are the data roots. ``allowed`` has folders that it may be or lie under, and names of the model hub.
+    ``roots`` are the data roots. ``allowed`` has folders, and names of the model hub.
 
     Raises:
-        InvalidPayloadError: it is neither, and nothing is said of folders outside; or it is an allowed name that cannot
-            be had here, which is found out within ``HUB_TIMEOUT_S``.
+        InvalidPayloadError: it is not inside of these (folders outside are not examined), or it is an allowed name
+            that cannot be loaded within ``HUB_TIMEOUT_S``.
     """
     if named in allowed and not _is_path(named):
         _check_hub_name(named)
@@ -32,7 +29,7 @@ def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -
         inside = folder == DEMO_TOKENIZER_PATH or any(folder.is_relative_to(root) for root in (*roots, *folders))
         if inside and folder.is_dir():
             return
-    except (OSError, RuntimeError):  # a loop of links, a home that nobody has
+    except (OSError, RuntimeError):  # a loop of links, an unknown home
         pass
     places = ", ".join(map(str, (*roots, *folders)))
     what = "a folder" if _is_path(named) else "a folder, or an allowed name of the model hub,"

@@ -1,4 +1,4 @@
-"""Many requests, one commit: the bodies that arrive during a commit share the next one, with one fsync."""
+"""Group commit: the bodies that arrive during a commit share the next one, with one fsync."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 MAX_BATCH_BODIES = 64
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-"""Limits of a batch. Without them all clients are answered at once, and the disk idles until they send again."""
+"""Limits of a batch. Without them all clients would be answered at once, and the disk would idle until they send
+again."""
 
 Body = TypeVar("Body", bound=Sized)
 Result = TypeVar("Result")
@@ -24,10 +25,10 @@ class _Waiting(Generic[Body, Result]):
 
 
 class WriteBatcher(Generic[Body, Result]):
-    """The queue between connections and the disk. It holds at most one body of each connection."""
+    """The queue between connections and the disk, with at most one body per connection."""
 
     def __init__(self, commit: Callable[[Sequence[Body]], Sequence[Result]], executor: Executor) -> None:
-        """``commit`` is called in the executor, one batch at a time, and returns a result for each body."""
+        """``commit`` runs in the executor, one batch at a time, and returns a result for each body."""
         self._commit = commit
         self._executor = executor
         self._waiting: deque[_Waiting[Body, Result]] = deque()
@@ -37,14 +38,14 @@ class WriteBatcher(Generic[Body, Result]):
         """Returns the result of a body, after its commit.
 
         Raises:
-            Exception: what ``commit`` raised for its batch.
+            Exception: any error of ``commit``, for all bodies of the batch.
         """
         loop = asyncio.get_running_loop()
         waiting: _Waiting[Body, Result] = _Waiting(body, loop.create_future())
         self._waiting.append(waiting)
         if not self._busy:
             self._busy = True
-            loop.call_soon(self._begin)  # so that bodies that arrive in this turn of the loop join the batch
+            loop.call_soon(self._begin)  # lets bodies of this loop iteration join the batch
         return await waiting.result
 
     def _begin(self) -> None:
@@ -68,7 +69,7 @@ class WriteBatcher(Generic[Body, Result]):
         results = [None] * len(batch) if error is not None else done.result()
         for waiting, result in zip(batch, results, strict=True):
             if waiting.result.done():
-                continue  # the server is stopping: its client was answered
+                continue  # its client was answered: the server is stopping
             if error is not None:
                 waiting.result.set_exception(error)
             elif result is not None:

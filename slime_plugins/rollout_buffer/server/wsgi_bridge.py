@@ -1,4 +1,4 @@
-"""Flask's routes beside the event loop: a thread makes a reply, and the loop sends it."""
+"""Runs Flask's routes in threads; the event loop sends the reply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Environ = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply as ASGI has it; a long one comes in pieces, each made when the last one is read."""
+    """A reply in ASGI's terms; a long one is an iterator of parts."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -23,7 +23,7 @@ class Reply:
 
 
 def environ_of(scope: Any) -> Environ:
-    """Returns a request without its body as WSGI has it."""
+    """Returns the WSGI environment of a request, without its body."""
     server, client = scope.get("server") or ("", 0), scope.get("client") or ("", 0)
     environ: Environ = {
         "REQUEST_METHOD": scope["method"],
@@ -52,7 +52,7 @@ def environ_of(scope: Any) -> Environ:
 
 
 def call(flask: Flask, environ: Environ, body: bytes) -> Reply:
-    """Returns what Flask answers; called in a thread."""
+    """Returns Flask's reply; called in a thread."""
     request = {**environ, "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body)}
     with flask.request_context(request):
         response = flask.full_dispatch_request()

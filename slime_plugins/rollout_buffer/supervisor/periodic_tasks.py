@@ -27,7 +27,7 @@ class PeriodicTasks:
         self._intervals = dict(intervals)
         self._due = dict.fromkeys(intervals, 0.0)
         self._clock = clock
-        self._put_off: dict[Task, str] = {}
+        self._postponed: dict[Task, str] = {}
         self._current: tuple[Task, float] | None = None
 
     def run_due(self) -> None:
@@ -49,7 +49,7 @@ class PeriodicTasks:
         except POSTPONED as error:
             self._note(task, error.message if isinstance(error, RolloutBufferError) else str(error))
         else:
-            if self._put_off.pop(task, None) is not None:
+            if self._postponed.pop(task, None) is not None:
                 logger.info("%s: done again", _name(task))
         finally:
             self._current = None
@@ -59,14 +59,14 @@ class PeriodicTasks:
         current = self._current
         if current is not None and (stuck_s := self._clock() - current[1]) > STUCK_AFTER_S:
             return f"{_name(current[0])} has been running for {stuck_s:.0f} s"
-        for task, reason in list(self._put_off.items()):
-            return f"{_name(task)} is put off: {reason}"
+        for task, reason in list(self._postponed.items()):
+            return f"{_name(task)} is postponed: {reason}"
         return None
 
     def _note(self, task: Task, reason: str) -> None:
-        if self._put_off.get(task) != reason:
+        if self._postponed.get(task) != reason:
             logger.error("%s is postponed: %s", _name(task), reason)
-        self._put_off[task] = reason
+        self._postponed[task] = reason
 
 
 def _name(task: Task) -> str:

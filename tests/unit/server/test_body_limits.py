@@ -77,10 +77,10 @@ def test_the_instances_of_a_large_start_are_read_one_by_one(small: FlaskClient) 
     ("body", "what"),
     [
         ({**START, "instances": lines(5000)}, "instances[0] is larger than 4096 bytes"),
-        ({**START, "skip_instance_ids": ["x" * 100] * 60}, "what the body has beside instances is larger than 4096"),
-        ({**START, "skip_instance_ids": [[]] * 1001}, "what the body has beside instances has more than 1000 lists"),
+        ({**START, "skip_instance_ids": ["x" * 100] * 60}, "the body without instances is larger than 4096"),
+        ({**START, "skip_instance_ids": [[]] * 1001}, "the body without instances has more than 1000 lists"),
         ({**START, "instances": [{"a": [[]] * 1000}]}, "instances[0] has more than 1000 lists"),
-        ({**START, "instances": [[]] * 2000}, "what the body has beside instances is larger than 4096"),
+        ({**START, "instances": [[]] * 2000}, "the body without instances is larger than 4096"),
     ],
 )
 def test_what_would_have_to_be_parsed_in_one_go_is_refused(small: FlaskClient, body: dict[str, Any], what: str) -> None:

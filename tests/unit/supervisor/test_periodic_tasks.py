@@ -53,7 +53,7 @@ def test_each_duty_is_done_at_its_own_interval() -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_what_the_disk_does_puts_a_duty_off_is_said_once_and_is_well_again_after(
+def test_an_error_of_the_disk_postpones_a_task_and_is_logged_once(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -73,7 +73,7 @@ def test_what_the_disk_does_puts_a_duty_off_is_said_once_and_is_well_again_after
     assert caplog.messages[1:] == ["write rows: done again"]
 
 
-def test_a_defect_in_the_thread_is_raised_to_whoever_checks() -> None:
+def test_a_defect_in_the_thread_is_raised_by_check() -> None:
     disk = Disk()
     disk.error = KeyError("defect")
     thread = PeriodicThread("writes", PeriodicTasks({disk.write_rows: 0.0}), tick_s=0.01)
@@ -84,7 +84,7 @@ def test_a_defect_in_the_thread_is_raised_to_whoever_checks() -> None:
         thread.check()
 
 
-def test_a_duty_that_hangs_is_named_and_holds_up_only_its_thread() -> None:
+def test_a_task_that_hangs_is_named_and_blocks_only_its_thread() -> None:
     clock, hanging, released = Clock(), threading.Event(), threading.Event()
 
     def write_rows() -> None:

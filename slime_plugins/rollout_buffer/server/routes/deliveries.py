@@ -28,11 +28,7 @@ routes = Routes("deliveries")
 
 @routes.post("/ack", errors=(404,))
 def ack(payload: AckPayload) -> Acknowledged:
-    """Acknowledge deliveries.
-
-    Says that they were received; saying it again changes nothing. What is answered as `expired` belongs to another
-    delivery now: leave it out. Give `delivery_id`, `delivery_ids` or both.
-    """
+    """Acknowledges deliveries."""
     result = the_buffer().acknowledge(payload.all_ids)
     if result["unknown"] and not result["acked"] and not result["expired"]:
         raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
@@ -41,20 +37,13 @@ def ack(payload: AckPayload) -> Acknowledged:
 
 @routes.get("/jobs/{job_id}/deliveries")
 def deliveries(job_id: str, page: PageQuery) -> DeliveryPage:
-    """List a job's deliveries.
-
-    Newest first, also those that expired.
-    """
+    """Lists a job's deliveries, newest first."""
     return the_inspection().deliveries(job_id, page)
 
 
 @routes.get("/deliveries/{delivery_id}", reply=PollReply)
 def delivery(delivery_id: str, query: DeliveryQuery) -> Response:
-    """A past delivery again.
-
-    Byte for byte what its poll was answered (but for `acknowledged`, which answered that poll's own `ack`). Changes
-    nothing: no lease, no state.
-    """
+    """Returns a past delivery as its poll got it, with dummies. Changes nothing."""
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)
     version = query.reward_version

@@ -19,20 +19,13 @@ routes = Routes("groups")
 
 @routes.get("/jobs/{job_id}/groups", revalidated=True)
 def groups(job_id: str, page: GroupPageQuery) -> GroupPage:
-    """Search groups.
-
-    The last touched first, or as `sort` and `order` say, with the rewards of their members and why they were dropped.
-    Open groups are listed from when they are the next to be played.
-    """
+    """Lists a job's groups, most recently changed first."""
     return the_context().views.groups(job_id, page)
 
 
 @routes.get("/groups/{group_index}", revalidated=True)
 def group(group_index: int) -> Group:
-    """One group.
-
-    Its members, every attempt to fill a slot, and what was delivered.
-    """
+    """Returns one group with its members, attempts and deliveries."""
     if group_index >= 2**63:
         raise NotFoundError(f"there is no group {str(group_index)[:40]}")
     return the_context().views.group(group_index)

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.wire.job_replies import Health
 
 
 def describe_health(context: ServerContext) -> Answer:
-    """Says whether the store can be read and written and a supervisor lives. Needs no token and tells no secret."""
+    """Returns the health of store and supervisor; needs no token and contains no secret."""
     seen = read_supervisor_state(context)
     report = Health(
         status="ok" if seen.reason is None else "degraded",

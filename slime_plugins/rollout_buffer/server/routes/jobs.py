@@ -49,7 +49,7 @@ KEYS_IN_WORDS = {
 }
 
 LISTING_TIMEOUT_S = 20.0
-"""How long a start waits until a generator file that changed is listed again."""
+"""How long a start waits until the supervisor has listed changed generator files."""
 LISTING_POLL_S = 0.1
 
 routes = Routes("jobs")
@@ -57,12 +57,7 @@ routes = Routes("jobs")
 
 @routes.post("/start_rollout", body=StartPayload, reply=wire.StartReply, errors=(404, 409))
 def start_rollout() -> Response:
-    """Start a job, or attach to it.
-
-    The same work is the same job: a repeated call attaches, takes over the new engine URL, and makes what was handed
-    out but is not in the skip list ready again. Numbers may come as strings. Keys that are not listed are options of
-    the generator.
-    """
+    """Starts a job, or attaches to an existing one."""
     body = json_object_of_parts(read_bytes(), "instances")
     task = _check_task_type(body.get("task_type"))
     payload = parse(StartPayload, body)
@@ -86,15 +81,17 @@ def start_rollout() -> Response:
 
 
 def _check_task_type(task_type: Any) -> Mapping[str, Any]:
-    """Accepts only work that somebody will do: a supervisor lives, and knows the task type. Returns what it knows."""
+    """Returns the catalog's entry of a task type; refuses it if no supervisor is alive or none knows it."""
     seen = _when_listed(task_type)
     if not seen.serving:
-        raise UnavailableError(f"nobody would play this job: {seen.reason}. Is rollout-buffer serve up?")
+        raise UnavailableError(f"no supervisor would run this job: {seen.reason}. Is rollout-buffer serve up?")
     known = seen.catalog.get("task_types", {})
     if not isinstance(task_type, str) or task_type in known:
-        return known.get(task_type, {}) if isinstance(task_type, str) else {}  # no string: the payload's own error
-    if not known:  # nothing can be read, or nothing could be written since the start
-        raise UnavailableError(f"what can be played is not known yet: {seen.reason or 'the supervisor is starting'}")
+        return (
+            known.get(task_type, {}) if isinstance(task_type, str) else {}
+        )  # not a string: the payload model refuses it
+    if not known:  # the catalog was not read, or not written since the start
+        raise UnavailableError(f"the task types are not known yet: {seen.reason or 'the supervisor is starting'}")
     broken = seen.catalog.get("broken_generators", {})
     hint = "".join(f"\n{name} does not load: {reason}" for name, reason in broken.items())
     names = ", ".join(sorted(known))
@@ -107,10 +104,10 @@ def _check_task_type(task_type: Any) -> Mapping[str, Any]:
 
 
 def _when_listed(task_type: Any) -> SupervisorState:
-    """Returns how the supervisor is, once it has listed the files that may hold the task type as they are now.
+    """Returns the supervisor's state after it has listed the present files of the task type.
 
     Raises:
-        UnavailableError: they changed, and are not listed within ``LISTING_TIMEOUT_S``.
+        UnavailableError: changed files are not listed within ``LISTING_TIMEOUT_S``.
     """
     context = the_context()
     deadline = time.monotonic() + LISTING_TIMEOUT_S
@@ -131,10 +128,10 @@ def _when_listed(task_type: Any) -> SupervisorState:
 
 
 def _check_required_keys(payload: StartPayload, required: Sequence[str]) -> None:
-    """Refuses at its start what its generator would refuse a moment later."""
+    """Refuses a payload without the keys that the task type requires."""
     given = {**payload.model_dump(exclude_none=True), **payload.options}
     missing = [key for key in required if not given.get(key)]
-    if payload.engine_api == "openai":  # it is asked in messages
+    if payload.engine_api == "openai":  # such an engine takes messages, not token ids
         missing = [key for key in missing if key != "tokenizer_path"]
     if missing:
         raise InvalidPayloadError(
@@ -146,7 +143,7 @@ def _check_required_keys(payload: StartPayload, required: Sequence[str]) -> None
 
 
 def _check_options(payload: StartPayload, task: Mapping[str, Any]) -> None:
-    """Refuses what a generator does not take that says which options it takes."""
+    """Refuses options unknown to a generator that declares its options."""
     if task.get("option_keys") is None:
         return
     known = [*task["option_keys"], *task.get("required_keys", ())]
@@ -182,20 +179,14 @@ def _instances(payload: StartPayload) -> list[Instance]:
 
 @routes.get("/jobs")
 def jobs() -> Jobs:
-    """List the jobs.
-
-    Newest first, each with its accounting.
-    """
+    """Lists the jobs, newest first."""
     buffer = the_buffer()
     return Jobs(jobs=[describe_job(buffer.store, job) for job in buffer.jobs()])
 
 
 @routes.get("/jobs/{job_id}")
 def job(job_id: str) -> Job:
-    """One job.
-
-    Its state, progress and accounting: submitted = open + ready + leased + delivered + filtered + failed + skipped.
-    """
+    """Returns one job with progress, accounting and its runner's devices."""
     buffer = the_buffer()
     found = buffer.job(job_id)
     described = describe_job(buffer.store, found)
@@ -206,31 +197,18 @@ def job(job_id: str) -> Job:
 
 @routes.post("/jobs/{job_id}/{verb}", errors=(409,))
 def change_job(job_id: str, verb: str) -> Job:
-    """Cancel, pause or resume a job.
-
-    Doing it twice changes nothing. A cancelled job keeps what is finished.
-    """
     buffer = the_buffer()
     return describe_job(buffer.store, buffer.change_job(job_id, verb))
 
 
 @routes.post("/jobs/{job_id}/drain")
 def drain_job(job_id: str, payload: DrainPayload) -> Job:
-    """Drain a job.
-
-    Pauses it so that no attempt begins any more, also none that a runner was about to begin. The job is drained when
-    `attempts` of the reply has no `running`: ask until then. What runs comes to its end, or is given up with `stop`.
-    `resume` goes on. A job that is over is drained already.
-    """
+    """Pauses a job so that no attempt begins; the reply's ``attempts`` count those still running."""
     buffer = the_buffer()
     return describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop))
 
 
 @routes.get("/jobs/{job_id}/attempts")
 def attempts(job_id: str, page: AttemptPageQuery) -> FailedAttemptPage:
-    """List attempts that failed.
-
-    The last ended first, each with its error and, on request, what was said in it. Of each job the newest 100 are kept
-    with their messages.
-    """
+    """Lists a job's failed attempts, newest first."""
     return failed_attempts(the_inspection().store, job_id, page)

@@ -26,23 +26,23 @@ POLL_NOTE_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Poll:
-    """A poll and what was found for it so far."""
+    """A poll and its result so far."""
 
     payload: PollPayload
     job: JobRecord | None
     acknowledged: Acknowledged | None = None
     delivery: Delivery | None = None
     attended: bool = False
-    """A supervisor lived when it began: once there is none, the server is about to stop."""
+    """A supervisor was alive when it began; once none is, the server is about to stop."""
 
     @property
     def may_wait(self) -> bool:
-        """Returns True if something may still come that it asks for."""
+        """Returns True if waiting may still bring a delivery."""
         return self.delivery is None and self.job is not None and self.payload.wait_s > 0
 
 
 def begin_poll(context: ServerContext, content: bytes) -> Poll:
-    """Acknowledges what a poll names, and takes what is ready."""
+    """Acknowledges the named deliveries and leases ready groups."""
     payload = parse(PollPayload, json_object(content))
     buffer = context.buffer
     acknowledged = buffer.acknowledge(payload.ack) if payload.ack else None
@@ -59,7 +59,8 @@ def begin_poll(context: ServerContext, content: bytes) -> Poll:
 
 
 def has_news(context: ServerContext, poll: Poll) -> bool | None:
-    """Returns True if a waiting poll should take now; False when waiting has become pointless, None when neither."""
+    """Returns True if a waiting poll should try again, False if it should be answered, None if it should keep
+    waiting."""
     assert poll.job is not None
     buffer = context.buffer
     if buffer.has_news(poll.job, poll.payload):
@@ -70,13 +71,13 @@ def has_news(context: ServerContext, poll: Poll) -> bool | None:
 
 
 def take_again(context: ServerContext, poll: Poll) -> Poll:
-    """Takes what has become ready; somebody else may have been quicker."""
+    """Leases groups that became ready, unless another poll was faster."""
     assert poll.job is not None
     return replace(poll, delivery=context.buffer.take(poll.job, poll.payload))
 
 
 def answer_poll(context: ServerContext, poll: Poll) -> Answer:
-    """Answers a poll with what was found for it."""
+    """Encodes the result of a poll."""
     if poll.delivery is not None:
         return Answer(delivery_chunks(context.buffer, poll.delivery, poll.payload, poll.acknowledged))
     meta_info = context.buffer.empty_meta_info(poll.job)

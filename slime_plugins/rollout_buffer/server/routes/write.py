@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 
 @dataclass(frozen=True, slots=True)
 class UnreadWrite:
-    """A body that no items can be read from, and the job that it is for, as far as that was read."""
+    """A body that cannot be parsed, and its job if that is known."""
 
     job_id: str | None
     error: Exception
@@ -35,19 +35,19 @@ class UnreadWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteBody:
-    """The body of a request that brings items, and the job that the request's path names."""
+    """The body of a write, and the job of its path."""
 
     content: bytes
     job_id: str | None = None
     read: Write | UnreadWrite | None = None
-    """What it wants written, where that was read before it came to the thread that writes."""
+    """The parsed body, if a thread has parsed it already."""
 
     def __len__(self) -> int:
         return len(self.content)
 
 
 def write_bodies(context: ServerContext, bodies: Sequence[WriteBody]) -> list[Answer]:
-    """Keeps what several requests bring, with one fsync for all of them; one that cannot be kept fails alone."""
+    """Stores several requests with one fsync; a request that cannot be stored fails alone."""
     writes = [body.read or read_write(body) for body in bodies]
     kept = iter(context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
     answers, refusals = [], []
@@ -69,7 +69,7 @@ def _answer(context: ServerContext, result: Written | Exception) -> Answer:
 
 
 def read_write(body: WriteBody) -> Write | UnreadWrite:
-    """Reads what a body wants written: one item, or a list under ``items``."""
+    """Parses a body: one item, or a list under ``items``."""
     job_id = body.job_id
     try:
         text, images = extract_images(body.content)
@@ -82,7 +82,7 @@ def read_write(body: WriteBody) -> Write | UnreadWrite:
             wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
             for at, entry in enumerate(entries)
         ]
-    except Exception as error:  # noqa: BLE001 - it is the answer to this one write
+    except Exception as error:  # noqa: BLE001 - any error is the reply to this one write
         return UnreadWrite(job_id if isinstance(job_id, str) else None, error)
     return Write(job_id, items)
 
