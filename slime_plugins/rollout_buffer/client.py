@@ -33,11 +33,11 @@ P = ParamSpec("P")
 
 
 class Request(NamedTuple):
-    """What a call sends: an HTTP method, a path with its query, and a body for JSON or None."""
+    """What a call sends: an HTTP method, a path with its query, and a body of JSON or None."""
 
     method: str
     path: str
-    body: Mapping[str, Any] | None
+    body: bytes | None
 
 
 def _json(content: bytes) -> Any:
@@ -61,18 +61,22 @@ def _jobs(content: bytes) -> list[dict[str, Any]]:
     return jobs
 
 
-def _requests_of(items: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yields the items of each write, at least one time: a write without items is the server's to refuse."""
-    some: list[dict[str, Any]] = []
+def _encoded_lists(items: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Yields the items of each write as a JSON list, at least one: a write without items is the server's to refuse."""
+    encoded: list[bytes] = []
     size = 0
     for item in items:
-        of_item = len(json.dumps(item, default=str)) if len(items) > 1 else 0
-        if some and (len(some) == wire.MAX_ITEMS or size + of_item > MAX_WRITE_BYTES):
-            yield some
-            some, size = [], 0
-        some.append(dict(item))
-        size += of_item
-    yield some
+        one = _encoded(item)
+        if encoded and (len(encoded) == wire.MAX_ITEMS or size + len(one) > MAX_WRITE_BYTES):
+            yield b"[%b]" % b",".join(encoded)
+            encoded, size = [], 0
+        encoded.append(one)
+        size += len(one)
+    yield b"[%b]" % b",".join(encoded)
+
+
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(value)).encode()  # with NaN: the server says which number it is
 
 
 def _job_path(job_id: str, *below: str) -> str:
@@ -88,7 +92,7 @@ def _rollout_data(content: bytes) -> RolloutData:
 
 
 def _headers(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
 def _raise_for_status(status: int, content: bytes) -> None:
@@ -166,7 +170,7 @@ class _AiohttpTransport:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
         timeout, url = aiohttp.ClientTimeout(total=timeout_s), self._base_url + request.path
-        async with self._session.request(request.method, url, json=request.body, timeout=timeout) as response:
+        async with self._session.request(request.method, url, data=request.body, timeout=timeout) as response:
             return response.status, await response.read()
 
     async def close(self) -> None:
@@ -186,8 +190,8 @@ class _BlockingTransport:
         response = requests.request(  # noqa: ASYNC210 - there is no loop to block: see _finished
             request.method,
             self._base_url + request.path,
-            data=None if request.body is None else json.dumps(request.body),  # with NaN, as aiohttp sends it
-            headers={"Content-Type": "application/json", **self._headers},
+            data=request.body,
+            headers=self._headers,
             timeout=timeout_s,
         )
         return response.status_code, response.content
@@ -281,10 +285,11 @@ class AsyncRolloutBufferClient:
         They are sent in requests of at most 100 items and, where there are several, 16 MB. Each request is kept whole
         or not at all: after an error, send the same again.
         """
-        named = {} if job_id is None else {"job_id": job_id}
+        named = b"" if job_id is None else b',"job_id":' + json.dumps(job_id).encode()
         reply: dict[str, Any] = {"results": []}
-        for some in _requests_of(items):
-            of_some = await self._post("/buffer/write", {"items": some, **named}, _object)
+        for encoded in _encoded_lists(items):
+            body = b'{"items":%b%b}' % (encoded, named)
+            of_some = await self._send(Request("POST", "/buffer/write", body), _object)
             reply = {**of_some, "results": [*reply["results"], *of_some["results"]]}
         return reply
 
@@ -428,7 +433,7 @@ class AsyncRolloutBufferClient:
     async def _post(
         self, path: str, body: Mapping[str, Any], read: Callable[[bytes], Result], *, extra_wait_s: float = 0.0
     ) -> Result:
-        return await self._send(Request("POST", path, body), read, extra_wait_s)
+        return await self._send(Request("POST", path, _encoded(body)), read, extra_wait_s)
 
     async def _send(self, request: Request, read: Callable[[bytes], Result], extra_wait_s: float = 0.0) -> Result:
         status, content = await self._transport.send(request, self._timeout_s + extra_wait_s)
