@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,27 +49,3 @@ def test_pages_come_in_a_newcomers_order(site: Path) -> None:
     )
     first = [name for name in dict.fromkeys(navigation) if name in ("tutorial", "slime", "architecture", "http_api")]
     assert first == ["tutorial", "slime", "architecture", "http_api"]
-
-
-def small_site(folder: Path, text: str) -> Path:
-    """Two pages with the same settings; ``text`` stands in the first."""
-    pytest.importorskip("sphinx", reason="the extra docs is not installed")
-    source = folder / "docs"
-    source.mkdir()
-    shutil.copy(ROOT / "docs" / "conf.py", source)
-    shutil.copytree(ROOT / "docs" / "_static", source / "_static")
-    (source / "masks.md").write_text("# Masks\n", encoding="utf-8")
-    (source / "index.md").write_text(f"# Start\n\n{text}\n\n```{{toctree}}\nmasks\n```\n", encoding="utf-8")
-    return source
-
-
-def test_a_site_without_mistakes_builds(tmp_path: Path) -> None:
-    assert build(small_site(tmp_path, "[there](masks.md#masks)"), tmp_path / "site").returncode == 0
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    ["[gone](gone.md)", "[gone](masks.md#no-such-heading)", "![gone](images/gone.svg)", "```{nonsense}\n```"],
-)
-def test_a_broken_link_fails_the_build(mistake: str, tmp_path: Path) -> None:
-    assert build(small_site(tmp_path, mistake), tmp_path / "site").returncode != 0

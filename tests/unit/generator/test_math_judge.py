@@ -30,8 +30,8 @@ TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_
 
 @pytest_asyncio.fixture
 async def impatient_judge() -> AsyncIterator[MathJudge]:
-    """Gives an expression two seconds of processor time, and takes a process for frozen after a minute by the clock."""
-    math_judge = MathJudge(processes=2, timeout_s=2, answer_timeout_s=60)
+    """Gives an expression a second of processor time, and takes a process for frozen after a minute by the clock."""
+    math_judge = MathJudge(processes=2, timeout_s=1, answer_timeout_s=60)
     await math_judge.start()
     yield math_judge
     await math_judge.close()

@@ -118,6 +118,23 @@ def test_the_environment_is_made_once_with_uv_where_it_is(programs: Path, tmp_pa
         assert any(call.endswith(install) for call in calls)
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_a_uv_that_pip_can_fetch_installs_and_pip_does_where_it_fails(
+    programs: Path, tmp_path: Path, works: bool
+) -> None:
+    add_python(programs, "python3.12", (3, 12))
+    folder = tmp_path / "venv"
+    (folder / "bin").mkdir(parents=True)
+    add_program(folder / "bin", "uv", f'echo "fetched $*" >>{programs}/calls; exit {int(not works)}')
+
+    done = sourced(programs, f"prepare_environment {folder} android")
+
+    assert done.returncode == 0
+    calls = [call for call in (programs / "calls").read_text().splitlines() if "--editable" in call]
+    assert calls[0].startswith(f"fetched pip install --python {folder}/bin/python")
+    assert len(calls) == (1 if works else 2)
+
+
 @pytest.mark.parametrize("with_uv", [False, True])
 @pytest.mark.parametrize(
     ("system", "has_gpu", "extras", "is_for_cpus"),
@@ -140,7 +157,8 @@ def test_cuda_is_installed_only_where_there_is_a_gpu(
     done = sourced(programs, f"prepare_environment {tmp_path}/venv android '{extras}'")
 
     assert (done.returncode, done.stderr) == (0, "")
-    installs = [call for call in (programs / "calls").read_text().splitlines() if " pip install " in call]
+    calls = (programs / "calls").read_text().splitlines()
+    installs = [call for call in calls if " pip install " in call and "--constraint" in call]
     of_torch, of_project = installs[:-1], installs[-1]
     assert of_project.endswith("--editable .[android] --editable ./lab" + (f"[{extras}]" if extras else ""))
     assert len(of_torch) == is_for_cpus
