@@ -35,7 +35,7 @@ from rich.table import Table
 
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
+from slime_plugins.rollout_buffer.rules.concurrency import Bounds, ConcurrencyState
 from slime_plugins.rollout_buffer.runner.concurrency import SAMPLE_INTERVAL_S, ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.types import EngineReport
 
@@ -166,7 +166,7 @@ class Simulation:
         return Result(policy=policy, tokens_per_s=rate, episode_s=statistics.median(self.took), limits=limits)
 
     def _steering(self) -> ConcurrencyController:
-        async def keep(steering: Steering, load: EngineLoad | None) -> None:
+        async def keep(steering: ConcurrencyState, load: EngineLoad | None) -> None:
             """Nobody is told."""
 
         bounds = Bounds(least=GROUP_SIZE, most=1024, step=GROUP_SIZE)

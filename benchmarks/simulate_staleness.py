@@ -48,7 +48,7 @@ from slime_plugins.rollout_buffer.rules.admission import (
     pace_of,
     room_for_groups,
     should_defer,
-    should_wait_for_the_slow,
+    should_wait_for_slow_groups,
     version_at,
 )
 
@@ -331,7 +331,7 @@ class Simulation:
     def _holds_back(self) -> bool:
         behind = [behind for group in self.running if (behind := self._behind(group)) >= self.scenario.lag]
         pace, waited_s = pace_of(self.seen), self.now - (self.now if self.waits_since is None else self.waits_since)
-        return should_wait_for_the_slow(
+        return should_wait_for_slow_groups(
             self.scenario.lag, pace, self._ahead(), oldest_is_behind=max(behind, default=None), waited_s=waited_s
         )
 

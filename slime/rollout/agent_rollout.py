@@ -1,12 +1,11 @@
 """slime's rollout function for agents: ``--rollout-function-path slime.rollout.agent_rollout.generate_rollout``.
 
-The straight line of one training rollout: start the job once (``start_rollout``), poll for exactly the groups that are
-missing, turn each item into Samples, put the groups into slime's data buffer and take a batch out of it, write down
-which instances were consumed, acknowledge, log. An evaluation plays its files once, as jobs of their own.
+Steps of a training rollout: start the job once (``start_rollout``), poll for the missing groups, convert items to
+Samples, put the groups into slime's data buffer and take a batch from it, record the consumed instances, acknowledge,
+log. An evaluation plays its files once, as separate jobs.
 
-What was trained only the trainer's checkpoint knows. The ids of consumed groups go into the data source's metadata,
-under the rollout that returned them; the first call of a process sends those of earlier rollouts as the skip list, and
-the buffer hands out the others again.
+The ids of consumed groups are stored in the data source's metadata by rollout, and so in the trainer's checkpoint. The
+first call of a process sends the ids of earlier rollouts as the skip list; the buffer delivers all other groups again.
 """
 
 from __future__ import annotations
@@ -94,14 +93,14 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-LOOKING_TIMEOUT_S = 10.0
-"""How long a finished batch waits for numbers and pictures beside it."""
+LOGGING_TIMEOUT_S = 10.0
+"""How long a finished batch waits for metrics and example screenshots from the buffer."""
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 MAX_WAIT_OF_ONE_POLL_S = 20.0
-MAX_GROUPS_FOR_ONE = 4
-"""At most so many times the groups of a batch are taken to fill it; then dummies stay in it."""
+MAX_REFILL_FACTOR = 4
+"""At most this many times the groups of a batch are fetched to fill it; then dummies stay in it."""
 TASKS_WITH_SCREENSHOTS = frozenset({"android_world", "miniwob"})
-"""For these a vision model's image processor is loaded before the job starts, for others with the first screenshot."""
+"""For these the image processor is loaded before the job starts, for others with the first screenshot."""
 COUNTED = (
     "dummies",
     "engine_image_mismatches",
@@ -122,19 +121,19 @@ COUNTED = (
     "untrained_trajectories",
     "without_log_probs",
 )
-"""What a rollout counts of the items it received, logged as ``rollout/buffer/<name>``."""
+"""Counters of the received items, logged as ``rollout/buffer/<name>``."""
 
 if (_advice := advice_on_two_slimes()) is not None:
     logger.warning("%s", _advice)
 
 _progress_by_job: dict[tuple[str, str], JobProgress] = {}
-"""What this process started, per (URL, job). Losing it costs one more start, which attaches to the job."""
+"""Jobs that this process started, by (URL, job). Without an entry the job is started again, which attaches to it."""
 _last_started: dict[str, str] = {}
-"""The job that ``start_rollout`` started last, per URL: the one that ``get_rollout_data`` is meant to fetch."""
+"""The job that ``start_rollout`` started last, by URL: ``get_rollout_data`` fetches from it."""
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """Returns the samples of one rollout to slime: exactly the groups it asked for, or an error that says why not."""
+    """Returns the samples of one rollout to slime."""
     return _run(generate_agent_rollout(args, rollout_id, data_source, evaluation))
 
 
@@ -144,18 +143,18 @@ async def generate_agent_rollout(
     """Plays one rollout and returns ``rollout_batch_size`` groups of ``n_samples_per_prompt``, or an evaluation.
 
     Args:
-        args: slime's arguments; ``agent_rollout_settings`` says which are read.
-        rollout_id: number of the rollout. A number that was already returned means that the trainer went back to a
-            checkpoint: the job is started again with what was consumed before it.
-        data_buffer: slime's data source. Groups that it still holds are used first.
+        args: slime's arguments; ``agent_rollout_settings`` lists those that are read.
+        rollout_id: number of the rollout. If it was returned before, the trainer has resumed from a checkpoint: the job
+            is started again with the groups consumed before it as the skip list.
+        data_buffer: slime's data source. Its groups are used first.
         evaluation: plays the evaluation sets once instead.
 
     Raises:
-        ConfigError: an argument is missing or means nothing.
+        ConfigError: an argument is missing or invalid.
         InputExhaustedError: the input is used up and ``rollout_buffer_on_exhausted`` is ``error``.
         JobEndedError: the job was cancelled or has failed.
         RetriesUsedUpError: the buffer failed more often in a row than ``--fetch-trajectory-retry-times`` allows.
-        RequestError: the buffer refuses the job and says why.
+        RequestError: the buffer refuses the job.
     """
     settings = read_settings(args)
     if not evaluation:
@@ -174,22 +173,22 @@ async def get_rollout_data(
     num: int | None = None,
     timeout: float = 100.0,  # noqa: ASYNC109 - part of the documented signature
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Returns the items that are ready, at most ``num`` of them (whole groups), and the meta information beside them.
+    """Returns ready items, at most ``num`` (in whole groups), and the ``meta_info`` of the delivery.
 
-    Of the job that ``start_rollout`` started last in this process at that address, else of the only one there is.
-    A group comes whole where all its members could be played; ``meta_info["short_groups"]`` names the others. A ``num``
-    below one group is rounded up, and ``meta_info["note"]`` says so.
+    The job is the one that ``start_rollout`` started last in this process at that address, or else the only open one.
+    A group is complete if all its members could be played; ``meta_info["short_groups"]`` names the others. A ``num``
+    below one group is rounded up, with a note in ``meta_info["note"]``.
 
-    For loops of your own; ``generate_agent_rollout`` leases its groups by job. The items are leased here too and
-    acknowledged before they are returned, so that a reply lost on the way is not lost data.
+    For custom training loops; ``generate_agent_rollout`` does not use it. The items are leased and acknowledged before
+    they are returned, so that a lost reply loses no data.
 
     Raises:
-        aiohttp.ClientError: the network failed, or the buffer refuses the request; then it is a RolloutBufferError too.
-        ValueError: the reply, or one of its items, is not what the protocol says.
-        asyncio.TimeoutError: nothing was ready within ``timeout`` seconds; says what the buffer said last.
-        RequestError: the buffer refuses the request and says why, for instance because several jobs are open.
+        aiohttp.ClientError: the network failed, or the buffer refuses the request (then also a RolloutBufferError).
+        ValueError: the reply, or one of its items, violates the protocol.
+        asyncio.TimeoutError: no group was ready within ``timeout`` seconds; the message has the buffer's last reply.
+        RequestError: the buffer refuses the request, for instance because several jobs are open.
     """
-    poll_s = min(MAX_WAIT_OF_ONE_POLL_S, 0.8 * timeout)  # the first one is answered in time to say what is
+    poll_s = min(MAX_WAIT_OF_ONE_POLL_S, 0.8 * timeout)  # so that the first reply arrives before the timeout
     job_id, last_message = _last_started.get(api_base_url.rstrip("/")), "the buffer has not answered"
     try:
         async with (
@@ -204,7 +203,7 @@ async def get_rollout_data(
                 if data.items:
                     _check_items(data)
                     if data.delivery_id is not None and (await client.ack([data.delivery_id])).get("expired"):
-                        continue  # the lease ran out on the way, and somebody else has them now
+                        continue  # the lease has expired, and another consumer has the groups
                     return [dict(item.raw) for item in data.items], dict(data.meta_info)
                 last_message = data.message
                 await asyncio.sleep(max(0.0, min(0.5, poll_s) - (time.monotonic() - asked)))
@@ -223,14 +222,14 @@ def start_rollout(
     fresh: bool = False,
     start_id: str | None = None,
 ) -> dict[str, Any]:
-    """Starts the job, or attaches to it, and returns the buffer's answer: ``job_id``, ``state``, ``message``.
+    """Starts the job or attaches to it, and returns ``job_id``, ``state`` and ``message`` of the buffer's reply.
 
-    ``metadata`` is the data source's: lists of consumed instance ids by rollout. They are the skip list. ``fresh`` asks
-    for a new job even when one of that id exists; the same ``start_id`` sent twice is one start.
+    ``metadata`` is the data source's: lists of consumed instance ids by rollout, which become the skip list. ``fresh``
+    starts a new job even if one of that id exists; repeating a ``start_id`` repeats the same start.
 
     Raises:
-        RequestError: the buffer refuses the payload; its sentence says what to fix.
-        RetriesUsedUpError: it could not be reached as often as ``--fetch-trajectory-retry-times`` allows.
+        RequestError: the buffer refuses the payload; the message names the error.
+        RetriesUsedUpError: the buffer could not be reached within ``--fetch-trajectory-retry-times``.
     """
     args = copy.copy(args)
     args.agent_rollout_buffer_url = api_base_url
@@ -248,7 +247,7 @@ def start_rollout(
 
 
 def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int) -> None:
-    """Logs what the buffer saw before any filter, to W&B as well when ``args.use_wandb``; never stops the training."""
+    """Logs the buffer's metrics before filtering, to W&B as well if ``args.use_wandb``; never fails."""
     metrics = no_filter_metrics(all_meta_info)
     if not metrics:
         return
@@ -258,35 +257,35 @@ def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int
 
 
 def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]:
-    """slime's ``--custom-reward-post-process-path``: GRPO per group that counts each trajectory once and no dummy.
+    """slime's ``--custom-reward-post-process-path``: GRPO per group, with each trajectory counted once and no dummies.
 
-    slime's own normalisation goes by position: it falls back to one baseline for the whole batch as soon as one
-    trajectory has several rows, counts dummies, and yields NaN for groups of one.
+    slime's own normalisation is by position: it uses one baseline for the whole batch if a trajectory has several rows,
+    counts dummies, and returns NaN for groups of one.
     """
     return group_normalized_rewards(args, samples)
 
 
 def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
-    """slime's ``--rollout-data-postprocess-path``: on each training rank, takes the weight off dummies.
+    """slime's ``--rollout-data-postprocess-path``: on each training rank, removes the weight of dummies.
 
-    And tells the buffer what slime computed of the rows, in the background: ``rollout-buffer mismatch`` shows it.
+    It also reports slime's values for the rows to the buffer, in the background, for ``rollout-buffer mismatch``.
 
-    Without it dummies make the mean of a step smaller; ``post_process_rewards`` undoes that for the policy's part of
-    the loss alone, which is all of it where there is no KL or entropy term.
+    Without it dummies reduce the mean of a step; ``post_process_rewards`` corrects that only for the policy loss, which
+    is sufficient without KL and entropy terms.
     """
     take_weight_off_dummies(rollout_data)
     drop_unknown_log_probs(rollout_data)
     try:
         if speaks_for_its_rows():
             report_rows(args, rollout_id, rollout_data)
-    except Exception as error:  # noqa: BLE001 - a look at the training must not end it
-        _warn_once(f"what was trained is not reported to the buffer: {error!r}")
+    except Exception as error:  # noqa: BLE001 - a failed report must not stop the training
+        _warn_once(f"the training report could not be sent to the buffer: {error!r}")
 
 
 def turn_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """slime's ``--custom-advantage-function-path``: on each rank, advantages by token where turns earned rewards.
+    """slime's ``--custom-advantage-function-path``: advantages per token for rows with rewards of turns.
 
-    A row whose trajectory has none gets what slime's GRPO gives it.
+    Other rows get the advantage of slime's GRPO.
     """
     set_advantages(args, rollout_data)
 
@@ -298,7 +297,7 @@ def reset_jobs() -> None:
 
 
 class _TrainingRollout:
-    """One call for training: collects a batch from the job, through restarts of the buffer and passes of the input."""
+    """One training rollout: collects a batch, across restarts of the buffer and passes over the input."""
 
     def __init__(
         self,
@@ -329,14 +328,14 @@ class _TrainingRollout:
         self._all_meta_info: list[dict[str, Any]] = []
 
     async def play(self) -> RolloutFnTrainOutput:
-        """Returns the batch, after what was consumed is written down and acknowledged."""
+        """Returns the batch, after the consumed ids are recorded and the groups acknowledged."""
         if sees_images(self._args) and self._args.rollout_task_type in TASKS_WITH_SCREENSHOTS:
             await self._converter.load_vision()
         try:
             await self._open_job()
             groups = await self._collect()
         except JobEndedError:
-            # The next call starts the job again: the buffer reopens one that has failed.
+            # The next call starts the job again: the buffer reopens a failed job.
             _progress_by_job.pop(self._key, None)
             raise
         batch = finish_batch(groups, self._rollout_id, self._args)
@@ -365,7 +364,7 @@ class _TrainingRollout:
         try:
             await self._feed.resume()
         except NotFoundError:
-            logger.warning("the buffer does not know job %s any more; it is started again", self._feed.job_id)
+            logger.warning("the buffer has no job %s any more; it is started again", self._feed.job_id)
             await self._start(fresh=False)
             await self._feed.resume()
 
@@ -395,29 +394,31 @@ class _TrainingRollout:
         return f"{self._settings.job_id}-pass-{passes}" if passes else self._settings.job_id
 
     async def _collect(self) -> list[Group]:
-        """Fetches until the batch has as many played trajectories as slime trains, or the input has no more."""
+        """Fetches groups until the batch is full of played trajectories, or the input is used up."""
         seen: list[Group] = []
         while missing := self._missing(seen):
             taken = await self._take(missing, have=len(seen))
             seen += taken
             if not taken and self._missing(seen):
-                raise InputExhaustedError(f"rollout {self._rollout_id}: the input is used up, and its filter took none")
+                raise InputExhaustedError(
+                    f"rollout {self._rollout_id}: the input is used up: no group passed the filter"
+                )
             self._converter.counts["without_log_probs"] += make_odd_dummies(seen)
             if not self._missing(seen):
                 seen = await self._acknowledged(seen)
         return self._rule.batch(seen)
 
     def _missing(self, seen: Sequence[Group]) -> int:
-        """Returns how many groups more are wanted. Places that could not be played are refilled while there is hope."""
+        """Returns the number of missing groups, including replacements for members that could not be played."""
         needed = self._settings.groups_per_rollout
         if len(seen) >= needed:
             _refuse_batch_without_training(seen)
-        if self._exhausted or len(seen) >= MAX_GROUPS_FOR_ONE * needed:
+        if self._exhausted or len(seen) >= MAX_REFILL_FACTOR * needed:
             return max(0, needed - len(seen))
         return self._rule.missing(seen)
 
     async def _take(self, missing: int, *, have: int) -> list[Group]:
-        """Returns the next groups that slime's buffer filter lets through, at least one while the input has some."""
+        """Returns the next groups that pass slime's buffer filter, at least one until the input is used up."""
         beyond = 0
         while True:
             while (short := missing + beyond - self._store.held()) > 0 and not self._exhausted:
@@ -425,11 +426,11 @@ class _TrainingRollout:
             taken = self._store.take(missing)
             if taken or self._exhausted:
                 return taken
-            # A filter that takes nothing of enough groups wants a larger choice.
+            # The filter rejected all groups: give it more to choose from.
             beyond = max(0, self._store.held() - missing + 1)
 
     async def _acknowledged(self, batch: list[Group]) -> list[Group]:
-        """Writes down what is consumed and acknowledges it; returns the batch without what others got meanwhile."""
+        """Records and acknowledges consumed groups; returns the batch without groups that went to another consumer."""
         _refuse_batch_without_training(batch)
         _refuse_dummies(self._args, self._rule.batch(batch))
         self._record(batch)
@@ -449,7 +450,7 @@ class _TrainingRollout:
 
     async def _fetch(self, max_groups: int, *, have: int) -> None:
         if self._feed.groups_held >= self._settings.groups_per_rollout:
-            self._feed.release()  # on-policy, and a filter wants a larger choice: the weights are still the same
+            self._feed.release()  # on-policy, and the filter needs more groups: the weights are still the same
         try:
             delivery = await self._feed.next_delivery(max_groups)
         except InputExhaustedError as error:
@@ -460,7 +461,7 @@ class _TrainingRollout:
         if new is not None:
             await self._keep(new)
         if self._settings.on_policy:
-            self._feed.taken(delivery)  # leased, they keep others from being begun
+            self._feed.taken(delivery)  # leased groups count against max_groups_ahead
         else:
             self._feed.received(delivery)
 
@@ -483,21 +484,25 @@ class _TrainingRollout:
         self._record(self._received)
 
     async def _after_exhaustion(self, error: InputExhaustedError, have: int) -> None:
-        """Starts the next pass over the input, or says that there is none."""
+        """Starts the next pass over the input, if the settings allow it.
+
+        Raises:
+            InputExhaustedError: there is no next pass, and the batch is not full.
+        """
         needed = self._settings.groups_per_rollout
         so_far = f"rollout {self._rollout_id} has {have + self._store.held()} of {needed} groups and {error.message}"
         repeats = self._settings.on_exhausted is OnExhausted.REPEAT and not error.detail.get("cause")
         if have + self._store.held() >= needed and not (repeats and self._progress.groups_in_pass):
-            logger.warning("%s: nothing is left to refill it, dummies stay in the places that were not played", so_far)
+            logger.warning("%s: no group is left to refill it, dummies replace the missing members", so_far)
             self._exhausted = True
             return
-        if cause := error.detail.get("cause"):  # more epochs would give as little
-            raise InputExhaustedError(f"{so_far}, and nothing of it could be trained: {cause}", error.detail) from error
+        if cause := error.detail.get("cause"):  # another pass would fail as well
+            raise InputExhaustedError(f"{so_far}, and no group could be trained: {cause}", error.detail) from error
         if self._settings.on_exhausted is OnExhausted.ERROR:
             advice = "raise --num-epoch, or set rollout_buffer_on_exhausted: repeat"
             raise InputExhaustedError(f"{so_far}: {advice}", error.detail) from error
         if not self._progress.groups_in_pass:
-            raise InputExhaustedError(f"{so_far}; a whole pass over it gave no group", error.detail) from error
+            raise InputExhaustedError(f"{so_far}; a complete pass gave no group", error.detail) from error
         self._progress.begin_next_pass()
         logger.info("%s; pass %d begins", so_far, self._progress.pass_number)
         await self._start(fresh=True)
@@ -507,7 +512,7 @@ class _TrainingRollout:
         self._feed.weight_version = before.weight_version
 
     def _note(self, delivery: RolloutData, groups: Sequence[Group]) -> None:
-        """Keeps what the buffer says beside the items: statistics, and groups that ended without being delivered."""
+        """Records the delivery's ``meta_info``: statistics, and groups that finished without being delivered."""
         self._all_meta_info.append(dict(delivery.meta_info))
         self._progress.groups_in_pass += len(groups)
         finished = Counter(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
@@ -524,18 +529,18 @@ class _TrainingRollout:
         )
 
     async def _accounting(self) -> dict[str, float]:
-        """Returns the job's accounting beside the batch, none when the buffer does not tell them soon."""
+        """Returns the job's metrics; {} if the buffer does not reply within ``LOGGING_TIMEOUT_S``."""
         try:
-            async with asyncio.timeout(LOOKING_TIMEOUT_S):
+            async with asyncio.timeout(LOGGING_TIMEOUT_S):
                 job = await self._client.job(self._feed.job_id)
             warn_of_prompts(job)
             return job_metrics(job)
-        except Exception as error:  # noqa: BLE001 - the batch is acknowledged: numbers beside it must not lose it
+        except Exception as error:  # noqa: BLE001 - the batch is acknowledged already and must be returned
             logger.info("the accounting of job %s could not be read: %r", self._feed.job_id, error)
             return {}
 
     async def _track(self, metrics: Mapping[str, float]) -> None:
-        """Sends the rollout's metrics, and now and then examples, to the sinks that slime does not have."""
+        """Logs the rollout's metrics, and examples at their interval, to the sinks that slime does not have."""
         tracker, step = tracker_for(self._tracking), _rollout_step(self._args, self._rollout_id)
         tracker.log_rollout(metrics, step)
         if self._tracking.wants_examples(self._rollout_id):
@@ -543,10 +548,10 @@ class _TrainingRollout:
             tracker.log_examples([example_of(item, screenshots) for item in self._examples], step)
 
     async def _screenshots(self) -> Mapping[str, bytes]:
-        """Returns the examples' first and last screenshots; none when the buffer does not hand them out soon."""
+        """Returns the examples' first and last screenshots; {} if they cannot be fetched in time."""
         hashes = [sha256 for item in self._examples for sha256 in (*item.images[:1], *item.images[-1:])]
         try:
-            async with asyncio.timeout(LOOKING_TIMEOUT_S):
+            async with asyncio.timeout(LOGGING_TIMEOUT_S):
                 return (await self._converter.images.fetch(hashes)).data
         except Exception as error:  # noqa: BLE001 - as for the accounting
             logger.info("the screenshots of the examples could not be fetched: %r", error)
@@ -568,7 +573,7 @@ class _TrainingRollout:
 
 
 def _rollout_step(args: Any, rollout_id: int) -> int:
-    """The step that slime logs a rollout under."""
+    """The step under which slime logs a rollout."""
     if not getattr(args, "wandb_always_use_train_step", False):
         return rollout_id
     return int(rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size)
@@ -588,7 +593,7 @@ def _first_members(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
-    """A batch of dummies alone means that something is broken for every episode; training on it would hide that."""
+    """Raises ``GeneratorError`` for a batch of dummies alone: every episode failed."""
     samples = [rows[0] for rows in trajectories_of(batch)]
     if all(sample.remove_sample for sample in samples):
         reasons = Counter(str(sample.metadata["dummy_reason"]) for sample in samples)
@@ -596,18 +601,18 @@ def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
 
 
 def _refuse_dummies(args: Any, batch: Sequence[Group]) -> None:
-    """slime's reinforce_plus_plus stops at a sequence without a trained token."""
+    """Raises ``InputExhaustedError`` for a batch with dummies if the advantage estimator does not support them."""
     dummies = sum(rows[0].remove_sample for rows in trajectories_of(batch))
     if dummies and getattr(args, "advantage_estimator", None) in ESTIMATORS_WITHOUT_DUMMIES:
         raise InputExhaustedError(
-            f"{dummies} trajectories of this rollout were not played, nothing is left to take their places, and "
-            f"--advantage-estimator {args.advantage_estimator} takes no dummies: raise --num-epoch, or set "
+            f"{dummies} trajectories of this rollout were not played, no group is left to replace them, and "
+            f"--advantage-estimator {args.advantage_estimator} supports no dummies: raise --num-epoch, or set "
             "rollout_buffer_on_exhausted: repeat"
         )
 
 
 def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
-    """Says once what slime will do to this batch that its user may not expect."""
+    """Warns once of effects of slime's arguments on this batch."""
     by_slime = normalizes(args) and not getattr(args, "custom_reward_post_process_path", None)
     if by_slime and any(isinstance(member, list) for group in batch for member in group):
         _warn_once(
@@ -619,7 +624,7 @@ def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
             "groups of one have no baseline: normalised rewards are NaN in slime, or 0 with post_process_rewards"
         )
     if any(_misses_its_images(row) for rows in trajectories_of(batch) for row in rows):
-        _warn_once("trajectories have screenshots, which reach the trainer as tokens only: a vision model misses them")
+        _warn_once("trajectories have screenshots, but rows have only placeholder tokens: a vision model needs tensors")
     if getattr(args, "rollout_global_dataset", True) is False:
         _warn_once("--disable-rollout-global-dataset: consumed ids are not in the checkpoint; a resumed run repeats")
 
@@ -635,13 +640,13 @@ def _warn_once(text: str) -> None:
 
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a coroutine to its end, also where the calling thread has an event loop already."""
+    """Runs a coroutine, also in a thread with a running event loop."""
     try:
         asyncio.get_running_loop()
         is_free = False
     except RuntimeError:
         is_free = True
-    if is_free:  # outside of the handler: what the coroutine raises has nothing to do with that error
+    if is_free:  # outside of the handler, so that errors are not chained to the RuntimeError
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

@@ -1,15 +1,14 @@
-"""From rewards to slime's advantages: normalised within each group, for trajectories, or for turns that earned rewards.
+"""Advantages within each group: normalised rewards per trajectory, or per token with rewards of turns.
 
-Where the rollout runs, ``group_normalized_rewards`` normalises rewards, one for each sample, for slime's
-``--custom-reward-post-process-path``; the formulas are those of ``rules/reward_normalization.py``.
+In the rollout process, ``group_normalized_rewards`` normalises rewards for slime's
+``--custom-reward-post-process-path``, with the formulas of ``rules/reward_normalization.py``.
 
-Where turns earned rewards of their own, each token has an advantage, in place of one for each trajectory. Returns are
-compared within the group where the rollout runs (``give_turn_advantages``), since a rank has parts of groups only. They
-go to the ranks with the name of their row. There slime calls
-``--custom-advantage-function-path slime.rollout.agent_rollout.turn_advantages`` in the place of its own formula
-(``set_advantages``). A row without any has the advantage that slime's GRPO gives it, bit for bit. The n rows of a
-trajectory with rewards of turns weigh 1/n each in the loss, whatever their length; all others weigh by their tokens, as
-in slime.
+With rewards of turns, each token has an advantage. The rollout process computes them within each group
+(``give_turn_advantages``), because a training rank has parts of groups only. They are sent to the ranks as part of
+``RowName``. There slime calls ``--custom-advantage-function-path slime.rollout.agent_rollout.turn_advantages`` instead
+of its own formula (``set_advantages``). All other rows get the advantage of slime's GRPO, bit for bit. The n rows of a
+trajectory with rewards of turns weigh 1/n each in the loss, independent of their length; all others weigh by their
+tokens, as in slime.
 """
 
 from __future__ import annotations
@@ -147,10 +146,10 @@ def _warn_of_cut_rewards() -> None:
 
 
 def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> int:
-    """Names, with each row of a group in which turns earned rewards, the advantage of each of its tokens.
+    """Adds token advantages to the ``index`` of each row in groups with rewards of turns.
 
-    Returns how many trajectories got some. Dummies get none, nor does a group of which one trajectory was played. The
-    same arguments decide as in ``post_process_rewards``.
+    Returns the number of trajectories with advantages. Dummies and groups with one played trajectory get none. The
+    normalization arguments are those of ``post_process_rewards``.
     """
     shares = played_shares(args, samples)
     given = set()
@@ -168,10 +167,10 @@ def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> int:
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """Sets ``advantages`` and ``returns`` of one rank's rows, and the weights of those of which turns earned rewards.
+    """Sets ``advantages`` and ``returns`` of one rank's rows, and the weights of rows with rewards of turns.
 
     Raises:
-        ValueError: a row came with advantages for another number of tokens.
+        ValueError: a row has advantages for another number of tokens.
     """
     import torch
 
@@ -193,7 +192,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
 
 
 def _share_rows_alike(rollout_data: Mapping[str, Any]) -> None:
-    """A row's part of its trajectory is its tokens over ``rollout_mask_sums``: n times its own tokens make it 1/n."""
+    """A row weighs its tokens divided by ``rollout_mask_sums``: a sum of n times its tokens gives the weight 1/n."""
     sums = rollout_data["rollout_mask_sums"]
     for number, name in enumerate(rollout_data["sample_indices"]):
         rows = getattr(name, "rows", 1)
@@ -202,17 +201,17 @@ def _share_rows_alike(rollout_data: Mapping[str, Any]) -> None:
 
 
 def _of_this_rank(values: Any, rollout_data: Mapping[str, Any], number: int) -> Any:
-    """Returns the part of a row's tokens that slime's context parallelism gives this rank; all of them without."""
+    """Returns the part of a row's values that slime's context parallelism assigns to this rank."""
     lengths = (int(rollout_data[key][number]) for key in ("total_lengths", "response_lengths"))
     return import_module("slime.backends.megatron_utils.cp_utils").slice_log_prob_with_cp(values, *lengths)
 
 
 Keyed = tuple[Any, Sample]
-"""A row with what its trajectory is called."""
+"""A row with the key of its trajectory."""
 
 
 def _groups_with_turns(samples: Sequence[Sample]) -> Iterator[list[Keyed]]:
-    """Yields the rows of each group of which the turns of some played trajectory earned rewards, dummies left out."""
+    """Yields the played rows of each group in which a trajectory has rewards of turns."""
     groups: dict[Any, list[Keyed]] = {}
     for position, sample in enumerate(samples):
         if not sample.remove_sample:
@@ -221,7 +220,7 @@ def _groups_with_turns(samples: Sequence[Sample]) -> Iterator[list[Keyed]]:
 
 
 def _returns(group: Sequence[Keyed]) -> dict[Any, Sequence[float]]:
-    """The returns of each trajectory's turns; one that says nothing of its turns is one turn."""
+    """The returns of each trajectory's turns; without rewards of turns, its reward as one turn."""
     return {key: _turn_returns(sample) or [_reward(sample)] for key, sample in group}
 
 

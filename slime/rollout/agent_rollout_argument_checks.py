@@ -1,7 +1,7 @@
-"""slime's arguments that an agent rollout cannot serve: refused before the first episode is played. Pure.
+"""Checks slime's arguments: combinations that agent rollouts do not support are refused before the first episode. Pure.
 
-Each of them stops slime's training code later, with an assertion that names no flag, or is taken and never obeyed. The
-sentence of the error names the flag to change; ``docs/trainer.md`` lists them.
+Without the check they fail later in slime's training code, with an assertion that names no flag, or have no effect. The
+error names the flag to change; ``docs/trainer.md`` lists them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, ShortGroups, re
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
-"""They assert that every sequence has a trained token."""
+"""These assert that every sequence has a trained token."""
 STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
-"""They give all tokens of a trajectory its reward less the group's mean, over the group's deviation."""
+"""These divide rewards by the standard deviation of their group."""
 REMOTE_ROLLOUT = "remote_rollout"
-HOOKS_THAT_NOBODY_CALLS = {
+UNSUPPORTED_HOOKS = {
     "rollout_sample_filter_path": "give the buffer a filter_item of the generator, or use --buffer-filter-path",
     "rollout_all_samples_process_path": "use --buffer-filter-path, or --custom-rollout-log-function-path to look",
     "dynamic_sampling_filter_path": "give the buffer an is_valid_group of the generator",
@@ -32,16 +32,16 @@ HOOKS_THAT_NOBODY_CALLS = {
     "custom_rm_path": "rewards come from the generator of --rollout-task-type",
     "rm_type": "rewards come from the generator of --rollout-task-type",
 }
-"""slime calls them in its own rollout function alone."""
-WITHOUT = "leave it out, and post_process_rewards makes up for dummies"
+"""slime calls these hooks only in its own rollout function."""
+WITHOUT = "leave it out, and post_process_rewards corrects for dummies"
 VIRTUAL_PIPELINE = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
 
 
 def check_arguments(args: Any) -> None:
-    """Looks whether slime's training code takes what an agent rollout gives it under these arguments.
+    """Checks that slime's training code supports agent rollouts with these arguments.
 
     Raises:
-        ConfigError: it does not; the sentence says which flag to change, the detail lists every reason.
+        ConfigError: it does not; the message names the flags to change, the detail lists every reason.
     """
     reasons = [reason for check in CHECKS for reason in check(args)]
     if reasons:
@@ -49,7 +49,7 @@ def check_arguments(args: Any) -> None:
 
 
 def data_parallel_size(args: Any) -> int | None:
-    """Returns over how many ranks the rows of a step are spread; None where the arguments do not say."""
+    """Returns the number of data-parallel ranks; None if the arguments do not define it."""
     gpus = (getattr(args, "actor_num_nodes", None) or 0) * (getattr(args, "actor_num_gpus_per_node", None) or 0)
     if not gpus:
         return None
@@ -61,17 +61,17 @@ def data_parallel_size(args: Any) -> int | None:
 
 
 def rows_divisor(args: Any) -> int:
-    """Returns what slime divides the rows of a step by, as far as its arguments tell; 1 where it takes any number."""
+    """Returns the number that the rows of a step must be divisible by; 1 if slime accepts any number."""
     ranks = data_parallel_size(args)
     if ranks is None or getattr(args, "use_dynamic_batch_size", True):
         return 1
     if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE):
-        return int(args.global_batch_size)  # ranks go in groups then, which divide a step of one row each
+        return int(args.global_batch_size)  # micro-batches of virtual stages come in groups
     return ranks * int(getattr(args, "micro_batch_size", None) or 1)
 
 
 def log_probs_come_with_the_loss(args: Any) -> bool:
-    """Returns True if slime computes no log-probs of its own before the loss: one step a rollout, and nobody asks."""
+    """Returns True if slime computes its log-probs only in the loss: with one step per rollout and no other use."""
     if getattr(args, "use_rollout_logprobs", False):
         return not getattr(args, "get_mismatch_metrics", False)
     if getattr(args, "use_routing_replay", False) or getattr(args, "get_mismatch_metrics", False):
@@ -99,7 +99,7 @@ def _steps(args: Any) -> Iterator[str]:
         yield (
             f"--global-batch-size {step} does not divide the {trajectories} trajectories of a rollout "
             f"(--rollout-batch-size {args.rollout_batch_size} × --n-samples-per-prompt {args.n_samples_per_prompt}): "
-            "slime would leave the rest untrained, without a word"
+            "slime would silently not train the rest"
         )
 
 
@@ -131,21 +131,21 @@ def _estimator(args: Any) -> Iterator[str]:
         return
     if read_short_groups(args) is ShortGroups.KEEP:
         yield (
-            f"--advantage-estimator {estimator} stops at a dummy, which has no trained token: "
+            f"--advantage-estimator {estimator} fails on a dummy, which has no trained token: "
             "set rollout_buffer_short_groups: refill"
         )
     if not getattr(args, "use_dynamic_batch_size", True) and rows_divisor(args) > 1:
         yield (
-            f"--advantage-estimator {estimator} stops at the untrained rows that fill up micro-batches of one size "
-            "where a trajectory has several rows: set --use-dynamic-batch-size"
+            f"--advantage-estimator {estimator} fails on the untrained rows that fill up micro-batches of fixed size "
+            "if a trajectory has several rows: set --use-dynamic-batch-size"
         )
 
 
 def _logging(args: Any) -> Iterator[str]:
     if getattr(args, "log_passrate", False):
         yield (
-            "--log-passrate takes the rows of a batch for trajectories in groups of one size, and stops the training "
-            "after a batch with others: leave it out, rollout/pass_at/<k> says the same by trajectory"
+            "--log-passrate treats the rows of a batch as trajectories in groups of equal size, and fails after a "
+            "batch with others: leave it out, rollout/pass_at/<k> is the same by trajectory"
         )
     if getattr(args, "log_correct_samples", False) and log_probs_come_with_the_loss(args):
         yield (
@@ -155,14 +155,14 @@ def _logging(args: Any) -> Iterator[str]:
     if getattr(args, "log_correct_samples", False) and (data_parallel_size(args) or 1) > 1 and not _splits_rewards():
         yield (
             "--log-correct-samples pairs the rewards of all data-parallel ranks with the rows of one in this slime, "
-            "which stops the training: leave it out, or take a slime from August 2026 on"
+            "which fails: leave it out, or use a slime from August 2026 on"
         )
     if getattr(args, "log_reward_category", None):
         yield "--log-reward-category reads a key of the reward, and the rewards of a rollout buffer are numbers"
 
 
 def _splits_rewards() -> bool:
-    """Returns True if this slime gives each rank the rewards of its own rows; so it is said where there is no slime."""
+    """Returns True if this slime gives each rank the rewards of its own rows; True without slime."""
     try:
         data = importlib.import_module("slime.utils.data")
     except ImportError:
@@ -171,27 +171,27 @@ def _splits_rewards() -> bool:
 
 
 def _hooks(args: Any) -> Iterator[str]:
-    for name, instead in HOOKS_THAT_NOBODY_CALLS.items():
+    for name, instead in UNSUPPORTED_HOOKS.items():
         if getattr(args, name, None):
-            yield f"--{name.replace('_', '-')} is called by slime's own rollout function alone: {instead}"
+            yield f"--{name.replace('_', '-')} is called only by slime's own rollout function: {instead}"
     if getattr(args, "rollout_data_postprocess_path", None) != POSTPROCESS_PATH:
         return
     flag = "--rollout-data-postprocess-path"
     if getattr(args, "train_backend", "megatron") != "megatron":
-        yield f"{flag} is called by slime's Megatron alone, not by {args.train_backend}: {WITHOUT}"
+        yield f"{flag} is called only by slime's Megatron backend, not by {args.train_backend}: {WITHOUT}"
     elif execution_field() != "rollout_id":
         yield f"{flag}: this slime has no rollout_mask_sums, which our hook changes: {WITHOUT}"
 
 
 def _turns(args: Any) -> Iterator[str]:
-    """Rewards of turns reach slime's loss through a hook of its own, which not every slime has."""
+    """Rewards of turns are trained through a hook of slime, which older versions do not have."""
     flag, path = "--custom-advantage-function-path", getattr(args, "custom_advantage_function_path", None)
     if getattr(args, "rollout_buffer_turn_discount", None) is not None and path != ADVANTAGE_PATH:
         if hasattr(args, "custom_advantage_function_path"):
             yield f"rollout_buffer_turn_discount trains rewards of turns through a hook: set {flag} {ADVANTAGE_PATH}"
         else:
             yield (
-                f"rollout_buffer_turn_discount wants {flag}, which this slime does not have: leave it out, or take a "
+                f"rollout_buffer_turn_discount needs {flag}, which this slime does not have: leave it out, or use a "
                 "slime from June 2026 on"
             )
     if path != ADVANTAGE_PATH:
@@ -200,35 +200,35 @@ def _turns(args: Any) -> Iterator[str]:
     if estimator not in STD_ESTIMATORS:
         yield f"{flag} {path} compares returns within groups, and --advantage-estimator {estimator} does not: use grpo"
     if execution_field() != "rollout_id":
-        yield f"{flag} {path}: this slime has no rollout_mask_sums, by which rows weigh: take one from June 2026 on"
+        yield f"{flag} {path}: this slime has no rollout_mask_sums, which weigh rows: use one from June 2026 on"
     if getattr(args, "calculate_per_token_loss", False):
-        yield f"--calculate-per-token-loss weighs tokens, where {flag} {path} weighs rows: leave one of them out"
+        yield f"--calculate-per-token-loss weighs tokens, and {flag} {path} weighs rows: leave one of them out"
 
 
 def _engine(args: Any) -> Iterator[str]:
     if getattr(args, "use_rollout_routing_replay", False) and not getattr(args, "moe_router_topk", None):
         yield (
-            "--use-rollout-routing-replay wants a model with experts, and --moe-router-topk names none: leave it out, "
-            "or pass the model's own arguments"
+            "--use-rollout-routing-replay needs a model with experts, and --moe-router-topk is not set: leave it out, "
+            "or pass the model's arguments"
         )
     if wanted_records(args) and getattr(args, "rollout_task_type", None) == REMOTE_ROLLOUT:
         yield (
-            f"the task type {REMOTE_ROLLOUT} brings neither experts nor the ids that top_p kept: leave "
+            f"the task type {REMOTE_ROLLOUT} returns neither routed experts nor top-p ids: leave "
             "--use-rollout-routing-replay out and set --rollout-top-p 1"
         )
     if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "sglang":
-        yield "--opd-type sglang wants the teacher's log-probs with the rollout: use --opd-type megatron"
+        yield "--opd-type sglang needs the teacher's log-probs with the rollout: use --opd-type megatron"
 
 
 def sees_images(args: Any) -> bool:
-    """Returns True if the model that is trained has a vision tower, as far as its folder says so."""
+    """Returns True if the trained model has a vision tower, by its ``config.json``."""
     return "vision_config" in _model_config(args)
 
 
 def wants_even_rows(args: Any) -> bool:
-    """Returns True if slime wants an even number of tokens in each row, as its own Qwen3.5 with vision does.
+    """Returns True if slime requires an even number of tokens in each row, as its Qwen3.5 with vision does.
 
-    It cuts rows for context parallelism into two pieces a rank, one rank or more, and stops at an odd one.
+    That model splits rows into two pieces per context-parallel rank, and fails on an odd length.
     """
     return sees_images(args) and str(_model_config(args).get("model_type")).startswith("qwen3_5")
 
@@ -246,7 +246,7 @@ def _checkpoint(args: Any) -> Path:
 
 
 def _vision(args: Any) -> Iterator[str]:
-    """Its own processor makes the tensors of a row's placeholders; slime stops at a placeholder without."""
+    """slime fails on a placeholder without tensors, which the model's image processor makes."""
     checkpoint = _checkpoint(args)
     names = ("preprocessor_config.json", "processor_config.json")
     if sees_images(args) and not any((checkpoint / name).is_file() for name in names):

@@ -1,12 +1,11 @@
-"""Which groups make the batch of a rollout: as many played trajectories as slime trains, whatever failed. Pure.
+"""Selects the groups of a batch so that it has as many played trajectories as slime trains. Pure.
 
-slime's mean is over all trajectories of a step, dummies too: a step with four of them in eight moves the weights half
-as far. So a place that could not be played is not left to a dummy. Where the rewards are normalised by ``group_index``
-(``post_process_rewards``) or not at all, a short group gives the members that it has, and members of one more group
-take the places that are left. Where dummies have no weight in the loss, one more group is taken only if more than half
-of its members find a place: else dummies fill the batch, and no finished member is left out. Where slime normalises
-rewards itself, which it does by position, a short group is left out and a whole one takes its place. Dummies never make
-a step alone.
+slime's mean is over all trajectories of a step, including dummies: with four dummies in eight the update is half as
+large. Members that could not be played are therefore replaced. If rewards are normalised by ``group_index``
+(``post_process_rewards``) or not at all, the played members of a short group are used, and members of another group
+replace the rest. If dummies have no weight in the loss, another group is fetched only if more than half of its members
+are needed: otherwise dummies fill the batch, and no finished member is left out. If slime normalises rewards, which it
+does by position, a short group is replaced by a whole one. No step consists of dummies alone.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ NO_LOG_PROBS = "it has no log-probs of the engine, and most of its batch have"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRule:
-    """What a batch holds: ``groups`` times ``members`` trajectories, in steps of ``step`` trajectories.
+    """A batch has ``groups`` times ``members`` trajectories, in steps of ``step`` trajectories.
 
-    ``whole_groups``: only groups of which every member was played. ``least`` members make a group worth its places:
-    one alone has no baseline, hence no advantage. ``weightless_dummies``: slime's loss is the mean of the trajectories
-    that were played, whether a batch has dummies or not.
+    ``whole_groups`` accepts only groups with all members played. A group needs at least ``least`` played members: a
+    single one has no baseline and so no advantage. ``weightless_dummies``: slime's loss is the mean over played
+    trajectories, with or without dummies in the batch.
     """
 
     groups: int
@@ -50,11 +49,11 @@ class BatchRule:
 
     @property
     def trajectories(self) -> int:
-        """How many trajectories slime trains of a rollout."""
+        """Trajectories of a rollout that slime trains."""
         return self.groups * self.members
 
     def missing(self, seen: Sequence[Group]) -> int:
-        """Returns how many groups more the batch wants, if all of them come whole; 0 when it is full."""
+        """Returns the number of missing groups if all of them are whole; 0 if the batch is full."""
         if self.short_groups is ShortGroups.KEEP:
             return max(0, self.groups - len(seen))
         if self.whole_groups:
@@ -64,10 +63,10 @@ class BatchRule:
         return max(0, math.ceil((lacking - left_to_dummies) / self.members))
 
     def batch(self, seen: Sequence[Group]) -> list[Group]:
-        """Returns the batch of the groups that came, which are enough or all there are.
+        """Returns the batch made of the fetched groups.
 
         Raises:
-            GeneratorError: so few were played that some training step would be of dummies alone.
+            GeneratorError: so few trajectories were played that a training step would consist of dummies alone.
         """
         return self._without_empty_steps(self._chosen(seen))
 
@@ -85,7 +84,7 @@ class BatchRule:
         return self._with_dummies([*full, *single[:-surplus]], seen)
 
     def _with_dummies(self, batch: list[Group], seen: Sequence[Group]) -> list[Group]:
-        """Puts dummies beside the members of groups, in turn, until every place is taken."""
+        """Adds dummies to the groups in turn until the batch is full."""
         lacking = self.trajectories - sum(map(len, batch))
         dummies = [member for group in seen for member in group if rows_of(member)[0].remove_sample][:lacking]
         if not batch:
@@ -93,9 +92,9 @@ class BatchRule:
         return [[*group, *dummies[number :: len(batch)]] for number, group in enumerate(batch)]
 
     def _evenly_cut(self, groups: list[Group], surplus: int) -> list[Group]:
-        """Takes so many members out: each time one of the largest group, or a group that would be too small.
+        """Removes ``surplus`` members, each from the largest group, or a whole group that would become too small.
 
-        Which ones, lots decide that are drawn from the uids: the order in which they ended tells their length.
+        Members are chosen by a hash of their uid: the order in which they finished depends on their length.
         """
         sizes = [len(group) for group in groups]
         lots = [sorted(map(_lot, group)) for group in groups]
@@ -112,7 +111,7 @@ class BatchRule:
         return played(group) >= self.least
 
     def _without_empty_steps(self, batch: list[Group]) -> list[Group]:
-        """Orders the groups so that every step has a played trajectory; as they came where it has so already."""
+        """Reorders the groups, if necessary, so that every step has a played trajectory."""
         if self._every_step_is_played(batch):
             return batch
         steps = max(1, self.trajectories // self.step)
@@ -120,8 +119,8 @@ class BatchRule:
         dealt = [group for first in range(steps) for group in by_size[first::steps]]
         if not self._every_step_is_played(dealt):
             raise GeneratorError(
-                f"{sum(map(played, batch))} of {self.trajectories} trajectories of this rollout were played: some "
-                "training step would train nothing, and still move the weights by Adam's momentum"
+                f"{sum(map(played, batch))} of {self.trajectories} trajectories of this rollout were played: a "
+                "training step would train nothing, and still update the weights by Adam's momentum"
             )
         return dealt
 
@@ -131,10 +130,10 @@ class BatchRule:
 
 
 def rule_of(args: Any) -> BatchRule:
-    """Returns what slime's arguments ask of a batch.
+    """Returns the rule for slime's arguments.
 
     Raises:
-        ConfigError: ``rollout_buffer_short_groups`` is none of its two values.
+        ConfigError: ``rollout_buffer_short_groups`` has an unknown value.
     """
     groups, members = int(args.rollout_batch_size), int(args.n_samples_per_prompt)
     path = getattr(args, "custom_reward_post_process_path", None)
@@ -167,14 +166,14 @@ def _dummies_have_no_weight(args: Any) -> bool:
 
 
 def played(group: Group) -> int:
-    """Returns how many members of a group are trajectories and not dummies."""
+    """Returns the number of members of a group that are no dummies."""
     return len(_played_members(group))
 
 
 def make_odd_dummies(groups: Sequence[Group]) -> int:
-    """Makes dummies of trajectories without log-probs where most of the batch have some; returns of how many.
+    """Replaces trajectories without log-probs by dummies if most of the batch have some; returns their number.
 
-    slime takes log-probs of every sample or of none: a few without would cost all the others theirs.
+    slime uses log-probs of every sample or of none: otherwise all others would lose theirs.
     """
     trained = [rows for rows in trajectories_of(groups) if not rows[0].remove_sample]
     odd = [rows for rows in trained if any(row.rollout_log_probs is None for row in rows)]
@@ -185,7 +184,7 @@ def make_odd_dummies(groups: Sequence[Group]) -> int:
         group[:] = [as_dummy(member, NO_LOG_PROBS) if rows_of(member)[0].prompt in uids else member for member in group]
         _give_mean(group)
     logger.warning(
-        "%d of %d trajectories have no log-probs of the engine: they are not trained, so that the others keep theirs",
+        "%d of %d trajectories have no log-probs of the engine: they are not trained, so that the others use theirs",
         len(odd),
         len(trained),
     )
@@ -193,7 +192,7 @@ def make_odd_dummies(groups: Sequence[Group]) -> int:
 
 
 def _give_mean(group: Group) -> None:
-    """Gives dummies the mean rewards of the group's members that were played."""
+    """Sets the rewards of dummies to the means of the group's played members."""
     real = [rows_of(member)[0] for member in _played_members(group)]
     if not real:
         return
@@ -207,7 +206,7 @@ def _give_mean(group: Group) -> None:
 
 
 def _lot(member: Any) -> bytes:
-    """Returns what is drawn for a member where not all can stay: the same whenever and in whatever order it comes."""
+    """Returns the hash by which members are chosen, independent of their order."""
     return hashlib.sha256(str(rows_of(member)[0].prompt).encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,4 +1,4 @@
-"""An evaluation: every evaluation set is played once, again, as a job of its own."""
+"""Evaluation during training: every evaluation set is played once, as a new job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from slime_plugins.rollout_buffer.trainer.eval_job import play_once
 async def evaluate(
     args: Any, rollout_id: int, settings: RolloutSettings, client: AsyncRolloutBufferClient
 ) -> RolloutFnEvalOutput:
-    """Plays every evaluation set once and returns slime's eval shape. A failed episode is left out, never a zero."""
+    """Plays every evaluation set once and returns slime's eval output. Failed episodes are left out."""
     data: dict[str, dict[str, Any]] = {}
     metrics: dict[str, float] = {}
     for eval_set in eval_sets(args):
         groups, planned = await _play_eval_set(args, rollout_id, eval_set, settings, client)
         trajectories = _measured(args, eval_set, groups)
         if not trajectories:
-            raise GeneratorError(f"evaluation set {eval_set.name} gave no trajectory with a reward")
+            raise GeneratorError(f"evaluation set {eval_set.name} has no trajectory with a reward")
         data[eval_set.name] = {
             "rewards": [float(rows[-1].metadata["raw_reward"]) for rows in trajectories],
             "truncated": [rows[-1].status is Sample.Status.TRUNCATED for rows in trajectories],
@@ -41,23 +41,23 @@ async def evaluate(
 async def _play_eval_set(
     args: Any, rollout_id: int, eval_set: EvalSet, settings: RolloutSettings, client: AsyncRolloutBufferClient
 ) -> tuple[list[Group], int]:
-    """Returns the groups that came, and how many trajectories were to be played: a failed group comes not."""
+    """Returns the delivered groups and the planned number of trajectories: failed groups are not delivered."""
     job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
-    rows = replace(read_row_settings(args, eval_set.samples_per_group), records=())  # nothing of it is trained
+    rows = replace(read_row_settings(args, eval_set.samples_per_group), records=())  # not trained
     groups, planned = await play_once(client, settings, payload, rows)
     return finish_batch([samples_of_group(group) for group in groups], rollout_id), planned
 
 
 def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
-    """The share that solved their task, of those that say so: a shaped reward is no success rate."""
+    """The success rate of trajectories that report success; a shaped reward is no success rate."""
     reported = [rows[-1].metadata.get("success") for rows in trajectories]
     known = [success for success in reported if isinstance(success, bool)]
     return {f"eval/{name}-success": sum(known) / len(known)} if known else {}
 
 
 def _weight_versions(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
-    """How many weight versions sampled the set; 1 when it measures one policy. Nothing where the engine names none."""
+    """The number of weight versions that sampled the set (1 for one policy); empty if the engine names none."""
     seen = [{str(version) for row in rows for version in row.weight_versions} for rows in trajectories]
     if not (together := set[str]().union(*seen)):
         return {}
@@ -66,7 +66,7 @@ def _weight_versions(name: str, trajectories: Sequence[Sequence[Sample]]) -> dic
 
 
 def _measured(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:
-    """Returns the trajectories that count. A pass rate needs whole groups, so there a failure takes its group along."""
+    """Returns the played trajectories; only those of complete groups if slime computes pass rates."""
     whole_groups = getattr(args, "log_passrate", False) and eval_set.samples_per_group > 1
     trajectories = []
     for group in groups:

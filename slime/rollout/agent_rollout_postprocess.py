@@ -1,11 +1,11 @@
-"""What training ranks do between the advantages and the step: dummies lose their weight, unknown log-probs go.
+"""On training ranks, between advantages and step: removes the weight of dummies, and unknown log-probs.
 
-slime divides the sum over trajectories by their number, dummies too, in the loss as in what it logs: with d dummies
-among n, everything is (n - d) / n of what it should be. Each trajectory's own part is a sum over its tokens divided by
-``rollout_mask_sums``. Where those are multiplied by (n - d) / n, the mean is over the played trajectories, exactly, for
-every term of the loss. ``--calculate-per-token-loss`` goes by tokens instead: there a dummy counts as one token.
+slime divides the sum over trajectories by their number, including dummies, in the loss and in logs: with d dummies in
+n, all values are too small by the factor (n - d) / n. The term of each trajectory is a sum over its tokens divided by
+``rollout_mask_sums``. Multiplying these by (n - d) / n gives the exact mean over played trajectories for every term of
+the loss. With ``--calculate-per-token-loss`` the mean is over tokens, and a dummy counts as one token.
 
-Log-probs of trajectories that came as messages only are NaN up to here, for their shape; then slime goes without.
+Log-probs of trajectories that consist of messages are NaN until here, because slime needs their shape.
 
 ``--rollout-data-postprocess-path slime.rollout.agent_rollout.post_process_rollout_data`` calls this on each rank.
 """
@@ -18,14 +18,14 @@ from typing import Any
 POSTPROCESS_PATH = "slime.rollout.agent_rollout.post_process_rollout_data"
 
 Gather = Callable[[Any], Sequence[Any]]
-"""What every data-parallel rank said, for what this one says."""
+"""All-gather over data-parallel ranks."""
 
 
 def take_weight_off_dummies(rollout_data: dict[str, Any], gather: Gather | None = None) -> list[float]:
-    """Changes ``rollout_mask_sums`` of one rank; returns, for each step, the share of its trajectories that was played.
+    """Scales ``rollout_mask_sums`` of one rank; returns the share of played trajectories of each step.
 
-    ``gather`` gives what every data-parallel rank knows of each step; slime's own group by default. A step without a
-    played trajectory is left as it is.
+    ``gather`` is an all-gather over data-parallel ranks, by default in slime's process group. A step without a played
+    trajectory is not changed.
     """
     sums = rollout_data["rollout_mask_sums"]
     own = played_trajectories(rollout_data)
@@ -38,15 +38,15 @@ def take_weight_off_dummies(rollout_data: dict[str, Any], gather: Gather | None 
 
 
 def played_trajectories(rollout_data: Mapping[str, Any]) -> list[set[int]]:
-    """Returns, for each step, the trajectories of which a row of this rank trains a token."""
+    """Returns, for each step, the trajectories with a trained token on this rank."""
     ids, masks = rollout_data["rollout_ids"], rollout_data["loss_masks"]
     return [{ids[row] for row in rows if bool(masks[row].any())} for rows in _rows_by_step(rollout_data)]
 
 
 def drop_unknown_log_probs(rollout_data: dict[str, Any], gather: Gather | None = None) -> bool:
-    """Removes ``rollout_log_probs`` on every rank where some rank has a row without; returns whether it did.
+    """Removes ``rollout_log_probs`` on all ranks if any rank has a row without; returns True if it did.
 
-    Ranks agree on it, since they add up what they log, key by key.
+    All ranks must have the same keys, because slime sums their logs by key.
     """
     if all((gather or _gather_over_ranks)(knows_log_probs(rollout_data))):
         return False
@@ -55,12 +55,12 @@ def drop_unknown_log_probs(rollout_data: dict[str, Any], gather: Gather | None =
 
 
 def knows_log_probs(rollout_data: Mapping[str, Any]) -> bool:
-    """Returns True if every row of this rank has the engine's log-probs, where the batch has some."""
+    """Returns True if no row of this rank has unknown log-probs."""
     return not any(bool(row.isnan().any()) for row in rollout_data.get("rollout_log_probs") or ())
 
 
 def played_share(by_rank: Sequence[Sequence[set[int]]], trajectories: Sequence[int]) -> list[float]:
-    """Returns, for each step, how many of its trajectories train a token on some rank, of how many there are."""
+    """Returns, for each step, the share of its trajectories with a trained token on any rank."""
     return [len(set().union(*(known[step] for known in by_rank))) / count for step, count in enumerate(trajectories)]
 
 
@@ -70,7 +70,7 @@ def _rows_by_step(rollout_data: Mapping[str, Any]) -> list[list[int]]:
 
 
 def speaks_for_its_rows() -> bool:
-    """Returns True if this rank is the one of those that share its rows which has their advantages and reports them."""
+    """Returns True if this rank reports its rows: one rank of those that share them, with their advantages."""
     from megatron.core import mpu  # type: ignore[import-not-found]  # only where slime trains
 
     first = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0

@@ -1,9 +1,8 @@
-"""A rollout function that needs no services: the real one, against a small scripted buffer on a loopback port.
+"""A rollout function without services: the real one, against a scripted buffer on a loopback port.
 
-slime's contract test for rollout functions calls them with ``args=None`` and a data source that only has
-``get_samples``; run it with ``--rollout-function-path slime.rollout.agent_rollout_probe.generate_rollout``. Everything
-from the HTTP client to the Samples is what training uses. ``LoopbackBuffer`` speaks the buffer's protocol and can be
-told to misbehave; it keeps nothing on disk and is not a buffer to train with.
+slime's contract test calls rollout functions with ``args=None`` and a data source that only has ``get_samples``; run it
+with ``--rollout-function-path slime.rollout.agent_rollout_probe.generate_rollout``. All code from the HTTP client to
+the Samples is that of training. ``LoopbackBuffer`` implements the buffer's protocol in memory, with scripted faults.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_WAIT_S = 0.05
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """Plays one rollout against a buffer of its own; ``args`` may be None."""
+    """Plays one rollout against a new ``LoopbackBuffer``; ``args`` may be None."""
     with LoopbackBuffer([f"probe-{number}" for number in range(PROBE_GROUPS)]) as buffer:
         own_args = _probe_args(buffer.url)
         return agent_rollout.generate_rollout(own_args, rollout_id, data_source, evaluation=evaluation)
@@ -54,7 +53,7 @@ def _probe_args(buffer_url: str) -> Namespace:
 
 
 def probe_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> dict[str, Any]:
-    """Returns a delivered item with two turns of generations: rewards differ within a group."""
+    """Returns a delivered item with two generations; rewards differ within a group."""
     first = {"keep": 0, "prompt_ids": [1, 2, 3], "output_ids": [10 + slot, 4], "output_log_probs": [-0.5, -0.25]}
     second = {
         "keep": 5,
@@ -105,10 +104,7 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptedReply:
-    """What the next request of a path gets instead of a real answer.
-
-    ``lost``: the request is carried out and its connection closed without a reply.
-    """
+    """A scripted reply. With ``lost``, the request is processed and its connection closed without a reply."""
 
     status: int = 200
     body: bytes = b""
@@ -119,24 +115,24 @@ ItemMaker = Callable[..., dict[str, Any]]
 
 
 class LoopbackBuffer:
-    """A scripted buffer behind real HTTP on 127.0.0.1. A context manager; ``requests`` holds what came in, in order."""
+    """A scripted buffer over HTTP on 127.0.0.1. A context manager; ``requests`` lists received requests in order."""
 
     def __init__(self, instance_ids: Sequence[str], *, make_item: ItemMaker = probe_item) -> None:
-        """Every group of an instance is ready at once, with the items that ``make_item`` makes for its slots."""
+        """All groups are ready at once, with items from ``make_item`` for their slots."""
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.jobs: dict[str, _Job] = {}
         self.images: dict[str, bytes] = {}
-        """What ``GET /images/<sha256>`` finds; the keys are taken at their word."""
+        """Images for ``GET /images/<sha256>``; hashes are not verified."""
         self.on_request: Callable[[str, dict[str, Any]], Any] | None = None
         self.empty_polls = 0
-        """So many polls find nothing, whatever is ready."""
+        """Number of next polls that return nothing."""
         self.looks_before_end = 0
-        """How often a job that gave all its groups still says that it runs."""
+        """How often a finished job is still reported as running."""
         self.most_groups_of_a_poll: int | None = None
         self.least_groups_of_a_poll = 0
-        """Where the poll asked for fewer, as no honest buffer would."""
+        """Returns more groups than requested, which violates the protocol."""
         self.also_finished: list[str] = []
-        """Ids of groups that the next delivery says were filtered or failed."""
+        """Instance ids that the next delivery reports as filtered or failed."""
         self._instance_ids = list(instance_ids)
         self._make_item = make_item
         self._scripted: dict[str, list[ScriptedReply]] = {}
@@ -148,7 +144,7 @@ class LoopbackBuffer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Base URL."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> LoopbackBuffer:
@@ -167,16 +163,16 @@ class LoopbackBuffer:
         self._scripted.setdefault(path, []).extend(replies)
 
     def only_job(self) -> _Job:
-        """Returns the job, where there is one."""
+        """Returns the only job."""
         (job,) = self.jobs.values()
         return job
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
-        """Returns the bodies that came to a path, in order."""
+        """Returns the request bodies of a path, in order."""
         return [body for seen, body in self.requests if seen == path]
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes, bool]:
-        """Returns status and body of the reply, and whether it is lost on the way."""
+        """Returns status and body of the reply, and True if the reply is lost."""
         with self._lock:
             self.requests.append((path, body))
             if self.on_request is not None:
@@ -338,6 +334,6 @@ def _handler_of(buffer: LoopbackBuffer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing: the client logs what matters."""
+            """Logs nothing."""
 
     return Handler

@@ -1,7 +1,7 @@
-"""What slime computed of each row goes back to the buffer, from the ranks that train.
+"""Reports slime's values for each row to the buffer, from the training ranks.
 
-slime forwards a Sample's ``index`` to the ranks and nothing else that names it, so the index of a row of ours, its
-instance id, also knows which row of which trajectory it is.
+slime forwards only a Sample's ``index`` to the ranks. The index of our rows, the instance id, is therefore a string
+subclass that also identifies the row (``RowName``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from slime_plugins.rollout_buffer.trainer.training_reports import RowReport, Tra
 
 
 class RowName(str):
-    """An instance id that also names one row: its job, the trajectory's uid and the row's number.
+    """An instance id with the row's job, trajectory uid and number.
 
-    Where turns earned rewards it has the advantage of each token of the row's response as well, and how many rows of
-    its trajectory are trained.
+    With rewards of turns it also holds the advantage of each response token, and the number of trained rows of the
+    trajectory.
     """
 
     job_id: str = ""
@@ -29,14 +29,14 @@ class RowName(str):
 
     @classmethod
     def of(cls, instance_id: Any, *, job_id: str, uid: str, row: int) -> RowName:
-        """Returns the instance id, with the row's name beside it."""
+        """Returns the instance id with the row's attributes."""
         name = cls(instance_id)
         name.job_id, name.uid, name.row = job_id, uid, row
         return name
 
     @classmethod
     def with_advantages(cls, instance_id: Any, advantages: Sequence[float], *, rows: int) -> RowName:
-        """Returns the same name with the row's advantages; one of a row without a job names no row."""
+        """Returns a copy with the row's advantages."""
         name = cls(instance_id)
         name.__dict__.update(getattr(instance_id, "__dict__", {}))
         name.advantages, name.rows = list(advantages), rows
@@ -44,7 +44,7 @@ class RowName(str):
 
 
 def report_rows(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> bool:
-    """Sends what this rank knows of its rows to the buffer; returns whether it is on its way. Never raises or waits."""
+    """Starts sending this rank's rows to the buffer; returns True if it did. Never raises, never blocks."""
     most_rows = read_report_rows(args)
     if not most_rows:
         return False
@@ -58,10 +58,9 @@ def report_rows(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> boo
 
 
 def rows_to_report(args: Any, rollout_data: dict[str, Any]) -> Iterator[tuple[str, RowReport]]:
-    """Yields each trained row with its job: what slime has of it between the advantages and the step.
+    """Yields the report of each trained row with its job, from slime's data between advantages and step.
 
-    slime has log-probs of its own there unless it takes them from the step itself (one step for each rollout, and
-    nobody asks): then only the advantage is known.
+    If slime computes its log-probs only in the step (one step per rollout), the report has only the advantage.
     """
     low, high = 1 - float(getattr(args, "eps_clip", 0.2)), 1 + float(getattr(args, "eps_clip_high", None) or 0.2)
     trajectories = sum(rollout_data["global_batch_sizes"])
@@ -93,7 +92,7 @@ def _mean(values: list[float] | None) -> float | None:
 
 
 def _clipped(own: list[float] | None, theirs: list[float] | None, low: float, high: float) -> float | None:
-    """The share of tokens whose ratio to the engine's policy lies outside of what PPO lets through."""
+    """The share of tokens whose ratio to the engine's policy is outside of PPO's clip range."""
     if own is None or theirs is None:
         return None
     ratios = [math.exp(min(20.0, one - other)) for one, other in zip(own, theirs, strict=True)]
@@ -101,7 +100,7 @@ def _clipped(own: list[float] | None, theirs: list[float] | None, low: float, hi
 
 
 def reporters() -> Sequence[TrainingReporter]:
-    """Returns what reports from this process; its ``flush`` waits until all has arrived."""
+    """Returns the reporters of this process."""
     return tuple(_reporters.values())
 
 

@@ -1,8 +1,8 @@
-"""slime's Samples: made of the trainer package's rows, put together as a batch, and its metrics. Pure.
+"""Converts rows to slime's Samples, assembles batches, and computes their metrics. Pure.
 
-A trajectory becomes one Sample per training row. One that cannot be trained becomes a dummy: two tokens, nothing
-trained, ``remove_sample`` set. A dummy carries the mean reward of its group's other members, so that it moves neither
-the baseline of slime's own normalisation nor the logged mean.
+A trajectory becomes one Sample per training row. A trajectory that cannot be trained becomes a dummy: two untrained
+tokens with ``remove_sample``. A dummy has the mean reward of its group's other members, so that it changes neither the
+baseline of slime's own normalisation nor the logged mean.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from slime_plugins.rollout_buffer.wire import RolloutItem
 logger = logging.getLogger(__name__)
 
 Group = list[Any]
-"""n members; a member is a Sample, or a list of Samples where its trajectory became several rows."""
+"""n members; a member is a Sample, or a list of Samples if its trajectory has several rows."""
 
 DUMMY_TOKENS = (0, 0)
 MAX_TRAJECTORIES = 2**20
-"""Of one rollout: so many numbers are its own."""
+"""Execution numbers reserved for one rollout."""
 
 
 class SampleConverter:
-    """Turns delivered items into groups of exactly n members, and counts what it met on the way."""
+    """Converts delivered items to groups of exactly n members."""
 
     def __init__(self, args: Any, *, samples_per_group: int, evaluation: bool = False) -> None:
-        """In an ``evaluation`` nothing is trained, and no token records are wanted."""
+        """An ``evaluation`` needs no token records."""
         settings = read_row_settings(args, samples_per_group)
         self._rows = RowBuilder(replace(settings, records=()) if evaluation else settings)
 
     @property
     def counts(self) -> Counter[str]:
-        """What was met: rows, tokens, images, dummies, and what was wrong."""
+        """Counters of rows, tokens, images, dummies and problems."""
         return self._rows.counts
 
     def groups(
@@ -64,13 +64,13 @@ class SampleConverter:
     ) -> list[Group]:
         """Returns the groups of one delivery, each padded with dummies or cut to exactly n members.
 
-        ``vision`` gives the rows their ``images``; without it they keep one placeholder for each.
+        ``vision`` converts ``images``; without it rows keep one placeholder per image.
         """
         return [samples_of_group(group) for group in self._rows.groups(items, vision, images)]
 
 
 def samples_of_group(group: RolloutGroup) -> Group:
-    """Returns a group as slime's data source keeps it: flat unless some trajectory has several rows."""
+    """Returns a group in the form of slime's data source: flat, except for trajectories with several rows."""
     members = [_samples(trajectory) for trajectory in group.trajectories]
     return [rows if len(rows) > 1 else rows[0] for rows in members]
 
@@ -79,12 +79,11 @@ def samples_of_group(group: RolloutGroup) -> Group:
 
 
 def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> list[Group]:
-    """Makes the groups of one rollout one batch, as slime's RolloutManager wants it.
+    """Combines the groups of one rollout into a batch for slime's RolloutManager.
 
-    ``group_index`` and ``rollout_id`` become ints that are unique in the run, whatever sizes its batches have; the
-    rows of one trajectory share them.
-    Every metadata has the same keys, and what slime forwards of it a value of one type on every sample. Log-probs are
-    there on all samples or on none. Where any trajectory has several rows, every trajectory is a list.
+    ``group_index`` and ``rollout_id`` become ints that are unique in the run; the rows of one trajectory share them.
+    All metadata have the same keys, and forwarded values have the same type on every sample. Either all samples have
+    log-probs or none. If any trajectory has several rows, every trajectory is a list.
     """
     first = rollout_id * MAX_TRAJECTORIES
     trajectories = 0
@@ -112,10 +111,9 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
 
 
 def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
-    """Adds untrained rows where the rows of a step do not go evenly into slime's ranks.
+    """Adds untrained rows to steps whose rows cannot be divided evenly among slime's ranks.
 
-    Micro-batches of one size must: slime ends the training where they do not, and one row for each trajectory always
-    does. ``--use-dynamic-batch-size`` packs any number.
+    slime fails on such steps with fixed micro-batches; ``--use-dynamic-batch-size`` accepts any number of rows.
     """
     size, share = getattr(args, "global_batch_size", None), rows_divisor(args)
     if not size or share <= 1:
@@ -129,7 +127,7 @@ def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
 
 
 def _filler(sample: Sample) -> Sample:
-    """Returns a row beside one of a trajectory that trains nothing."""
+    """Returns an untrained row of the same trajectory."""
     return without_records(
         sample,
         tokens=list(DUMMY_TOKENS),
@@ -152,8 +150,8 @@ def _filler(sample: Sample) -> Sample:
 @functools.lru_cache(maxsize=1)
 def _warn_of_fillers() -> None:
     logger.warning(
-        "trajectories of several rows make steps that fixed micro-batches do not divide: rows of two untrained tokens "
-        "fill them up; --use-dynamic-batch-size needs none"
+        "trajectories with several rows make steps that fixed micro-batches do not divide: rows of two untrained "
+        "tokens are added; --use-dynamic-batch-size needs none"
     )
 
 
@@ -168,7 +166,7 @@ def trajectories_of(groups: Iterable[Group]) -> list[list[Sample]]:
 
 
 def is_agent_group(group: Any) -> bool:
-    """Tells our groups from the bare prompts with which slime's data source fills up a short buffer."""
+    """Returns False for the prompts with which slime's data source pads a short buffer."""
     first = group
     while isinstance(first, list) and first:
         first = first[0]
@@ -181,7 +179,7 @@ def consumed_ids(groups: Iterable[Group]) -> list[str]:
 
 
 def _make_even(samples: Iterable[Sample]) -> None:
-    """Gives rows of odd length an untrained token at their end, in place."""
+    """Appends an untrained token to rows of odd length, in place."""
     for sample in samples:
         if len(sample.tokens) % 2 == 0:
             continue
@@ -193,14 +191,14 @@ def _make_even(samples: Iterable[Sample]) -> None:
 
 
 def _share_metadata_keys(samples: Sequence[Sample]) -> None:
-    """slime decides by the first sample's keys what it reads of all of them."""
+    """slime reads the keys of the first sample from all samples."""
     keys = list(dict.fromkeys(key for sample in samples for key in sample.metadata))
     for sample in samples:
         sample.metadata = {key: sample.metadata.get(key) for key in keys}
 
 
 def _agree_on_round_number(samples: Sequence[Sample]) -> None:
-    """slime sums the round numbers of all samples. Who has none, a dummy for instance, gets the others' mean."""
+    """slime sums the round numbers of all samples: samples without one, such as dummies, get the mean."""
     given: list[tuple[Sample, Any]] = [(sample, sample.metadata.get("round_number")) for sample in samples]
     known = [(sample, value) for sample, value in given if _is_finite(value) and not sample.remove_sample]
     if not known:
@@ -216,7 +214,7 @@ def _agree_on_round_number(samples: Sequence[Sample]) -> None:
 
 
 def _agree_on_source_name(samples: Sequence[Sample]) -> None:
-    """slime takes the name of a sample's source as a text; a dummy has that of its group."""
+    """slime requires the source name of every sample to be a text; a dummy gets that of its group."""
     if not any("source_name" in sample.metadata for sample in samples):
         return
     by_group = {sample.group_index: _name(sample.metadata["source_name"]) for sample in samples[::-1] if _named(sample)}
@@ -238,9 +236,9 @@ def _is_finite(value: Any) -> bool:
 
 
 def _asks_their_shape(args: Any) -> bool:
-    """Returns True if slime takes the mere shape of its advantages from the engine's log-probs.
+    """Returns True if slime takes the shape of its advantages from the engine's log-probs.
 
-    It does so where it computes none of its own before the loss: one step for each rollout, without KL penalty, critic,
+    It does so if it computes no log-probs before the loss: with one step per rollout, and without KL penalty, critic,
     old actor or teacher.
     """
     if getattr(args, "loss_type", None) != "policy_loss" or getattr(args, "kl_coef", None) != 0:
@@ -252,7 +250,7 @@ def _asks_their_shape(args: Any) -> bool:
 
 
 def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
-    """slime reads log-probs of every sample when the first one has them."""
+    """slime reads log-probs of every sample if the first one has them."""
     trained = [sample for sample in samples if not sample.remove_sample]
     lacking = [sample for sample in trained if sample.rollout_log_probs is None]
     if lacking and _asks_their_shape(args):
@@ -263,7 +261,7 @@ def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
             sample.rollout_log_probs = [math.nan if is_forgotten else 0.0] * sample.response_length
     elif lacking or not trained:
         if len(lacking) < len(trained):
-            logger.warning("some trajectories of this batch have no log-probs: the batch goes on without any")
+            logger.warning("some trajectories of this batch have no log-probs: they are removed from all others")
         for sample in samples:
             sample.rollout_log_probs = None
         return
@@ -275,9 +273,9 @@ def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
 @functools.lru_cache(maxsize=1)
 def _warn_of_unknown_log_probs(lacking: int, trained: int) -> None:
     logger.warning(
-        "%d of %d rows have no log-probs of the engine, and slime wants their shape with one step for each rollout and "
-        "no KL penalty: they are 0, which no loss sees, and train_rollout_logprob_abs_diff means nothing; "
-        "--rollout-data-postprocess-path %s leaves them out",
+        "%d of %d rows have no log-probs of the engine, and slime needs their shape with one step per rollout and no "
+        "KL penalty: they are set to 0, which the loss does not use, and train_rollout_logprob_abs_diff is "
+        "meaningless; --rollout-data-postprocess-path %s removes them",
         lacking,
         trained,
         POSTPROCESS_PATH,
@@ -294,7 +292,7 @@ def _samples(trajectory: RolloutTrajectory) -> list[Sample]:
 
 
 def _sample(trajectory: RolloutTrajectory, row: RolloutRow) -> Sample:
-    """Returns a row as slime takes it: mask and log-probs cover the response alone."""
+    """Returns a row as a Sample, whose mask and log-probs cover only the response."""
     start = row.response_start
     return Sample(
         index=trajectory.instance_id,
@@ -319,7 +317,7 @@ def _sample(trajectory: RolloutTrajectory, row: RolloutRow) -> Sample:
 
 
 def _dummy(trajectory: RolloutTrajectory) -> Sample:
-    """Returns the smallest sample that slime takes and does not train."""
+    """Returns the smallest sample that slime accepts and does not train."""
     return Sample(
         index=trajectory.instance_id,
         prompt=trajectory.uid,
@@ -379,7 +377,7 @@ def _metadata(trajectory: RolloutTrajectory, *, row: int) -> dict[str, Any]:
 
 
 def _returns(trajectory: RolloutTrajectory, row: RolloutRow) -> dict[str, Any]:
-    """What the row's response tokens return, and the trajectory's turns; no key where turns earned nothing."""
+    """Returns of the row's response tokens and of the trajectory's turns; {} without rewards of turns."""
     if row.returns is None:
         return {}
     returns = [*row.returns[row.response_start :]]

@@ -1,39 +1,37 @@
-"""What the trainer's arguments mean for an agent rollout: settings, the job's name, the payload that starts it.
+"""Reads the settings of an agent rollout from slime's arguments: polling, the job's id, and the payload that starts it.
 
-Reads slime's own arguments by their own names. What slime has no flag for is an attribute that ``--custom-config-path``
-sets, each with a default here:
+Attributes without a flag in slime are set in the file of ``--custom-config-path``, each with a default here:
 
     rollout_buffer_job_id        name of the job; derived from save path, task type, input and sampling when not set
     rollout_buffer_on_exhausted  ``error`` (default) or ``repeat``: what happens when the input is used up
-    rollout_buffer_short_groups  ``refill`` (default): other groups fill the places of a batch that could not be
-                                 played; ``keep``: dummies stay in them, which make slime's mean smaller
-    rollout_buffer_on_policy     true: a rollout's groups are played by the weights of its start alone (false)
-    rollout_buffer_exact_prompts  ``report`` (default) or ``require``: an engine that changes prompts, or does not say
-                                 what it runs, is refused at the start
-    rollout_buffer_options       extra keys of the start payload: timeouts, ratios, what the generator understands
-    rollout_buffer_token         bearer token; the environment's ROLLOUT_BUFFER_TOKEN when not set
+    rollout_buffer_short_groups  ``refill`` (default): other groups replace members that could not be played; ``keep``:
+                                 dummies replace them, which reduces slime's mean
+    rollout_buffer_on_policy     true: a rollout's groups are sampled only by the weights at its start (false)
+    rollout_buffer_exact_prompts  ``report`` (default) or ``require``: an engine that changes prompts, or does not
+                                 report the ids that it runs, is refused at the start
+    rollout_buffer_options       further keys of the start payload: timeouts, ratios, options of the generator
+    rollout_buffer_token         bearer token; by default ROLLOUT_BUFFER_TOKEN of the environment
     rollout_buffer_wait_s        how long one poll waits for a group (20)
-    rollout_buffer_lease_s       how long a delivery may stay unacknowledged before it comes back (600)
-    rollout_buffer_timeout_s     how long one call may take beyond that (100)
-    rollout_buffer_image_cache_mb   fetched screenshots that are kept for the next delivery, in MB (512)
-    rollout_buffer_image_fetches    screenshots fetched at once (16)
-    rollout_buffer_image_threads    threads that make tensors of them (2)
-    rollout_buffer_images           ``pixels`` (default): a vision model's processor makes its tensors, or the run stops
-                                    with what is missing; ``tokens``: rows keep one placeholder for each
-    rollout_buffer_keep_images      true puts the pictures into ``Sample.multimodal_inputs`` as well (false)
-    rollout_buffer_pixel_dtype      float32 or bfloat16; what the image processor makes when not set
-    rollout_buffer_report_drift  false: do not count in ``rollout/token_drift/*`` what re-tokenising would change (true)
+    rollout_buffer_lease_s       how long a delivery may stay unacknowledged before it is redelivered (600)
+    rollout_buffer_timeout_s     how long one call may take in addition to that (100)
+    rollout_buffer_image_cache_mb   cache of fetched screenshots, in MB (512)
+    rollout_buffer_image_fetches    concurrent downloads of screenshots (16)
+    rollout_buffer_image_threads    threads that convert screenshots to tensors (2)
+    rollout_buffer_images           ``pixels`` (default): a vision model gets tensors of screenshots, and the run fails
+                                    if one is missing; ``tokens``: rows keep one placeholder for each
+    rollout_buffer_keep_images      true also puts the images into ``Sample.multimodal_inputs`` (false)
+    rollout_buffer_pixel_dtype      float32 or bfloat16; by default that of the image processor
+    rollout_buffer_report_drift  count in ``rollout/token_drift/*`` how re-tokenising would change tokens (true)
     rollout_buffer_report_rows   rows of a rank that ``post_process_rollout_data`` reports to the buffer each step (64)
-    rollout_buffer_loss_mask     a loss mask of one's own: module:Class, /path/file.py:Class, or a module (none)
-    rollout_buffer_max_row_tokens  most tokens in all rows of a trajectory that is rebuilt from its messages (no bound)
-    rollout_buffer_turn_discount  rewards of turns are trained, where trajectories have them, and this is what the turn
-                                 after counts: 1 is undiscounted (not set: the trajectory's reward alone)
-    rollout_buffer_max_token_lag  tokens of weights so many versions older than the trainer's are trained, and those of
-                                 older ones masked (no bound)
-    rollout_buffer_example_interval  rollouts between two tables of example trajectories; 0 makes none (10)
+    rollout_buffer_loss_mask     a custom loss mask: module:Class, /path/file.py:Class, or a module (none)
+    rollout_buffer_max_row_tokens  limit of tokens in all rows of a trajectory rebuilt from its messages (none)
+    rollout_buffer_turn_discount  trains rewards of turns, with this discount from turn to turn: 1 is undiscounted (not
+                                 set: only the trajectory's reward)
+    rollout_buffer_max_token_lag  masks tokens whose weights are more versions older than the trainer's (no limit)
+    rollout_buffer_example_interval  rollouts between two tables of example trajectories; 0 logs none (10)
     rollout_buffer_metrics_file  JSONL file that gets a line of metrics for each rollout
     rollout_buffer_tensorboard_dir  folder for TensorBoard events
-    rollout_num_process          episodes played at once (100), or auto
+    rollout_num_process          concurrent episodes (100), or auto
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ from slime_plugins.rollout_buffer.trainer.training_reports import ROWS_OF_A_REPO
 logger = logging.getLogger(__name__)
 
 ADVANTAGE_PATH = "slime.rollout.agent_rollout.turn_advantages"
-"""What ``--custom-advantage-function-path`` names where rewards of turns are trained."""
+"""Value of ``--custom-advantage-function-path`` that trains rewards of turns."""
 OLD_URL_FLAG = "--agent-rollout-buffer-url"
 DEFAULT_NUM_EPOCH = 3
 DEFAULT_NUM_PROCESS = 100
@@ -86,26 +84,26 @@ KEYS = frozenset(
     | {"rollout_buffer_tensorboard_dir"}
     | {"rollout_buffer_timeout_s", "rollout_buffer_token", "rollout_buffer_url", "rollout_buffer_wait_s"}
 )
-"""Every ``rollout_buffer_…`` attribute that is read; another one is a slip, which slime takes in silence."""
+"""Every ``rollout_buffer_…`` attribute that is read; others are refused, because slime accepts any key."""
 
 
 class OnExhausted(StrEnum):
-    """What a rollout does when every group of its job was handed out and it still needs more."""
+    """What a rollout does if all groups of its job were delivered and it needs more."""
 
-    ERROR = "error"  # says so and stops
-    REPEAT = "repeat"  # plays the whole input again, as a job of its own
+    ERROR = "error"
+    REPEAT = "repeat"  # plays the whole input again, as a new job
 
 
 class ShortGroups(StrEnum):
-    """What happens to the places of a batch whose trajectories could not be played."""
+    """How members of a batch that could not be played are replaced."""
 
-    REFILL = "refill"  # other groups fill them
-    KEEP = "keep"  # dummies stay in them
+    REFILL = "refill"  # by members of other groups
+    KEEP = "keep"  # by dummies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSettings(FeedSettings):
-    """What one trainer wants of the buffer."""
+    """Settings of training rollouts."""
 
     groups_per_rollout: int
     samples_per_group: int
@@ -116,9 +114,9 @@ class RolloutSettings(FeedSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSet:
-    """One evaluation set: its name in the metrics, its file, and how it is sampled.
+    """One evaluation set: its name in the metrics, its file, and its sampling parameters.
 
-    ``more_sampling`` holds what slime's own evaluation sends beside: top_k, stops and the like, where they are set.
+    ``more_sampling`` has the further sampling parameters that slime's evaluation sends (top_k, stop …), if set.
     """
 
     name: str
@@ -134,10 +132,10 @@ def read_settings(args: Any) -> RolloutSettings:
     """Reads the settings from slime's arguments.
 
     Raises:
-        ConfigError: the buffer's URL is missing, a ``rollout_buffer_…`` key is not known, or a value means nothing.
+        ConfigError: the buffer's URL is missing, a ``rollout_buffer_…`` key is unknown, or a value is invalid.
     """
     if getattr(args, "reward_key", None):
-        raise ConfigError("--reward-key picks a part of a reward, and the rewards of a rollout buffer are numbers")
+        raise ConfigError("--reward-key selects a part of a reward, and the rewards of a rollout buffer are numbers")
     _refuse_unknown_keys(args)
     retries = int(getattr(args, "fetch_trajectory_retry_times", -1))
     return RolloutSettings(
@@ -157,10 +155,10 @@ def read_settings(args: Any) -> RolloutSettings:
 
 
 def read_image_settings(args: Any) -> ImageSettings | None:
-    """Reads from slime's arguments how screenshots reach the trainer; None: as tokens alone.
+    """Reads the image settings from slime's arguments; None if rows keep placeholders only.
 
     Raises:
-        ConfigError: a setting has a value that means nothing.
+        ConfigError: a value is invalid.
     """
     pixel_dtype = getattr(args, "rollout_buffer_pixel_dtype", None)
     if pixel_dtype not in (None, *PIXEL_DTYPES):
@@ -180,10 +178,10 @@ def read_image_settings(args: Any) -> ImageSettings | None:
 
 
 def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
-    """Reads from slime's arguments how trajectories become training rows.
+    """Reads the row settings from slime's arguments.
 
     Raises:
-        ConfigError: ``rollout_buffer_loss_mask`` is no text, or a discount or lag means nothing.
+        ConfigError: ``rollout_buffer_loss_mask`` is no text, or a discount or lag is invalid.
     """
     return RowSettings(
         samples_per_group=samples_per_group,
@@ -200,13 +198,13 @@ def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
 
 
 def wanted_records(args: Any) -> tuple[str, ...]:
-    """Returns what slime's loss and its replay want of each token beside its log-prob."""
+    """Returns the kinds of token records that slime's loss and its routing replay need."""
     replays = getattr(args, "use_rollout_routing_replay", False)
     return (*([ROUTED_EXPERTS] if replays else []), *([TOP_P_TOKENS] if replays_top_p(args) else []))
 
 
 def asked_records(args: Any) -> dict[str, Any]:
-    """Returns the sampling parameters that ask the engine for what slime wants of each token."""
+    """Returns the sampling parameters that request these token records from the engine."""
     asked: dict[str, Any] = {}
     if TOP_P_TOKENS in wanted_records(args):
         asked["custom_params"] = {"return_top_p_token_ids": True}
@@ -216,7 +214,7 @@ def asked_records(args: Any) -> dict[str, Any]:
 
 
 def replays_top_p(args: Any) -> bool:
-    """True if slime computes log-probs over the ids that top_p kept: those of 2026 do, where it keeps not all."""
+    """Returns True if slime computes log-probs over the top-p ids: versions of 2026 do, for a top_p below 1."""
     knows = any(one.name == "rollout_top_p_token_ids" for one in fields(Sample))
     return knows and getattr(args, "rollout_top_p", 1.0) != 1.0
 
@@ -227,7 +225,7 @@ def _experts_width(args: Any) -> int | None:
 
 
 def read_turn_discount(args: Any) -> float | None:
-    """Reads what the turn after counts; None where rewards of turns are not trained.
+    """Reads the discount of turns; None if rewards of turns are not trained.
 
     Raises:
         ConfigError: it is no number from 0 to 1.
@@ -251,7 +249,7 @@ def _max_token_lag(args: Any) -> int | None:
 
 
 def read_mask_settings(args: Any) -> MaskSettings:
-    """Reads from slime's arguments how masks are made; a type that names a class is one of the user's own.
+    """Reads the mask settings from slime's arguments; a type that names a class is a custom mask.
 
     Raises:
         ConfigError: ``rollout_buffer_loss_mask`` is no text.
@@ -272,7 +270,7 @@ def read_mask_settings(args: Any) -> MaskSettings:
 
 
 def read_tracking_settings(args: Any) -> TrackingSettings:
-    """Reads from slime's arguments where metrics go.
+    """Reads the sinks of metrics from slime's arguments.
 
     Raises:
         ConfigError: the interval is no number from 0 on.
@@ -292,14 +290,13 @@ def read_tracking_settings(args: Any) -> TrackingSettings:
 
 
 def log_probs_wanted_by(args: Any) -> str | None:
-    """Returns the flag with which slime computes its loss from the engine's log-probs; None where it does not."""
+    """Returns the flag that makes slime compute its loss from the engine's log-probs; None if none is set."""
     given = (getattr(args, name, False) for name in ("use_rollout_logprobs", "use_tis", "get_mismatch_metrics"))
     flags = ("--use-rollout-logprobs", "--use-tis", "--get-mismatch-metrics")
     return next((flag for flag, is_set in zip(flags, given, strict=True) if is_set), None)
 
 
 def buffer_token(args: Any) -> str | None:
-    """Returns the bearer token of the buffer, None when there is none."""
     return getattr(args, "rollout_buffer_token", None) or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
 
 
@@ -308,11 +305,11 @@ def start_payload(
 ) -> dict[str, Any]:
     """Returns the body of ``start_rollout`` for training.
 
-    ``fresh`` asks for a new job even when one of that id exists; a repeated call with the same ``start_id`` is the same
-    start, so a lost reply never starts twice.
+    ``fresh`` starts a new job even if one of that id exists. A repeated request with the same ``start_id`` is the same
+    start, so that it may be retried after a lost reply.
 
     Raises:
-        ConfigError: ``rollout_buffer_options`` would change a key that slime's own arguments set.
+        ConfigError: ``rollout_buffer_options`` contains a key that slime's arguments set.
     """
     payload = {
         **_engine_and_task(args),
@@ -330,9 +327,9 @@ def start_payload(
 
 
 def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) -> dict[str, Any]:
-    """Returns the body of ``start_rollout`` that plays an evaluation set once, always again.
+    """Returns the body of ``start_rollout`` that plays an evaluation set once, as a new job.
 
-    A group that some members could not be played of is measured by the others, whatever ratios training asks for.
+    Groups with missing members are delivered with the others, regardless of the ratios that training requires.
 
     Raises:
         ConfigError: as ``start_payload``.
@@ -363,7 +360,7 @@ def eval_sets(args: Any) -> list[EvalSet]:
     """Returns the evaluation sets: slime's resolved ``eval_datasets``, else the pairs of ``--eval-prompt-data``.
 
     Raises:
-        ConfigError: there are none, or the list is not name and path in turn.
+        ConfigError: there are none, or the list does not consist of pairs of name and path.
     """
     datasets = getattr(args, "eval_datasets", None)
     if datasets:
@@ -424,12 +421,11 @@ def _exact_prompts(args: Any) -> dict[str, str]:
 
 
 def _num_process(value: Any) -> int | str:
-    """A number, or ``auto``; the buffer refuses what is neither."""
     return "auto" if value == "auto" else int(value)
 
 
 def engine_url(args: Any) -> str | None:
-    """Returns the router's address; an IPv6 one stands in brackets in a URL, and slime passes it with or without."""
+    """Returns the router's URL; slime passes an IPv6 address with or without brackets."""
     address = getattr(args, "sglang_router_ip", None)
     if address is None:
         return None
@@ -461,19 +457,19 @@ def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise ConfigError("rollout_buffer_options must be a mapping of payload keys to values")
     if isinstance(nested := getattr(args, "actor_rollout_ref", None), Mapping):
-        options = {"actor_rollout_ref": nested, **options}  # a config in the layout of StateLM's own description
+        options = {"actor_rollout_ref": nested, **options}  # a config in StateLM's layout
     clash = sorted(payload.keys() & options.keys())
     if clash:
-        raise ConfigError(f"rollout_buffer_options may not set {', '.join(clash)}: slime's own arguments do")
+        raise ConfigError(f"rollout_buffer_options may not set {', '.join(clash)}: slime's arguments set it")
     return {**payload, **options}
 
 
 def _plays_ahead(args: Any) -> dict[str, int]:
     """Returns how far a job plays ahead of the trainer.
 
-    On-policy: one rollout's groups and no other before they are taken. Else new groups begin while fewer than one
-    rollout's groups are ready: with those that play meanwhile, about two rollouts are ahead of a trainer that is slower
-    than the devices, and none of a quicker one waits.
+    On-policy: only the groups of one rollout. Otherwise new groups begin while fewer than one rollout's groups are
+    ready: with the running ones, a trainer that is slower than the devices has about two rollouts ahead, and a quicker
+    one has none waiting.
     """
     groups = int(args.rollout_batch_size)
     if _on_policy(args):
@@ -493,7 +489,7 @@ def _on_policy(args: Any) -> bool:
 
 
 def _derived_job_id(args: Any) -> str:
-    """Names the work: the same after a restart from the same save path, another one when the work changes."""
+    """Derives an id that is equal after a restart with the same save path and settings."""
     work = {
         "save": getattr(args, "save", None) or getattr(args, "load", None),
         "task_type": args.rollout_task_type,
@@ -514,7 +510,7 @@ def _buffer_url(args: Any) -> str:
         raise ConfigError(
             "the trainer does not know its buffer: set --rollout-buffer-url http://HOST:8889, or "
             f"agent_rollout_buffer_url in the file of --custom-config-path; {OLD_URL_FLAG}, which slime's parser "
-            "ignores, stands on no command line that can be read here"
+            "ignores, was not found on the command line either"
         )
     if not str(url).startswith(("http://", "https://")):
         raise ConfigError(f"--rollout-buffer-url is {url!r}; it must start with http:// or https://")
@@ -522,7 +518,7 @@ def _buffer_url(args: Any) -> str:
 
 
 def _url_on_the_command_line() -> str | None:
-    """Returns the value of the older flag, which slime's parser ignores without a word: last given, first obeyed."""
+    """Returns the last value of the older flag, which slime's parser ignores, on the command line of the training."""
     own = subprocess.list2cmdline(sys.argv)
     return next(filter(None, map(_old_flag_in, (own, _drivers_command_line()))), None)
 
@@ -533,10 +529,9 @@ def _old_flag_in(command_line: str) -> str | None:
 
 
 def _drivers_command_line() -> str:
-    """Returns how the training was started; '' outside Ray.
+    """Returns the driver's command line from Ray's job table; '' outside Ray.
 
-    slime calls a rollout function in an actor, whose own command line is that of a Ray worker. Ray keeps the driver's
-    with the job.
+    slime calls a rollout function in an actor, whose own command line is that of a Ray worker.
     """
     ray = sys.modules.get("ray")
     try:
@@ -545,7 +540,7 @@ def _drivers_command_line() -> str:
         job_id = ray.get_runtime_context().get_job_id()
         jobs = importlib.import_module("ray._private.state").jobs()
         return next((str(job.get("Entrypoint") or "") for job in jobs if job["JobID"] == job_id), "")
-    except Exception as error:  # noqa: BLE001 - Ray has no public name for it; the sentence about the URL must come
+    except Exception as error:  # noqa: BLE001 - Ray has no public API for it; the URL is reported as missing
         logger.info("the command line of the training cannot be read from Ray: %r", error)
         return ""
 
@@ -559,7 +554,7 @@ def _on_exhausted(args: Any) -> OnExhausted:
 
 
 def read_report_rows(args: Any) -> int:
-    """Reads of how many rows of a rank each step is reported to the buffer; 0 is none.
+    """Reads how many rows per rank and step are reported to the buffer; 0 reports none.
 
     Raises:
         ConfigError: it is below 0.
@@ -575,10 +570,10 @@ def _or_default(value: Any, default: Any) -> Any:
 
 
 def read_short_groups(args: Any) -> ShortGroups:
-    """Reads what becomes of the places of a batch that could not be played.
+    """Reads how members that could not be played are replaced.
 
     Raises:
-        ConfigError: the value is none of the two.
+        ConfigError: the value is unknown.
     """
     value = getattr(args, "rollout_buffer_short_groups", None) or ShortGroups.REFILL
     try:

@@ -1,4 +1,4 @@
-"""What an engine told of single tokens, as fields of slime's Samples: experts to replay, and ids that top_p kept."""
+"""Token records as fields of slime's Samples: routed experts to replay, and top-p token ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORD_FIELDS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "roll
 
 
 def record_fields(row: RolloutRow) -> dict[str, Any]:
-    """What the engine told of the row's tokens; no key where nobody asked."""
+    """Returns the Sample's fields for the row's records; no key for a kind that was not requested."""
     found: dict[str, Any] = {}
     if not row.records:
         return found
@@ -30,24 +30,23 @@ def record_fields(row: RolloutRow) -> dict[str, Any]:
 
 
 def without_records(sample: Sample, **changes: Any) -> Sample:
-    """Returns another row, of which no engine told anything."""
+    """Returns a changed copy without token records."""
     changed = replace(sample, **changes)
     for name in RECORD_FIELDS:
-        if hasattr(changed, name):  # slime has them since 2026
+        if hasattr(changed, name):  # not in slime before 2026
             setattr(changed, name, None)
     return changed
 
 
 def fill_records(samples: Iterable[Sample], args: Any) -> None:
-    """Gives every row as many records as slime wants of it, in place, and in its form.
+    """Pads the records of every row, in place, to the length and shape that slime expects.
 
-    What an engine told stays. Tokens that no pass of it read (of dummies, and one that fills up a row) have the experts
-    of the token before them, or the first ones; nothing that is trained comes after them. Tokens that are not trained
-    have no kept ids.
+    Tokens that the engine did not read (of dummies, and a token that makes a row even) get the experts of the token
+    before, or the first experts; no trained token follows them. Tokens that are not trained have no top-p ids.
     """
     if not (wanted := wanted_records(args)):
         return
-    import numpy as np  # slime brings it; whoever replays nothing needs none
+    import numpy as np  # installed with slime
 
     for sample in samples:
         if TOP_P_TOKENS in wanted:
@@ -68,7 +67,7 @@ def fill_records(samples: Iterable[Sample], args: Any) -> None:
 
 
 def _as_array(records: TokenRecords) -> Any:
-    """Returns the numbers of records as an array of numpy, which may be written to, as torch wants it."""
+    """Returns the values as a writable numpy array, which torch requires."""
     import numpy as np
 
     return np.array(np.frombuffer(records.values, np.dtype(f"<u{records.itemsize}")))

@@ -1,4 +1,4 @@
-"""A stand-in for slime's own ``slime.rollout.base_types``, never installed over it: what a rollout function returns."""
+"""Replacement for ``slime.rollout.base_types`` where slime is not installed: the results of a rollout function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class RolloutFnTrainOutput:
-    """Groups of samples; one level deeper when a trajectory became several. ``metrics`` reach the log verbatim."""
+    """Groups of samples, nested one level deeper if a trajectory has several rows. slime logs ``metrics`` verbatim."""
 
     samples: list[list[Any]]
     metrics: dict[str, Any] | None = None
@@ -16,7 +16,7 @@ class RolloutFnTrainOutput:
 
 @dataclass
 class RolloutFnEvalOutput:
-    """Per evaluation set its ``rewards``, ``truncated`` and ``samples``, three lists of one length."""
+    """By evaluation set: ``rewards``, ``truncated`` and ``samples``, three lists of equal length."""
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] | None = None

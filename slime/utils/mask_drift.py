@@ -1,7 +1,7 @@
-"""What rebuilding a trajectory from its messages would have done to the tokens that were really sampled.
+"""Re-tokenisation drift: compares sampled tokens with the tokens rebuilt from the messages.
 
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only. Drift is counted, never
-repaired: the carried ids are the truth.
+repaired: the sampled ids are trained.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from slime.utils.mask_rows import Generation, TrainingRow
 
 
 class DriftKind(StrEnum):
-    """One way in which carried and rebuilt tokens differ."""
+    """Kinds of differences between sampled and rebuilt tokens."""
 
     SPLIT = "split"  # the same text in other tokens
     TEXT = "text"  # another text: normalised, stripped or re-serialised by tokenizer, parser or template
     BOUNDARY = "boundary"  # generation prompt and first sampled character became one token
-    EOS = "eos"  # the template closes a turn that was cut, or with another token than the one sampled
+    EOS = "eos"  # the template closes a truncated turn, or closes it with another token than the sampled one
     THINK_STRIPPED = "think_stripped"  # the template dropped sampled reasoning
-    INJECTED = "injected"  # text that only looks like an added token became one, or the other way round
-    CONTEXT = "context"  # what the model was shown differs, not what it sampled
-    MASK = "mask"  # the same tokens, but only one side trains them
+    INJECTED = "injected"  # text that looks like an added token became one, or vice versa
+    CONTEXT = "context"  # the prompt differs, not the output
+    MASK = "mask"  # equal tokens with different masks
     ROWS = "rows"  # the trajectory packs into more than one row; its messages rebuild into one
     TURNS = "turns"  # there is not one generation for each assistant message
 
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """Whether carried and rebuilt tokens agree in ids and mask, and if not, how and where first.
+    """Differences between sampled and rebuilt tokens in ids and mask; ``kinds`` is empty if there are none.
 
-    ``kinds`` is empty exactly when they agree. ``first_differing_turn`` counts generations from 0, and
-    ``first_differing_token`` is its place in the carried prompt and output together; both are None when clean or when
-    only the numbers of turns differ. ``tokens_affected`` counts sampled tokens that the rebuilt turn does not have at
-    their place, counted from both ends of the turn.
+    ``first_differing_turn`` is the index of a generation, and ``first_differing_token`` the index in its prompt and
+    output together; both are None without differences or if only the numbers of turns differ. ``tokens_affected``
+    counts sampled tokens between the common prefix and the common suffix of the turn.
     """
 
     kinds: list[str]
@@ -46,13 +45,13 @@ class DriftReport:
 
     @property
     def is_clean(self) -> bool:
-        """True when re-tokenising would have changed nothing."""
+        """True if there is no difference."""
         return not self.kinds
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltTurn:
-    """Tokens ``start`` to ``end`` of the rebuilt ids are one assistant turn; ``merged`` when its first one is lost."""
+    """Tokens ``start`` to ``end`` of the rebuilt ids are one assistant turn; ``merged`` if its first one is lost."""
 
     start: int
     end: int
@@ -61,7 +60,7 @@ class RebuiltTurn:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The rebuilt conversation, and what is needed to say how it differs.
+    """The rebuilt conversation, with the tokenizer's data for the comparison.
 
     ``added_ids`` are the ids of all added tokens, ``special_ids`` of those that can end a turn.
     """
@@ -77,9 +76,9 @@ class Rebuilt:
 def compare_with_rebuilt(
     generations: Sequence[Generation], rows: Sequence[TrainingRow], rebuilt: Rebuilt
 ) -> DriftReport:
-    """Says how rebuilt ids and mask differ from the packed rows.
+    """Compares rebuilt ids and mask with the packed rows.
 
-    What the template writes after the last turn (a newline, later messages that nobody answered) is no drift.
+    The template's text after the last turn (a newline, later messages) is no drift.
     """
     if _agree(rows, rebuilt):
         return DriftReport([], rows=len(rows))
@@ -122,7 +121,7 @@ def _agree(rows: Sequence[TrainingRow], rebuilt: Rebuilt) -> bool:
 
 
 class _Difference:
-    """How one generation differs from its rebuilt turn."""
+    """Differences between a generation and its rebuilt turn."""
 
     def __init__(self, generation: Generation, turn: RebuiltTurn, rebuilt: Rebuilt) -> None:
         self._rebuilt = rebuilt

@@ -1,4 +1,4 @@
-"""From messages to training rows and masks: the generator that slime's users know, and what it says of its work.
+"""Rebuilds training rows and masks from messages, with slime's class ``MultiTurnLossMaskGenerator``.
 
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
 """
@@ -47,9 +47,9 @@ _registered: dict[str, MaskMethod] = {}
 
 
 def register_loss_mask_type(name: str, method: MaskMethod) -> None:
-    """Makes ``tokenizer_type=name`` known: ``method(generator, messages, tools)`` gives ``(token_ids, loss_mask)``.
+    """Registers ``tokenizer_type=name``: ``method(generator, messages, tools)`` returns ``(token_ids, loss_mask)``.
 
-    The method may call ``generator.mask_conversation`` and change what it gives. A subclass that overrides
+    The method may call ``generator.mask_conversation`` and change its result. A subclass that overrides
     ``get_loss_mask``, or has a method ``gen_multi_turn_loss_mask_<name>`` or ``get_custom_multi_turn_loss_mask``, needs
     no registration.
 
@@ -63,15 +63,15 @@ def register_loss_mask_type(name: str, method: MaskMethod) -> None:
 
 
 def known_loss_mask_types() -> tuple[str, ...]:
-    """Returns the types that need no class of somebody's own: the built-in ones, then those that were registered."""
+    """Returns the built-in types and the registered ones."""
     return (*BUILT_IN_TYPES, *sorted(_registered))
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedTurn:
-    """Tokens ``start`` to ``end`` (exclusive) are what was sampled as message ``message_index``, end-of-turn included.
+    """Tokens ``start`` to ``end`` (exclusive) were sampled as message ``message_index``, including end-of-turn.
 
-    ``trained`` is false when the message says ``step_loss_mask: 0``.
+    ``trained`` is false if the message has ``step_loss_mask: 0``.
     """
 
     message_index: int
@@ -82,7 +82,7 @@ class MaskedTurn:
 
 @dataclass(frozen=True, slots=True)
 class MaskedConversation:
-    """A conversation rebuilt from its messages: ids, mask, where each turn stands, and what could not be decided."""
+    """A conversation rebuilt from its messages: ids, mask, turns, and undecided tokens."""
 
     token_ids: list[int]
     loss_mask: list[int]
@@ -92,7 +92,7 @@ class MaskedConversation:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltConversation:
-    """Generations told from messages, the message of each, and what could not be decided."""
+    """Generations rebuilt from messages, the message of each, and undecided tokens."""
 
     generations: list[Generation]
     message_indices: tuple[int, ...] = ()
@@ -103,8 +103,8 @@ class RebuiltConversation:
 class RebuiltRows:
     """Training rows made from messages.
 
-    ``by_turn`` is false where a mask of the whole conversation became the one row: the type is one of somebody's own,
-    or the rows of all turns would have been too long. Then there are no ``generations``.
+    ``by_turn`` is false for a single row with a mask of the whole conversation: the type is a custom one, or the rows
+    of all turns would have been too long. Then there are no ``generations``.
     """
 
     rows: list[TrainingRow]
@@ -116,12 +116,12 @@ class RebuiltRows:
 class MultiTurnLossMaskGenerator:
     """Rebuilds token ids and loss mask of conversations from their messages and the tokenizer's chat template.
 
-    ``token_ids`` equal the tokenizer's own render of the whole conversation. The mask is 1 on what a model samples (the
-    assistant's body and its end-of-turn token) and 0 on everything else, generation prompts included. Which text that
-    is, the template says; ``tokenizer_type`` names the family a trainer expects (``qwen``, ``qwen3``, ``qwen3_5``,
-    ``gemma4``, ``distill_qwen``, or a type of your own) and never overrides the template.
+    ``token_ids`` equal the tokenizer's render of the whole conversation. The mask is 1 on the tokens that a model
+    samples (the assistant's body and its end-of-turn token) and 0 on all others, including generation prompts. They are
+    determined from the template; ``tokenizer_type`` names the family that a trainer expects (``qwen``, ``qwen3``,
+    ``qwen3_5``, ``gemma4``, ``distill_qwen``, or a custom type) and never overrides the template.
 
-    ``chat_template_kwargs`` go to every render. ``max_cache_bytes`` bounds what is remembered between calls.
+    ``chat_template_kwargs`` are passed to every render. ``max_cache_bytes`` limits the cache.
 
     Raises:
         ValueError: the type is unknown.
@@ -144,17 +144,17 @@ class MultiTurnLossMaskGenerator:
             self._method()
 
     def get_loss_mask(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> IdsAndMask:
-        """Gives ``(token_ids, loss_mask)``, two lists of one length, the mask of zeros and ones.
+        """Returns ``(token_ids, loss_mask)``, two lists of equal length.
 
-        ``step_loss_mask`` other than 1 on a message switches its turn off and changes no ids. What cannot be decided is
-        0; ``mask_conversation`` tells what and why. Messages are not changed.
+        A message with a ``step_loss_mask`` other than 1 is not trained; its ids do not change. Undecided tokens are 0;
+        ``mask_conversation`` returns them with the reason. Messages are not changed.
         """
         return self._method()(messages, tools)
 
     def get_loss_masks(
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
     ) -> list[IdsAndMask]:
-        """Does many conversations at once, their tokenising spread over all cores. ``tools`` has one entry for each."""
+        """As ``get_loss_mask`` for many conversations, tokenised on all cores. ``tools`` has one entry for each."""
         if not self.is_built_in:
             each = tools if tools is not None else [None] * len(conversations)
             return [self.get_loss_mask(messages, own) for messages, own in zip(conversations, each, strict=True)]
@@ -162,13 +162,13 @@ class MultiTurnLossMaskGenerator:
         return [(one.token_ids, one.loss_mask) for one in self.mask_conversations(conversations, tools)]
 
     def mask_conversation(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> MaskedConversation:
-        """Gives ids and mask together with the turns and everything that could not be decided."""
+        """Returns ids and mask with the turns and all undecided tokens."""
         return self.mask_conversations([messages], [tools])[0]
 
     def mask_conversations(
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
     ) -> list[MaskedConversation]:
-        """Does the same for many conversations, tokenising what is new in parallel batches."""
+        """As ``mask_conversation`` for many conversations, tokenised in parallel batches."""
         each = tools if tools is not None else [None] * len(conversations)
         masked: list[MaskedConversation] = []
         for start in range(0, len(conversations), _BATCH):
@@ -181,10 +181,10 @@ class MultiTurnLossMaskGenerator:
     def get_loss_mask_with_multimodal_alignment(
         self, messages: Sequence[Message], input_ids: Sequence[int], tools: Sequence[Any] | None = None
     ) -> tuple[Sequence[int], list[int]]:
-        """Gives ``(input_ids, loss_mask)`` for ids in which a processor expanded the image placeholders.
+        """Returns ``(input_ids, loss_mask)`` for ids in which a processor expanded the image placeholders.
 
-        ``input_ids`` (a list, or an array or tensor of shape [n] or [1, n]) come back as they are. How many tokens an
-        image takes is read from them, so images may stand in any turn and have any size.
+        ``input_ids`` (a list, or an array or tensor of shape [n] or [1, n]) are returned unchanged. The tokens of each
+        image are counted in them.
 
         Raises:
             ValueError: ``input_ids`` are not this conversation with its images expanded.
@@ -196,15 +196,15 @@ class MultiTurnLossMaskGenerator:
     def rebuild_conversation(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, cut: bool = False
     ) -> RebuiltConversation:
-        """Rebuilds what an engine would have been shown and would have sampled, turn by turn, without log-probs.
+        """Rebuilds the prompt and output of each turn from the messages, without log-probs.
 
-        ``pack_training_rows`` of the generations trains everything that the messages say was written, also where the
-        template drops earlier reasoning: one row for each stretch that the template left alone. ``cut`` says that the
-        last message was cut by a limit: no end of turn is trained. Text is tokenised again, so that this is still a
-        fallback for conversations that come without generations.
+        ``pack_training_rows`` of the generations trains all assistant messages, also if the template drops earlier
+        reasoning: one row for each stretch that the template does not change. ``cut``: the last message was truncated,
+        so that no end of turn is trained. Text is re-tokenised: this is a fallback for conversations without
+        generations.
 
         Raises:
-            ValueError: a turn cannot be told apart. Whatever the template raises comes through.
+            ValueError: a turn cannot be located. Errors of the template are not translated.
         """
         turns = self._reader.turns(messages, tools, cut=cut)
         chunks = self._chunks.chunks([text for turn in turns for text in (turn.prompt, turn.output)])
@@ -230,11 +230,10 @@ class MultiTurnLossMaskGenerator:
         images_before: Callable[[int], tuple[str, ...]] | None = None,
         max_tokens: int | None = None,
     ) -> RebuiltRows:
-        """Makes the training rows of a conversation that came without generations: ``rebuild_conversation``, packed.
+        """Returns the training rows of a conversation without generations: ``rebuild_conversation``, packed.
 
-        ``images_before`` names the images shown before a message. Rows that would hold more than ``max_tokens`` in all
-        give way to the one row of ``get_loss_mask``, and so does a type that is not built in: it says itself what is
-        trained.
+        ``images_before`` returns the images shown before a message. The single row of ``get_loss_mask`` is returned
+        instead if the rows have more than ``max_tokens`` in total, or if the type is a custom one.
         """
         if not self.is_built_in:
             return RebuiltRows([self._whole_row(messages, tools)], by_turn=False)
@@ -253,16 +252,16 @@ class MultiTurnLossMaskGenerator:
         return RebuiltRows(rows, True, generations, tuple(undecided))
 
     def rebuild_generations(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Generation]:
-        """Gives the generations of ``rebuild_conversation``, one for each assistant message."""
+        """Returns the generations of ``rebuild_conversation``, one for each assistant message."""
         return self.rebuild_conversation(messages, tools).generations
 
     def report_drift(
         self, messages: Sequence[Message], generations: Sequence[Generation], tools: Sequence[Any] | None = None
     ) -> DriftReport:
-        """Says what rebuilding this trajectory from its messages would have done to the tokens that were sampled.
+        """Compares the sampled tokens with the tokens rebuilt from the messages (re-tokenisation drift).
 
-        The template's own text after the last turn is no drift; a difference only in the mask is, and so is more than
-        one packed row.
+        The template's text after the last turn is no drift; a difference in the mask alone is drift, and so is more
+        than one packed row.
         """
         masked = self._masked_by_type(messages, tools)
         merged = {one.message_index for one in masked.undecided if one.reason is UndecidedReason.BOUNDARY}
@@ -277,7 +276,7 @@ class MultiTurnLossMaskGenerator:
         return get_response_lengths(loss_masks)
 
     def get_text_from_loss_mask(self, token_ids: Sequence[int], loss_masks: Sequence[int]) -> list[str]:
-        """Decodes each unbroken stretch of trained tokens."""
+        """Decodes each contiguous run of trained tokens."""
         texts = []
         for start, end in _trained_stretches(loss_masks):
             texts.append(self.tokenizer.decode(list(token_ids[start:end])))
@@ -304,7 +303,7 @@ class MultiTurnLossMaskGenerator:
     def gen_multi_turn_loss_mask_gemma4(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None
     ) -> IdsAndMask:
-        """Rebuilds a conversation of the Gemma 4 family, which slimes of July 2026 know."""
+        """Rebuilds a conversation of the Gemma 4 family (slime of July 2026)."""
         return self._rebuild(messages, tools)
 
     def gen_multi_turn_loss_mask_distill_qwen(
@@ -312,21 +311,21 @@ class MultiTurnLossMaskGenerator:
     ) -> IdsAndMask:
         """Rebuilds a conversation of the DeepSeek-R1 distillations of Qwen.
 
-        Their template drops everything up to ``</think>`` from every assistant message, the last one too: reasoning
-        given in a message is in neither ids nor mask. Only generations can train it.
+        Their template drops everything up to ``</think>`` from every assistant message, including the last: reasoning
+        in a message is in neither ids nor mask. Only generations can train it.
         """
         return self._rebuild(messages, tools)
 
     def find_all_sublist_indices(self, main_list: Sequence[int], sublist: Sequence[int]) -> list[int]:
-        """Returns every place where ``sublist`` begins in ``main_list``. Not used here: slime's class has it."""
+        """Returns every index at which ``sublist`` begins in ``main_list``. Unused; part of slime's class."""
         size = len(sublist)
         wanted = list(sublist)
         return [at for at in range(len(main_list) - size + 1) if list(main_list[at : at + size]) == wanted]
 
     def get_system_message_length(self) -> tuple[int, int]:
-        """Returns how many tokens come before the first user message, and how many the generation prompt has.
+        """Returns the numbers of tokens before the first user message and of the generation prompt.
 
-        The first are the template's default system prompt and a BOS. Not used here: slime's class has it.
+        The former are the template's default system prompt and a BOS. Unused; part of slime's class.
         """
         user = {"role": "user", "content": "Hello"}
         one, two, asked = (
@@ -340,7 +339,7 @@ class MultiTurnLossMaskGenerator:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that are remembered between calls; never more than ``max_cache_bytes``."""
+        """Size of the cache; never more than ``max_cache_bytes``."""
         return self._chunks.cache_bytes
 
     @cached_property
@@ -364,7 +363,7 @@ class MultiTurnLossMaskGenerator:
 
     @cached_property
     def image_token_ids(self) -> frozenset[int]:
-        """Ids that the template writes for images and videos; they are never trained. Empty for a text template."""
+        """Ids of images and videos in the template; never trained. Empty for a text template."""
         return frozenset(self.tokenizer.convert_tokens_to_ids(sorted(self._vision.written)))
 
     @cached_property
@@ -388,14 +387,14 @@ class MultiTurnLossMaskGenerator:
 
     @property
     def is_built_in(self) -> bool:
-        """True for the types that come with this module; false where somebody else says what is trained."""
+        """True for the types of this module; false for custom ones."""
         plain = type(self).get_loss_mask is MultiTurnLossMaskGenerator.get_loss_mask
         name = f"gen_multi_turn_loss_mask_{self.tokenizer_type}"
         own, built_in = getattr(type(self), name, None), getattr(MultiTurnLossMaskGenerator, name, None)
         return plain and own is not None and own is built_in
 
     def _masked_by_type(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> MaskedConversation:
-        """Gives the mask of this type; for one of somebody's own, with its trained stretches for turns."""
+        """Returns the mask of this type; for a custom type, with its trained runs as turns."""
         if self.is_built_in:
             return self.mask_conversation(messages, tools)
 
@@ -476,7 +475,7 @@ class MultiTurnLossMaskGenerator:
     def _turn(
         self, rendering: Rendering, turn: RenderedTurn, first: _Place, last: _Place
     ) -> tuple[MaskedTurn, list[int]]:
-        """Turns the characters of one turn into tokens, and gives the tokens that it shares with its surroundings."""
+        """Converts the character range of a turn to tokens; also returns the tokens that cross its boundaries."""
         before_start, start = self._chunks.boundary(first.chunk, turn.start - first.character)
         end, after_end = self._chunks.boundary(last.chunk, turn.end - last.character)
         shared: list[int] = []
@@ -499,7 +498,7 @@ _BATCH = 64  # conversations rendered before their chunks are tokenised together
 
 
 class _Place(NamedTuple):
-    """A chunk, and where it stands in the text and among the tokens."""
+    """A chunk with its offsets in the text and in the tokens."""
 
     chunk: Chunk
     character: int
@@ -509,7 +508,7 @@ class _Place(NamedTuple):
 def _places_of_turns(
     turns: Sequence[RenderedTurn], chunks: Sequence[Chunk]
 ) -> Iterable[tuple[RenderedTurn, _Place, _Place]]:
-    """Finds the chunks in which each turn begins and ends: the same one, unless the turn's own text holds a marker."""
+    """Yields the chunks in which each turn begins and ends: the same one, unless the turn's text contains a marker."""
     ends = list(accumulate([len(chunk.text) for chunk in chunks]))
     tokens = list(accumulate([len(chunk.ids) for chunk in chunks]))
 
@@ -529,7 +528,7 @@ def _places_of_turns(
 
 
 def _left_out(rendering: Rendering, turn: RenderedTurn) -> list[Undecided]:
-    """Says what a message has, or its text seems to have, that is not among the trained tokens."""
+    """Returns the parts of a message that are not among the trained tokens."""
     if turn.holds_answer_only:
         return [Undecided(UndecidedReason.EMPTY_THINKING, turn.message_index)]
 
@@ -552,10 +551,10 @@ def _reasoning_of(message: Message) -> str:
 
 
 def call_with_tools(method: Any, messages: Sequence[Message], tools: Sequence[Any] | None) -> IdsAndMask:
-    """Calls a mask method of somebody's own, which may know nothing of tools, and checks what it gives.
+    """Calls a custom mask method, with tools if it accepts them, and checks its result.
 
     Raises:
-        ValueError: it gives no ids with a mask; the sentence says what instead.
+        ValueError: the result is not ids with a mask.
     """
     parameters = inspect.signature(method).parameters.values()
     kinds = {parameter.kind for parameter in parameters}
@@ -565,10 +564,10 @@ def call_with_tools(method: Any, messages: Sequence[Message], tools: Sequence[An
 
 
 def checked_ids_and_mask(given: Any) -> IdsAndMask:
-    """Returns what a mask method gave as two lists of one length.
+    """Returns the result of a mask method as two lists of equal length.
 
     Raises:
-        ValueError: it gave something else; the sentence says what.
+        ValueError: the result is not ids with a mask.
     """
     try:
         token_ids, loss_mask = (_flat(part) for part in given)

@@ -1,8 +1,8 @@
-"""Records of single tokens that came beside a generation: which experts routed it, which ids it was sampled from.
+"""Token records of a generation: the routed experts of each token, or the top-p ids that it was sampled from.
 
-Numbers by the million, so they are bytes and never JSON: ``TokenRecords`` is what is computed with, ``RecordBytes``
-what is kept and sent under its hash. Both kinds are one mechanism: a record for each of several tokens in a row, of
-``width`` numbers each (experts: layers times experts per token) or of any number (kept ids). Standard library only.
+They are millions of numbers and therefore binary: ``TokenRecords`` is used for computing, ``RecordBytes`` for storage
+and transfer by hash. Consecutive tokens have one record each, of ``width`` numbers (experts: layers times experts per
+token) or of variable length (top-p ids). Standard library only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 ROUTED_EXPERTS = "routed_experts"
-"""For each token but the first, the experts of the pass that sampled it, or read the token before it."""
+"""For each token but the first, the experts of the forward pass that sampled it, or read the token before it."""
 TOP_P_TOKENS = "top_p_tokens"
-"""For each sampled token the ids that top_p kept: what it was sampled from."""
+"""For each sampled token the ids within top_p, from which it was sampled."""
 
 RECORDS_MAGIC = b"TOKREC1\0"
 _HEADER = struct.Struct("<8sIIHH")
@@ -27,10 +27,10 @@ _TYPECODES = {1: "B", 2: "H", 4: "I"}
 
 @dataclass(frozen=True, slots=True)
 class TokenRecords:
-    """Records of the tokens at the places ``start``, ``start + 1`` … of a sequence as the engine ran it.
+    """Records of the tokens with indices ``start``, ``start + 1`` … of the sequence that the engine ran.
 
-    ``values`` are little-endian unsigned numbers of ``itemsize`` bytes. Each record has ``width`` of them; where
-    ``width`` is 0, ``ends`` says for each record how many numbers there are up to its end.
+    ``values`` are little-endian unsigned numbers of ``itemsize`` bytes. Each record has ``width`` of them; if ``width``
+    is 0, ``ends`` has the end of each record, in numbers.
     """
 
     start: int
@@ -47,7 +47,7 @@ class TokenRecords:
 
     @classmethod
     def of_int32(cls, start: int, data: bytes, *, width: int = 0, ends: Iterable[int] = ()) -> TokenRecords:
-        """Takes little-endian int32 numbers, as SGLang sends them, in as few bytes each as they need.
+        """Converts little-endian int32 numbers, as sent by SGLang, to the smallest item size.
 
         Raises:
             ValueError: a number is negative, or the numbers are not whole records.
@@ -68,11 +68,11 @@ class TokenRecords:
 
     @property
     def end(self) -> int:
-        """The place behind the last token that has a record."""
+        """The index after the last token with a record."""
         return self.start + len(self)
 
     def numbers(self) -> array[int]:
-        """Returns all numbers, one record after the other."""
+        """Returns the numbers of all records, concatenated."""
         return array(_TYPECODES[self.itemsize], self.values)
 
     def split(self) -> list[array[int]]:
@@ -82,7 +82,7 @@ class TokenRecords:
         return [numbers[begin:end] for begin, end in zip([0, *ends][: len(ends)], ends, strict=True)]
 
     def part(self, start: int, end: int) -> TokenRecords:
-        """Returns the records of the tokens from place ``start`` to ``end``, as far as there are any."""
+        """Returns the records of the tokens from index ``start`` to ``end``, clipped to existing records."""
         first = min(max(start - self.start, 0), len(self))
         last = max(first, min(end - self.start, len(self)))
         begin = self._numbers_before(first)
@@ -91,16 +91,16 @@ class TokenRecords:
         return replace(self, start=self.start + first, values=values, ends=ends)
 
     def encode(self) -> bytes:
-        """Returns the bytes that ``decode`` takes."""
+        """Returns the binary form, for ``decode``."""
         ends = array("I", self.ends).tobytes()
         return _HEADER.pack(RECORDS_MAGIC, self.start, len(self), self.itemsize, self.width) + ends + self.values
 
     @classmethod
     def decode(cls, data: bytes) -> TokenRecords:
-        """Reads what ``encode`` wrote.
+        """Parses the result of ``encode``.
 
         Raises:
-            ValueError: it did not write this.
+            ValueError: the data is invalid.
         """
         if len(data) < _HEADER.size or not data.startswith(RECORDS_MAGIC):
             raise ValueError("these bytes are no token records")
@@ -126,10 +126,10 @@ class TokenRecords:
 
 
 def joined_records(parts: Sequence[TokenRecords]) -> TokenRecords:
-    """Puts parts together that follow on each other without a gap.
+    """Joins consecutive parts.
 
     Raises:
-        ValueError: they do not, or their records have other widths.
+        ValueError: there is a gap or an overlap, or the widths differ.
     """
     for before, after in pairwise(parts):
         if after.start != before.end or after.width != before.width:
@@ -148,14 +148,14 @@ def joined_records(parts: Sequence[TokenRecords]) -> TokenRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordBytes:
-    """Encoded records under their hash; ``data`` is None where only the name came, and the bytes are fetched by it."""
+    """Encoded records with their hash; ``data`` is None if the bytes must be fetched by hash."""
 
     sha256: str
     data: bytes | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, records: TokenRecords) -> RecordBytes:
-        """Encodes and names them."""
+        """Encodes and hashes records."""
         data = records.encode()
         return cls(hashlib.sha256(data).hexdigest(), data)
 

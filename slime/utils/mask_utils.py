@@ -1,12 +1,10 @@
-"""From messages or generations to training rows. Pure: the tokenizer is passed in.
+"""Converts generations or messages to training rows. Pure: the tokenizer is passed in.
 
-Two ways, in this order:
+1. ``pack_training_rows`` trains exactly the token ids that the engine sampled.
+2. ``MultiTurnLossMaskGenerator`` rebuilds ids and mask from OpenAI messages with the tokenizer's chat template, for
+   conversations without generations. Tokens that cannot be decided are not trained, and reported.
 
-1. ``pack_training_rows`` keeps the token ids that the engine really sampled and trains exactly those.
-2. ``MultiTurnLossMaskGenerator`` rebuilds ids and mask from OpenAI messages with the tokenizer's own chat template, for
-   conversations that come without generations. Where it cannot know, it trains nothing and says so.
-
-``report_drift`` says what the second would have done to a trajectory of the first.
+``report_drift`` compares the two for one trajectory.
 """
 
 from slime.utils.mask_drift import DriftKind, DriftReport

@@ -1,14 +1,14 @@
-"""The one owner of state changes. Every method that changes something is one transaction of the store.
+"""All state changes. Every method that changes state is one transaction of the store.
 
-    start_job            a payload becomes a job, or attaches to one
-    begin_attempt        a runner starts to fill a slot; the number fences late results
+    start_job            starts a job, or attaches to one
+    begin_attempt        a runner begins to fill a slot; the number fences late results
     add_trajectory       a runner's result, idempotent by uid and fenced
-    write_items          results that come over HTTP, from any generator anywhere
-    judge_and_close      a group's verdict, once
-    take / acknowledge   groups go out under a lease, and are delivered when that is acknowledged
-    expire_leases        what was not acknowledged in time comes back
+    write_items          items written over HTTP
+    judge_and_close      the verdict on a group, once
+    take / acknowledge   groups are leased to a poll, and delivered when the lease is acknowledged
+    expire_leases        unacknowledged groups become ready again
 
-Servers, runners and the supervisor each hold a ``Buffer`` of their own on the same store.
+Servers, runners and the supervisor each have their own ``Buffer`` on the same store.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers,
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
-from slime_plugins.rollout_buffer.state.job_start import StartedJob, Way
-from slime_plugins.rollout_buffer.state.staleness import Outlook
+from slime_plugins.rollout_buffer.state.job_start import StartAction, StartedJob
+from slime_plugins.rollout_buffer.state.staleness import AdmissionState
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.state.transcripts import encode_kept
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore
@@ -104,7 +104,7 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import TrainerRowsKept
 logger = logging.getLogger(__name__)
 
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
-"""A trainer that was silent for longer was not waiting."""
+"""A trainer that did not poll for longer was not waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,10 @@ class WaitingGroups:
 
 
 class Buffer:
-    """All that may happen to jobs, groups, trajectories and deliveries. Safe to use from many threads."""
+    """State changes of jobs, groups, trajectories and deliveries. Safe to use from many threads."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
-        """``clock`` gives seconds since the epoch; without one, all processes go by the store's."""
+        """``clock`` returns seconds since the epoch; the default is the store's clock."""
         self.store = store
         self.clock = self._clock = clock or store.clock
         self.contents = PayloadStore(store, clock=self._clock)
@@ -134,23 +134,23 @@ class Buffer:
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def start_job(self, payload: StartPayload, instances: Sequence[Instance]) -> StartedJob:
-        """Makes a payload a job, or attaches to the job it names.
+        """Starts a job, or attaches to the job that the payload names.
 
-        Attaching takes over the new engine URL and, when the payload brings a skip list, makes what was handed out but
-        not consumed ready again. The same ``start_id`` twice changes nothing the second time, however late. A trainer
-        (who brings a skip list) takes over what was written to a job that no trainer has started, also with ``fresh``.
+        Attaching updates the engine URL and, with a skip list, makes delivered groups that are not in it ready again.
+        A repeated ``start_id`` changes nothing. A trainer (a payload with a skip list) takes over a job that writers
+        have filled and no trainer has started, also with ``fresh``.
 
         Raises:
-            ConflictError: a job of that id exists and is a different one.
-            StorageFullError: the disk, or its quota, has no room for it.
+            ConflictError: a job of that id exists with other settings.
+            StorageFullError: the disk is full, or the quota used up.
         """
         pack = functools.cache(lambda: pack_input(instances) if instances else None)
         with self.store.read() as connection:
             start = job_start.decide_start(connection, payload)
-        if start.way is Way.CREATE:
+        if start.action is StartAction.CREATE:
             self.store.check_room()
         if start.keeps_input:
-            pack()  # before the transaction: others write meanwhile
+            pack()  # outside of the transaction, so that it does not block other writers
         with self.store.write() as connection:
             return job_start.start_job(connection, self._clock(), payload, pack)
 
@@ -164,7 +164,7 @@ class Buffer:
             return job_lookup.find_job(connection, job_id)
 
     def job_settings(self, job: JobRecord) -> JobSettings:
-        """Returns what a job is played by: its settings, and the options of its generator."""
+        """Returns the settings of a job, with the options of its generator."""
         with self.store.read() as connection:
             options = job_rows.options_of(connection, job.key)
         return JobSettings.model_validate({**job.settings.kept, **options})
@@ -199,14 +199,14 @@ class Buffer:
             else:
                 if job.state is JobState.PAUSED and target is JobState.RUNNING:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
-                cause = NO_CAUSE.columns() if target in job_states.OPEN_STATES else {}  # who asks for it owns it now
+                cause = NO_CAUSE.columns() if target in job_states.OPEN_STATES else {}
                 job_rows.update_job(connection, job.key, state=target.value, updated_at=self._clock(), **cause)
             return job_rows.get_job(connection, job.key)
 
     def drain_job(self, job_id: str, *, stop: bool = False) -> JobRecord:
-        """Pauses a job: no attempt begins after this. Those that run come to their end or, with ``stop``, are ended.
+        """Pauses a job: no attempt begins after this. Running attempts are completed or, with ``stop``, given up.
 
-        What was ended is played again after ``resume``. A job that is over is drained already.
+        Attempts that were given up are played again after ``resume``. Does nothing to a job in a final state.
 
         Raises:
             NotFoundError: there is no such job.
@@ -219,12 +219,12 @@ class Buffer:
             return job_rows.get_job(connection, job.key)
 
     def pause_for_engine(self, fence: int, job_key: int, refusal: str) -> None:
-        """Pauses a running job whose engine answers nobody; ``refusal`` is what it does, said behind "the engine"."""
+        """Pauses a running job whose engine does not answer; ``refusal`` completes a sentence that begins with "it"."""
         cause = engine_away(redacted(refusal))
         self._change_for_engine(fence, job_key, JobState.RUNNING, JobState.PAUSED, cause)
 
     def resume_for_engine(self, fence: int, job_key: int) -> None:
-        """Lets a job go on that was paused because of its engine; the pause of somebody else stays."""
+        """Resumes a job that was paused because of its engine, and no other paused job."""
         self._change_for_engine(fence, job_key, JobState.PAUSED, JobState.RUNNING, NO_CAUSE)
 
     def _change_for_engine(self, fence: int, job_key: int, current: JobState, target: JobState, cause: Cause) -> None:
@@ -239,14 +239,14 @@ class Buffer:
             job_rows.update_job(connection, job_key, state=target.value, updated_at=self._clock(), **cause.columns())
 
     def fail_job(self, job_key: int, cause: str, code: CauseCode = CauseCode.NOT_PLAYED) -> None:
-        """Ends a job that cannot go on. Its open groups stay open: attaching to it tries again."""
+        """Fails a job. Its open groups stay open: attaching to it retries them."""
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
             if job.state in job_states.OPEN_STATES:
                 end_job(connection, self._clock(), job_key, JobState.FAILED, Cause(code, redacted(cause)))
 
     def stop_failing_job(self, job_key: int, limit: int) -> None:
-        """Fails a job of which ``limit`` attempts in a row failed in one way; starting it again tries again."""
+        """Fails a job after ``limit`` failed attempts in a row with one error code; starting it again retries."""
         with self.store.read() as connection:
             failures = attempt_rows.failed_attempts(connection, job_key)
         message = "attempts failed" if failures is None else failures.sentence()
@@ -254,10 +254,10 @@ class Buffer:
         self.fail_job(job_key, cause, CauseCode.ATTEMPTS_FAILED)
 
     def finish_if_done(self, job_key: int) -> bool:
-        """Ends a job whose groups are all closed and returns whether it is over.
+        """Puts a job whose groups are all closed into its final state; returns True if it is in one.
 
-        It is finished, or failed when groups failed and none could be delivered; its cause says what went wrong. A job
-        without input never is over by itself: its next item may name a new instance.
+        It is finished, or failed with a cause if groups failed and none could be delivered. A job without input does
+        not finish by itself: its next item may name a new instance.
         """
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
@@ -279,7 +279,7 @@ class Buffer:
     def begin_running(self, job_key: int, *, takes_items: bool = False) -> int:
         """Makes the caller the only runner of a job and returns its fencing number; earlier runners are fenced off.
 
-        ``takes_items`` says that its generator writes its items over HTTP, instead of playing the slots one by one.
+        ``takes_items``: its generator writes items over HTTP, instead of playing slots.
         """
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
@@ -296,7 +296,7 @@ class Buffer:
             return job_rows.get_job(connection, job_key)
 
     def open_groups(self, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
-        """Returns open groups in playing order, from the one after (epoch, position) on; opens what is needed."""
+        """Returns open groups in playing order, beginning behind (epoch, position); opens groups if necessary."""
         with self.store.read() as connection:
             found = group_rows.open_groups(connection, job_key, after=after, limit=limit)
             plan = plan_rows.find_plan(connection, job_key)
@@ -314,18 +314,18 @@ class Buffer:
             return group_rows.opened_groups(connection, job_key)
 
     def instance(self, group: GroupRecord) -> Instance:
-        """Returns the instance of a group, with its line of the job's input."""
+        """Returns the instance of a group."""
         with self.store.read() as connection:
             return group_opening.instance_of(connection, group)
 
     def skipped_instance_ids(self, job_key: int) -> list[str]:
-        """Returns the ids that a plain generator is not to play, once per skipped epoch."""
+        """Returns the instance ids that a plain generator must skip, once per skipped epoch."""
         with self.store.read() as connection:
             known = group_rows.known_groups(connection, job_key)
         return [group.instance_id for group in known if group.state is GroupState.SKIPPED]
 
     def slot_progress(self, group_key: int) -> dict[int, tuple[bool, int]]:
-        """Returns for each slot that was begun: (is filled, number of failed attempts)."""
+        """Returns (is filled, number of failed attempts) of each slot with an attempt or a trajectory."""
         with self.store.read() as connection:
             return attempt_rows.slot_progress(connection, group_key)
 
@@ -335,23 +335,23 @@ class Buffer:
             ready = delivery_rows.count_in_state(connection, job_key, GroupState.READY)
             return WaitingGroups(ready, delivery_rows.count_in_state(connection, job_key, GroupState.LEASED))
 
-    def outlook(self, job_key: int, *, running: int) -> Outlook | None:
+    def outlook(self, job_key: int, *, running: int) -> AdmissionState | None:
         """Returns how a group would stand that begins now; None where no lag, or nothing of the trainer, forbids it."""
         with self.store.read() as connection:
             job = job_rows.get_job(connection, job_key)
             return staleness.outlook(connection, self._clock(), job, running=running)
 
     def count_trajectories(self, job_key: int) -> int:
-        """Counts what the job was brought so far, late or not."""
+        """Counts the trajectories of a job, including late ones."""
         with self.store.read() as connection:
             return trajectory_rows.count_trajectories(connection, job_key)
 
     def begin_attempt(self, fence: int, group: GroupRecord, slot: int) -> int | None:
-        """Starts to fill a slot and returns the attempt's number; None when the group is not open any more.
+        """Begins an attempt to fill a slot and returns its number; None if the group is not open any more.
 
         Raises:
-            StaleAttemptError: another runner has taken over the job, or it is over.
-            JobPausedError: the job is paused: whoever drains it relies on it that nothing begins.
+            StaleAttemptError: another runner has taken over the job, or it is in a final state.
+            JobPausedError: the job is paused.
         """
         with self.store.write() as connection:
             return attempts.begin_attempt(connection, self._clock(), fence, group, slot)
@@ -359,14 +359,14 @@ class Buffer:
     def add_trajectory(
         self, fence: int, group: GroupRecord, slot: int, attempt: int, trajectory: Trajectory
     ) -> WriteResult:
-        """Stores what an attempt brought back. The same uid twice is one trajectory.
+        """Stores the trajectory of an attempt. A repeated uid is one trajectory.
 
         Raises:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
         """
         brought = attempts.AttemptResult(fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory)
         with self.store.read() as connection:
-            # Before its bytes are stored: what is refused anyway takes no place on the disk.
+            # Checked before its payload is stored: a refused trajectory must not use disk space.
             if attempts.is_duplicate(connection, brought):
                 return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
             pending = attempts.pending_payload(trajectory)
@@ -401,7 +401,7 @@ class Buffer:
             attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error, kept)
 
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields every trajectory of a job as (uid, item), one at a time."""
+        """Yields every trajectory of a job as (uid, item)."""
         with self.store.read() as connection:
             known = trajectory_rows.uids_of(connection, job.key)
         for uid in known:
@@ -410,7 +410,7 @@ class Buffer:
             yield uid, orjson.loads(self.store.get_payload(*body))
 
     def begun_open_groups(self, job_key: int) -> list[tuple[GroupRecord, int]]:
-        """Returns open groups that something was written to, each with its number of members."""
+        """Returns open groups with a written item, each with its number of members."""
         with self.store.read() as connection:
             begun = group_rows.begun_open_groups(connection, job_key)
             return [(group, trajectory_rows.count_members(connection, group.key)) for group in begun]
@@ -424,9 +424,10 @@ class Buffer:
         shortfall: Shortfall = Shortfall.SLOTS_FAILED,
         fence: int | None = None,
     ) -> Verdict | None:
-        """Judges an open group by all members it has and closes it, once; None when it was closed already.
+        """Judges an open group by its members and closes it, once; None if it is closed already.
 
-        ``functions`` are a generator's own. What its ``get_group_data_meta_info`` says is told with the next delivery.
+        ``functions`` are those of a generator. The result of its ``get_group_data_meta_info`` is part of the next
+        delivery.
 
         Raises:
             StaleAttemptError: ``fence`` is given and another runner has taken over the job.
@@ -447,25 +448,25 @@ class Buffer:
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
     def write_items(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
-        """Keeps items from any generator anywhere, all or none; raises what ``write_together`` puts in their place."""
+        """Stores the items of one request, all or none; raises the error that ``write_together`` returns."""
         (outcome,) = self._item_writer.write([Write(job_id, items)])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
-        """Does ``write_items`` for each, with one fsync for all; what is wrong with one stands in its place."""
+        """Stores the items of several requests with one fsync; returns the result or error of each."""
         return self._item_writer.write(writes)
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
-        """Lets jobs say what was refused of what was written to them, where that can be stored."""
+        """Counts refused items in their jobs, if that can be stored."""
         with suppress(StorageFullError, UnavailableError):
             self._item_writer.note_refusals(refusals)
 
     # --- reports of trainers -----------------------------------------------------------------------------------------
 
     def add_trainer_report(self, job_id: str, report: TrainerReport) -> TrainerRowsKept:
-        """Keeps what a trainer computed of the rows it trained; returns what was kept and what was refused, and why.
+        """Stores a trainer's report on trained rows; returns the number of stored rows, and the refused ones.
 
         Raises:
             NotFoundError, StorageFullError: as ``store_report``.
@@ -475,7 +476,7 @@ class Buffer:
     # --- delivery ----------------------------------------------------------------------------------------------------
 
     def resolve_job(self, job_id: str | None) -> JobRecord | None:
-        """Returns the job a poll means: the one it names, else the only one with something to come; None for none.
+        """Returns the job of a poll: the one that it names, or else the only one with groups to deliver; None for none.
 
         Raises:
             NotFoundError: there is no job of that id.
@@ -490,17 +491,16 @@ class Buffer:
         return candidates[0] if candidates else None
 
     def take(self, job: JobRecord, poll: PollPayload) -> Delivery | None:
-        """Hands out ready groups, whole and oldest first; None when there is nothing to hand out.
+        """Delivers ready groups, whole and oldest first; None if no group is ready.
 
-        With ``lease_s`` they are leased until they are acknowledged; without, they count as delivered at once. The same
-        (consumer_id, poll_id) gets the same delivery again; to any other poll, a delivery whose lease ran out comes
-        back as it was under an id of its own.
+        With ``lease_s`` they are leased until they are acknowledged; without, they count as delivered. A repeated
+        (consumer_id, poll_id) gets the same delivery; any other poll gets an expired delivery unchanged under a new id.
         """
         with self.store.write() as connection:
             return deliveries.take(connection, self._clock(), job_rows.get_job(connection, job.key), poll)
 
     def has_news(self, job: JobRecord, poll: PollPayload) -> bool:
-        """Tells cheaply whether ``take`` would find something."""
+        """Returns True if ``take`` would probably deliver groups; cheaper than ``take``."""
         with self.store.read() as connection:
             if delivery_rows.ready_groups(connection, job.key, 1):
                 now = job_rows.get_job(connection, job.key)
@@ -512,19 +512,19 @@ class Buffer:
             return False
 
     def is_over(self, job: JobRecord) -> bool:
-        """Returns True if waiting is pointless: the job is over, and nothing of it is ready or leased."""
+        """Returns True if the job is in a final state and has no ready or leased groups: a poll need not wait."""
         with self.store.read() as connection:
             final = job_rows.get_job(connection, job.key).state in job_states.FINAL_STATES
             return final and not delivery_rows.has_groups(connection, job.key, GroupState.READY, GroupState.LEASED)
 
     def empty_meta_info(self, job: JobRecord | None) -> MetaInfo:
-        """Returns what a poll is told that gets nothing."""
+        """Returns the ``meta_info`` of a reply without groups."""
         with self.store.read() as connection:
             now = None if job is None else job_rows.get_job(connection, job.key)
             return delivery_meta.empty_meta_info(connection, now)
 
     def polled(self, job: JobRecord) -> None:
-        """Notes that a trainer asked for a job's data; a job that had paused itself goes on."""
+        """Records the time of a trainer's poll; resumes a job that was paused because no trainer polled it."""
         with self.store.write() as connection:
             job_rows.update_job(connection, job.key, last_poll_at=self._clock())
             current = job_rows.get_job(connection, job.key)
@@ -532,14 +532,14 @@ class Buffer:
                 job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, **NO_CAUSE.columns())
 
     def empty_poll(self, job: JobRecord) -> None:
-        """Notes since when a trainer has polled and got nothing; who comes back after long begins to wait again."""
+        """Records since when a trainer has polled without groups; restarts after ``MAX_GAP_BETWEEN_POLLS_S``."""
         gone = self._clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or gone:
             with self.store.write() as connection:
                 job_rows.update_job(connection, job.key, waiting_since=self._clock())
 
     def pause_idle_jobs(self) -> list[str]:
-        """Pauses jobs whose groups nobody has asked for in ``pause_when_idle_s``: their devices are free for others."""
+        """Pauses jobs that no trainer has polled for ``pause_when_idle_s``, which frees their devices."""
         paused = []
         for job in self.unfinished_jobs():
             limit_s = job.settings.pause_when_idle_s
@@ -555,9 +555,9 @@ class Buffer:
     def delivered_items(
         self, delivery: Delivery, *, inline_images: bool = False
     ) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yields the members of a delivery as (light keys, payload JSON), one at a time.
+        """Yields the members of a delivery as (light keys, payload JSON).
 
-        A member whose bytes are gone or damaged is a dummy that says so; the others are not affected.
+        A member whose payload is missing or damaged is a dummy with the error.
         """
         for light, pieces in self.delivered_pieces(delivery, inline_images=inline_images):
             yield light, b"".join(pieces)
@@ -565,16 +565,16 @@ class Buffer:
     def delivered_pieces(
         self, delivery: Delivery, *, inline_images: bool
     ) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """As ``delivered_items``, with each payload in pieces that have not been copied together."""
+        """As ``delivered_items``, with each payload in pieces, which saves a copy."""
         return self._delivered.items(delivery.key, inline_images=inline_images)
 
     def played_pieces(
         self, delivery: Delivery, short_groups: list[ShortGroup], *, inline_images: bool
     ) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """As ``delivered_pieces`` without dummies; says in ``short_groups`` which groups have fewer members for it.
+        """As ``delivered_pieces`` without dummies; appends groups with missing members to ``short_groups``.
 
-        A group of which less is left than ``min_valid_item_size_ratio`` asks for is left out, and fails: that shows
-        only now, when its bytes are read and found damaged.
+        A group with fewer members than ``min_valid_item_size_ratio`` requires is left out and fails: damaged payloads
+        are detected only when they are read.
         """
         with self.store.read() as connection:
             policy = job_lookup.group_policy(
@@ -589,22 +589,19 @@ class Buffer:
             yield from group.members
 
     def with_inline_images(self, body: bytes) -> bytes:
-        """Puts the screenshots that a payload names by hash into it, for clients that know only data URIs."""
+        """Replaces the hashes of screenshots in a payload by data URIs."""
         return b"".join(self.contents.inlined(body))
 
     def _leave_out(self, group_key: int) -> None:
-        """Fails a group that was to be delivered; the delivery goes on also when that cannot be written."""
+        """Fails a group of a delivery, if that can be written."""
         try:
             with self.store.write() as connection:
                 group_rows.update_group(connection, group_key, state=GroupState.FAILED.value, **DAMAGED.columns())
         except (StorageFullError, UnavailableError) as failure:
-            logger.error("group %d was left out of a reply, and that is not noted: %s", group_key, failure.message)
+            logger.error("group %d was left out of a reply, and could not be failed: %s", group_key, failure.message)
 
     def acknowledge(self, delivery_ids: Sequence[str]) -> Acknowledged:
-        """Counts deliveries as received; doing it twice changes nothing.
-
-        Returns the ids by what they were.
-        """
+        """Acknowledges deliveries; idempotent. Returns the ids by ``AckResult``."""
         result: dict[AckResult, list[str]] = {was: [] for was in AckResult}
         with self.store.write() as connection:
             delivery_leases.expire_leases(connection, self._clock())
@@ -615,9 +612,9 @@ class Buffer:
         )
 
     def expire_leases(self) -> None:
-        """Makes what was not acknowledged in time ready again.
+        """Makes groups whose lease has run out ready again.
 
-        A lease that ends later than it can was given before the clock was set back: it begins again.
+        A lease that ends later than its length from now was granted before the clock was set back: it is shortened.
         """
         with self.store.write() as connection:
             delivery_rows.shorten_leases(connection, self._clock())
@@ -626,22 +623,21 @@ class Buffer:
     # --- the clock ---------------------------------------------------------------------------------------------------
 
     def follow_clock(self) -> float:
-        """Goes on by the machine's clock after it was set, and nothing has aged by that; returns the seconds.
+        """Moves stored times by a jump of the machine's clock, so that nothing ages by it; returns the seconds.
 
-        For the supervisor, a few times a second: until it has, every process goes by the time without the jump.
+        The supervisor calls it a few times a second. Until then all processes use the time without the jump.
         """
         if jump := self.store.clock.jump_s():
             with self.store.write() as connection:
                 clock_rows.move_times(connection, jump, self.store.clock() + jump)
-            logger.warning("the machine's clock was set by %.0f s: leases and timeouts go on as if it had not", jump)
+            logger.warning("the machine's clock was set by %.0f s: leases and timeouts are moved by as much", jump)
         self.store.clock.mark()
         return jump
 
     def timed_out_groups(self, job: JobRecord) -> list[GroupRecord]:
-        """Returns the begun groups of a running job that got nothing for as long as the job allows.
+        """Returns the begun groups of a running job whose group timeout has passed without a write.
 
-        An open session holds the clock while its gateway lives. A runner's attempts do not: where a limit was set for
-        the groups of a job that a runner plays, it is what ends them.
+        An open session of a running gateway stops the timeout. Attempts of a runner do not.
         """
         if job.group_timeout_s is None or job.state is not JobState.RUNNING:
             return []
@@ -652,12 +648,12 @@ class Buffer:
             rollouts = []
             if not GATEWAY.is_silent(abs(now - seen_at)):
                 seen_at, rollouts = now, detail.get("rollouts", [])
-            quiet = group_rows.quiet_groups(connection, job.key, now - job.group_timeout_s, seen_at)
+            quiet = group_rows.idle_groups(connection, job.key, now - job.group_timeout_s, seen_at)
         held = {instance_id for job_id, instance_id in rollouts if job_id == job.job_id}
         return [group for group in quiet if held.isdisjoint((group.instance_id, None))]
 
     def close_timed_out_groups(self) -> int:
-        """Closes the groups of external jobs whose time ran out; returns how many. A runner closes those of its job."""
+        """Closes timed-out groups of external jobs; returns their number. Runners close those of their jobs."""
         closed = 0
         for job in self.unfinished_jobs():
             for group in [] if job.has_runner else self.timed_out_groups(job):
@@ -667,34 +663,35 @@ class Buffer:
         return closed
 
     def restart_group_clocks(self) -> None:
-        """Lets external groups wait again: nobody could write while no server ran."""
+        """Restarts the group timeouts of external jobs, after a time without a server."""
         with self.store.write() as connection:
             for job in job_rows.jobs_in_states(connection, job_states.OPEN_STATES):
                 if not job.has_runner:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
 
     def beat(self, name: str, pid: int, detail: Mapping[str, Any]) -> None:
-        """Says that a process lives, and what it knows."""
+        """Stores a heartbeat of a process, with its report."""
         with self.store.write() as connection:
             service_rows.beat(connection, name, pid, self._clock(), dict(detail))
 
     def report_engine(self, job_key: int, pid: int, report: EngineReport) -> None:
-        """Keeps how the engine of a job is, as the process sees it that asks it for tokens."""
+        """Stores the state of a job's engine, as its client process sees it."""
         self.beat(ENGINE.of_job(job_key), pid, {"engine": asdict(report)})
 
     def keep_prompt_findings(self, job_key: int, pid: int, findings: Sequence[str]) -> None:
-        """Keeps what the engine of a job was found to do to prompts, as sentences that follow "the engine"."""
+        """Stores the findings of the prompt probe, which complete sentences that begin with "the engine"."""
         self.beat(PROMPTS.of_job(job_key), pid, {"findings": list(findings)})
 
     def remove_heartbeat(self, name: str) -> None:
-        """Says that a process ended in order."""
+        """Removes the heartbeat of a stopped process."""
         with self.store.write() as connection:
             service_rows.remove(connection, name)
 
     def heartbeat(self, name: str) -> tuple[float, dict[str, Any]] | None:
-        """Returns how many seconds ago a process last said that it lives, and what it said.
+        """Returns (age in seconds, report) of a process's last heartbeat.
 
-        A beat from the future is as old as it is far away: whoever lives beats again after the clock was set back.
+        The age of a heartbeat in the future is its distance: after the clock was set back, a living process sends
+        another.
         """
         with self.store.read() as connection:
             found = service_rows.heartbeat(connection, name)

@@ -1,14 +1,14 @@
-"""A conversation as the tokens an engine sees, for conversations that only ever grow.
+"""Token ids of append-only conversations, without re-tokenising sampled tokens.
 
-The first prompt comes whole from the tokenizer's chat template. After that nothing that was sampled is ever tokenised
-again: each new observation is a *bridge*, the template's text between the end of a turn and the next one.
+The first prompt is rendered by the tokenizer's chat template. Each new observation is added as a *bridge*: the ids of
+the template's text between the end of a turn and the next one.
 
     held ids   … <|im_start|>assistant\\n sampled … <|im_end|>
     bridge     \\n<|im_start|>user\\n … <|im_end|>\\n<|im_start|>assistant\\n
 
-Sampling stops at the end-of-turn token, so the newline that templates write after it belongs to the bridge. A turn that
-was cut lacks that token, and the bridge begins with it. Bridges are cut out of a dummy conversation, so that a BOS, a
-default system prompt, or a template that drops the reasoning of earlier turns cannot get into them.
+Sampling stops at the end-of-turn token, so that the newline after it belongs to the bridge. A truncated turn lacks that
+token, and the bridge begins with it. Bridges are extracted from a dummy conversation, so that they contain neither BOS
+nor default system prompt, and a template that drops earlier reasoning does not change them.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.types import Message
 
 _IMAGE_PLACEHOLDERS = ("<|image_pad|>",)
-"""The token that stands for one image, by model family; the first that the tokenizer knows is used."""
+"""The placeholder token of one image, by model family; the first that the tokenizer has is used."""
 
 _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""Tokens that only the template may write. One that is sampled shifts every later image against its placeholder."""
+"""Tokens that must not be sampled: a sampled one shifts every later image against its placeholder."""
 
 _SENTINEL = "0123456789 the last words of a turn 9876543210"
 _CACHED_BRIDGES = 4096
 
 
 def image_placeholder_of(tokenizer: Any) -> int | None:
-    """Returns the id that stands for one image in a prompt; None for the tokenizer of a text model."""
+    """Returns the id of the image placeholder in a prompt; None for the tokenizer of a text model."""
     known_tokens = tokenizer.get_added_vocab()
     found = (known_tokens[token] for token in _IMAGE_PLACEHOLDERS if token in known_tokens)
     return next(found, None)
 
 
 class ChatTokens:
-    """Turns messages into prompt ids, and new messages into bridge ids, with one tokenizer and its own chat template.
+    """Converts messages to prompt ids, and new messages to bridge ids, with a tokenizer and its chat template.
 
     ``template_options`` are passed to the template (``enable_thinking``, for example).
 
     Raises:
-        ConfigError: there is no tokenizer, it has no chat template, or the template does not show where a turn ends.
+        ConfigError: there is no tokenizer, it has no chat template, or the template has no end-of-turn token.
     """
 
     def __init__(self, tokenizer: Any, template_options: Mapping[str, Any] | None = None) -> None:
@@ -60,10 +60,10 @@ class ChatTokens:
 
     @property
     def image_placeholder_id(self) -> int:
-        """The id that stands for one image in a prompt.
+        """The id of the image placeholder in a prompt.
 
         Raises:
-            ConfigError: the tokenizer knows no image placeholder: it belongs to a text model.
+            ConfigError: the tokenizer has no image placeholder: it belongs to a text model.
         """
         if self._placeholder is None:
             raise ConfigError(f"the tokenizer has none of the image placeholders {', '.join(_IMAGE_PLACEHOLDERS)}")
@@ -72,10 +72,10 @@ class ChatTokens:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Returns the ids of ``messages`` with the generation prompt, one placeholder per image.
 
-        ``tools`` are function descriptions in OpenAI's form, for the template to write where it writes them.
+        ``tools`` are function descriptions in OpenAI's format, which are passed to the template.
 
         Raises:
-            ConfigError: the template raised, or shows another number of images than the messages have.
+            ConfigError: the template raised, or renders another number of images than the messages have.
         """
         ids = self._encode(self._render(messages, tools))
         self._check_images(ids, messages)
@@ -84,7 +84,7 @@ class ChatTokens:
     def bridge(self, message: Message, *, turn_is_closed: bool) -> list[int]:
         """Returns the ids from the end of an assistant turn through ``message`` to the next generation prompt.
 
-        ``turn_is_closed`` says whether the turn's last sampled id was ``end_of_turn_id``.
+        ``turn_is_closed``: the turn's last sampled id was ``end_of_turn_id``.
         """
         key = repr(_for_template(message))
         if key not in self._bridges:
@@ -104,11 +104,11 @@ class ChatTokens:
         return list(ids[1:] if turn_is_closed else ids)
 
     def is_closed(self, output_ids: Sequence[int]) -> bool:
-        """Returns whether a sampled turn ended with the template's own end-of-turn token."""
+        """Returns True if a sampled turn ends with the template's end-of-turn token."""
         return bool(output_ids) and output_ids[-1] == self.end_of_turn_id
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """Returns what a sampled turn says, without its end-of-turn token and with every other token as it is."""
+        """Returns the text of a sampled turn without its end-of-turn token; other special tokens are included."""
         content_ids = output_ids[:-1] if self.is_closed(output_ids) else output_ids
         decoded = self._tokenizer.decode(
             list(content_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -120,7 +120,7 @@ class ChatTokens:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def count(self, text: str) -> int:
-        """Returns how many tokens ``text`` has on its own."""
+        """Returns the number of tokens of ``text``."""
         return len(self._encode(text)) if text else 0
 
     def _make_bridge(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ class ChatTokens:
     def _text_after_a_turn(self, messages: Sequence[Message]) -> str:
         """Renders a dummy exchange before ``messages`` and returns what follows the dummy's last words."""
         dummy = [{"role": "user", "content": "task"}, {"role": "assistant", "content": _SENTINEL}, *messages]
-        # The first, not the last: the messages that follow may hold these words, too.
+        # Split at the first occurrence: the messages that follow may contain the sentinel, too.
         _, found, after = self._render(dummy).partition(_SENTINEL)
         if not found:
             raise ConfigError("the chat template leaves out the text of an assistant turn")
@@ -154,7 +154,7 @@ class ChatTokens:
                 add_generation_prompt=True,
                 **self._template_options,
             )
-        except Exception as error:  # templates are programs of others, and may raise anything
+        except Exception as error:  # templates may raise any exception
             raise ConfigError(f"the chat template refuses the messages: {error}") from error
         return str(rendered)
 
@@ -169,7 +169,7 @@ class ChatTokens:
 
 
 def _for_template(message: Message) -> Message:
-    """Returns the message with images as the bare ``{"type": "image"}`` that every vision template knows."""
+    """Returns the message with images as ``{"type": "image"}``, which every vision template supports."""
     content = message.get("content")
     if isinstance(content, str) or content is None:
         return message

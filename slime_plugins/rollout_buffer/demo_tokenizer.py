@@ -1,4 +1,4 @@
-"""Where the tokenizer lies that ships with the package. Built by ``tools/build_demo_tokenizer.py``."""
+"""Path of the tokenizer that is shipped with the package. Built by ``tools/build_demo_tokenizer.py``."""
 
 from __future__ import annotations
 

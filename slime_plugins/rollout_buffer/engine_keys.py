@@ -1,4 +1,4 @@
-"""The environment's key of an inference server, sent to that server alone."""
+"""The API key of an inference server, from the environment, sent to that server only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 KEY_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_KEY"
-"""The environment's key for the server at ``KEY_URL_VARIABLE``."""
+"""Variable with the key for the server at ``KEY_URL_VARIABLE``."""
 KEY_URL_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_URL"
-"""Whose key it is. A job may name any server, and only this one is sent the key."""
+"""Variable with the server's URL. A job may name any server, and only this one gets the key."""
 
 
 def api_key_for(base_url: str) -> str | None:
-    """Returns the environment's key if it belongs to the server at ``base_url``, by scheme, host and port."""
+    """Returns the key if it belongs to the server at ``base_url``, by scheme, host and port."""
     owner = os.environ.get(KEY_URL_VARIABLE)
     if not owner or urlsplit(owner)[:2] != urlsplit(base_url)[:2]:
         return None
@@ -21,6 +21,6 @@ def api_key_for(base_url: str) -> str | None:
 
 
 def key_headers(url: str) -> dict[str, str]:
-    """Returns the header that brings the environment's key to the server at ``url``; none to any other server."""
+    """Returns the authorization header for the server at ``url``; {} for any other server."""
     key = api_key_for(url)
     return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -1,13 +1,13 @@
-"""Every error this project raises on purpose, in one tree::
+"""The exceptions of this project, in one tree::
 
     RolloutBufferError
-    ├── RequestError              a caller's mistake: an HTTP 4xx that says what to fix; nothing was changed
+    ├── RequestError              an invalid request: HTTP 4xx with advice; nothing was changed
     │   ├── InvalidPayloadError       400 invalid_payload
     │   │   └── RewardRangeError          422 reward_out_of_range (the job's own range, which its payload set)
     │   ├── UnreadableBodyError       400 unreadable_body
     │   ├── InputFileError            400 input_file
     │   ├── UnauthorizedError         401 unauthorized
-    │   ├── ForbiddenError            403 forbidden (a page of another site asked for it)
+    │   ├── ForbiddenError            403 forbidden (a request from a page of another site)
     │   ├── UnknownTaskTypeError      404 unknown_task_type
     │   ├── NotFoundError             404 not_found
     │   ├── ConflictError             409 conflict
@@ -15,17 +15,17 @@
     │   ├── GoneError                 410 gone (a session that is over)
     │   ├── PayloadTooLargeError      413 payload_too_large
     │   ├── UnsupportedEncodingError  415 unsupported_encoding
-    │   └── BusyError                 429 busy: as much as may be is under way; the same call may succeed later
-    ├── UnavailableError          503 unavailable: try again later, nothing was lost
-    │   └── DatabaseDamagedError      503 database_damaged: nothing goes on until somebody has looked at it
+    │   └── BusyError                 429 busy: a limit of concurrent work is reached; retry later
+    ├── UnavailableError          503 unavailable: retry later, nothing was lost
+    │   └── DatabaseDamagedError      503 database_damaged: needs an operator
     ├── StorageFullError          507 storage_full: the disk or its quota is used up, nothing was lost
-    ├── DamagedError              500 damaged: stored bytes are gone or are not what was written
-    ├── ConfigError               a setting is wrong; the process does not start
-    ├── GeneratorError            a generator cannot be loaded or broke its contract
-    └── EpisodeError              an attempt died of its surroundings; never a reward, retried in a new attempt
+    ├── DamagedError              500 damaged: stored bytes are missing or differ from what was written
+    ├── ConfigError               an invalid setting; the process does not start
+    ├── GeneratorError            a generator cannot be loaded or violated its contract
+    └── EpisodeError              an infrastructure failure of an attempt; never a reward, retried in a new attempt
         ├── DeviceError
         ├── EngineError
-        │   └── EngineAwayError    no attempt is counted for it: nobody got an answer of the engine
+        │   └── EngineAwayError    the engine answers no request; not counted as a failed attempt
         ├── AttemptTimeoutError
         ├── JudgeError
         └── EnvironmentSetupError
@@ -44,13 +44,13 @@ from slime_plugins.rollout_buffer.redaction import redacted
 
 
 class RolloutBufferError(Exception):
-    """Base of the tree. ``message`` is one sentence for a person; ``detail`` is machine-readable."""
+    """Base of the tree. ``message`` is for people; ``detail`` is machine-readable."""
 
     code = "internal"
     http_status = 500
 
     def __init__(self, message: str, detail: Mapping[str, Any] | None = None) -> None:
-        """A password in an address is taken out of ``message``: errors are logged, stored and shown."""
+        """Passwords in ``message`` are redacted, because errors are logged, stored and shown."""
         self.message = redacted(message)
         super().__init__(self.message)
         self.detail: dict[str, Any] = dict(detail or {})
@@ -60,7 +60,7 @@ class RolloutBufferError(Exception):
 
 
 class RequestError(RolloutBufferError):
-    """The caller can mend it; nothing was changed."""
+    """The request is invalid; nothing was changed."""
 
     code = "bad_request"
     http_status = 400
@@ -73,20 +73,20 @@ class InvalidPayloadError(RequestError):
 
 
 class RewardRangeError(InvalidPayloadError):
-    """The reward of a written item lies outside of the range that the job's payload set."""
+    """The reward of a written item is outside of the job's ``reward_range``."""
 
     code = "reward_out_of_range"
     http_status = 422
 
 
 class UnreadableBodyError(RequestError):
-    """The body did not come whole: cut off, too slow, or in chunks that are none."""
+    """The body is incomplete: truncated, too slow, or with invalid chunks."""
 
     code = "unreadable_body"
 
 
 class InputFileError(RequestError):
-    """The input file cannot be read, lies outside the data roots, or holds a bad line."""
+    """The input file cannot be read, is outside of the data roots, or has an invalid line."""
 
     code = "input_file"
 
@@ -99,7 +99,7 @@ class UnauthorizedError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """A browser sent it on behalf of a page of another site."""
+    """A browser sent the request on behalf of a page of another site."""
 
     code = "forbidden"
     http_status = 403
@@ -120,7 +120,7 @@ class NotFoundError(RequestError):
 
 
 class ConflictError(RequestError):
-    """The request contradicts what is stored, or names too little to choose by."""
+    """The request contradicts the stored state, or is ambiguous."""
 
     code = "conflict"
     http_status = 409
@@ -133,61 +133,61 @@ class StaleAttemptError(ConflictError):
 
 
 class JobPausedError(ConflictError):
-    """Nothing of the job begins before it is resumed."""
+    """The job is paused: no attempt begins."""
 
     code = "job_paused"
 
 
 class GoneError(RequestError):
-    """What was asked for is over and does not come back."""
+    """The requested object has ended."""
 
     code = "gone"
     http_status = 410
 
 
 class BusyError(RequestError):
-    """As much as may be is under way; the same call may succeed later."""
+    """A limit of concurrent work is reached; the same request may succeed later."""
 
     code = "busy"
     http_status = 429
 
 
 class PayloadTooLargeError(RequestError):
-    """The body is larger than the server takes."""
+    """The body exceeds the server's limit."""
 
     code = "payload_too_large"
     http_status = 413
 
 
 class UnsupportedEncodingError(RequestError):
-    """The body is compressed; the server takes it only as it is."""
+    """The body is compressed, which the server does not support."""
 
     code = "unsupported_encoding"
     http_status = 415
 
 
 class UnavailableError(RolloutBufferError):
-    """The service cannot do this now; the same request may succeed later."""
+    """The service cannot process the request now; the same request may succeed later."""
 
     code = "unavailable"
     http_status = 503
 
 
 class DatabaseDamagedError(UnavailableError):
-    """The database cannot be read as one; nothing goes on before somebody has looked at it."""
+    """The database is damaged and needs an operator."""
 
     code = "database_damaged"
 
 
 class StorageFullError(RolloutBufferError):
-    """The disk, or the quota on it, is used up; what was acknowledged is safe."""
+    """The disk or the quota is used up; acknowledged data is safe."""
 
     code = "storage_full"
     http_status = 507
 
 
 class DamagedError(RolloutBufferError):
-    """Stored bytes cannot be read or are not what was written; whatever does not need them goes on."""
+    """Stored bytes cannot be read or differ from what was written."""
 
     code = "damaged"
 
@@ -199,31 +199,31 @@ class ConfigError(RolloutBufferError, ValueError):
 
 
 class GeneratorError(RolloutBufferError):
-    """A generator file does not load, or a generator broke its contract."""
+    """A generator file cannot be loaded, or a generator violated its contract."""
 
     code = "generator"
 
 
 class EpisodeError(RolloutBufferError):
-    """An attempt ended for a reason that is not the policy's. It has no reward and is retried."""
+    """An infrastructure failure ended an attempt. It has no reward and is retried."""
 
     code = "episode"
 
 
 class DeviceError(EpisodeError):
-    """The device hung, died or refused a command."""
+    """The device hung, crashed or rejected a command."""
 
     code = "device"
 
 
 class EngineError(EpisodeError):
-    """The inference engine refused a request, or stayed out of reach for longer than the client retries."""
+    """The inference engine rejected a request, or stayed unreachable for longer than the client retries."""
 
     code = "engine"
 
 
 class EngineAwayError(EngineError):
-    """Whatever answers at the engine's address has answered nobody as an engine does, for longer than clients retry."""
+    """No request to the engine's address got a valid reply for longer than clients retry."""
 
     code = "engine_away"
 
@@ -235,7 +235,7 @@ class AttemptTimeoutError(EpisodeError):
 
 
 class JudgeError(EpisodeError):
-    """Whoever decides what an answer earns did not answer."""
+    """The judge that computes the reward did not answer."""
 
     code = "judge"
 
@@ -247,13 +247,13 @@ class EnvironmentSetupError(EpisodeError):
 
 
 def network_reason(error: BaseException) -> str:
-    """Returns in a few words what the network did, as the operating system says it, without the libraries' stack."""
+    """Returns a short reason of a network error, in the operating system's words."""
     chain = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and inner not in chain:
         chain.append(inner)
     if "SSLError" in {kind.__name__ for one in chain for kind in type(one).__mro__}:
         return "it speaks no TLS, or its certificate is not trusted"
-    # urllib3 derives a refused connection from a TimeoutError of its own: only Python's counts, and requests' Timeout.
+    # urllib3 derives a refused connection from its own TimeoutError: only Python's and requests' count.
     if any(isinstance(one, TimeoutError) for one in chain) or "Timeout" in [
         kind.__name__ for kind in type(error).__mro__
     ]:
@@ -263,5 +263,5 @@ def network_reason(error: BaseException) -> str:
 
 
 def _by_the_system(error: OSError) -> str:
-    """asyncio writes a sentence of its own over the system's, with the address as a tuple."""
+    """asyncio replaces the system's message by its own, with the address as a tuple."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)

@@ -1,12 +1,11 @@
-"""What other packages add to this one, found by their entry points.
+"""Extensions by installed packages, found by their entry points.
 
-A package names each thing in its ``pyproject.toml``, one group for each kind (docs/extending.md)::
+A package declares each extension in its ``pyproject.toml``, with one group for each kind (docs/extending.md)::
 
     [project.entry-points."rollout_buffer.task_types"]
     dice = "my_package.dice"                      # a module with TASK_TYPE = "dice"
 
-The simulated phone, the scripted engine and the commands ``demo``, ``engine`` and ``learn`` of ``rollout-buffer-lab``
-come in the same way.
+The simulated phone and the commands ``demo``, ``engine`` and ``learn`` of ``rollout-buffer-lab`` are entry points, too.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from slime_plugins.rollout_buffer.install_hints import LAB_DISTRIBUTION, install
 
 
 class Group(StrEnum):
-    """The groups of entry points, and what the object of each has to be."""
+    """The groups of entry points, and the required object of each."""
 
     TASK_TYPES = "rollout_buffer.task_types"
-    """A module as of ``generator/registry.py``; its ``TASK_TYPE`` is the entry point's name."""
+    """A generator module (``generator/registry.py``) whose ``TASK_TYPE`` is the entry point's name."""
     DEVICES = "rollout_buffer.devices"
-    """A function (settings, index) → ``Device``: what ``device: NAME`` of the Android World settings makes."""
+    """A function (settings, index) → ``Device``, for ``device: NAME`` of the Android World settings."""
     ENGINES = "rollout_buffer.engines"
-    """A function (url, settings or None) → ``HttpEngine``, which takes and gives token ids: ``engine_api: NAME``."""
+    """A function (url, settings or None) → ``HttpEngine`` on token ids, for ``engine_api: NAME``."""
     SCORERS = "rollout_buffer.scorers"
-    """A function from a trajectory to its reward: ``rescore --with NAME``."""
+    """A function from a trajectory to its reward, for ``rescore --with NAME``."""
     COMMANDS = "rollout_buffer.commands"
-    """A function whose parameters are a typer command's: ``rollout-buffer NAME``."""
+    """A function with the parameters of a typer command, for ``rollout-buffer NAME``."""
 
 
 OF_THE_LAB: Mapping[Group, tuple[str, ...]] = {
     Group.COMMANDS: ("demo", "engine", "learn"),
     Group.DEVICES: ("simulated",),
 }
-"""What comes with ``rollout-buffer-lab``: where it is asked for and not there, the answer says what to install."""
+"""Extensions of ``rollout-buffer-lab``: if they are missing, the error names the package to install."""
 
 
 class InstalledExtension(TypedDict):
@@ -67,13 +66,13 @@ class Extension:
     target: str
     """``module`` or ``module:object``."""
     package: str
-    """Its distribution and version, as ``name version``."""
+    """The distribution, as ``name version``."""
 
     def load(self) -> Any:
         """Returns the object.
 
         Raises:
-            ConfigError: it cannot be imported; says of which package it is, and why.
+            ConfigError: it cannot be imported; the message names its package.
         """
         try:
             return importlib.metadata.EntryPoint(self.name, self.target, self.group.value).load()
@@ -83,13 +82,13 @@ class Extension:
             ) from error
 
     def described(self) -> InstalledExtension:
-        """Returns it as ``/health`` and ``doctor`` list it."""
+        """Returns the extension for ``/health`` and ``doctor``."""
         group = self.group.value.removeprefix("rollout_buffer.")
         return InstalledExtension(group=group, name=self.name, target=self.target, package=self.package)
 
 
 def installed(group: Group) -> Mapping[str, Extension]:
-    """Returns the entry points of a group by name; of two with one name, the one of the package first by name."""
+    """Returns the entry points of a group by name; equal names are resolved in the order of packages."""
     found = {}
     for point in importlib.metadata.entry_points(group=group.value):
         package = "?" if point.dist is None else f"{point.dist.name} {point.dist.version}"
@@ -98,7 +97,7 @@ def installed(group: Group) -> Mapping[str, Extension]:
 
 
 def load(group: Group, name: str) -> Any:
-    """Returns the object that an installed package calls ``name``.
+    """Returns the object of an entry point.
 
     Raises:
         ConfigError: no package has it, or it cannot be imported.
@@ -110,7 +109,7 @@ def load(group: Group, name: str) -> Any:
 
 
 def missing(group: Group, name: str) -> str:
-    """Returns the sentence on a name that no installed package has: what to install, or which names there are."""
+    """Returns the error message for a missing entry point: what to install, or the installed names."""
     if name in OF_THE_LAB.get(group, ()):
         return f"{name} is of the package {LAB_DISTRIBUTION}, which is not installed: {install_lab()}"
     names = installed(group)

@@ -1,7 +1,7 @@
-"""How this project came here, and what to type where something is missing. Needs nothing but Python.
+"""Commands to install missing parts, and a check for conflicting installations. Imports only the standard library.
 
-slime's packages have an ``__init__.py``. Where both are installed, either one hides the other, or one lies over the
-other's files, this project's stand-ins for slime's types included. The overlay is the way.
+slime's packages have an ``__init__.py``. If slime and this project are both installed, one hides the other, or one has
+overwritten files of the other. The overlay into a slime checkout avoids that.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LAB_DISTRIBUTION = "rollout-buffer-lab"
 
 
 def advice_on_two_slimes(path: Sequence[str] | None = None) -> str | None:
-    """Returns the line; None when there is nothing to say.
+    """Returns a warning if both slime and this project's wheel are installed; else None.
 
-    ``path`` is where packages are looked for, ``sys.path`` when it is None.
+    ``path`` is searched for packages, by default ``sys.path``.
     """
     places = list(sys.path if path is None else path)
     ours = _distribution(OUR_DISTRIBUTION, places)
@@ -31,22 +31,22 @@ def advice_on_two_slimes(path: Sequence[str] | None = None) -> str | None:
         return None
     return (
         f"this environment holds both slime ({slime}) and the wheel of {OUR_DISTRIBUTION} ({ours}), which hide each "
-        f"other: pip uninstall {OUR_DISTRIBUTION} here, and lay the overlay over slime's checkout instead: "
+        f"other: pip uninstall {OUR_DISTRIBUTION} here, and install the overlay into slime's checkout instead: "
         "python tools/install_into_slime.py CHECKOUT"
     )
 
 
 def install_extra(extra: str, path: Sequence[str] | None = None) -> str:
-    """Returns what to type for an extra: from where this project was installed, which pip notes (PEP 610).
+    """Returns the command that installs an extra, from the source of this installation (PEP 610).
 
-    ``path`` is as in `advice_on_two_slimes`. Where nothing is installed (an overlay, a checkout on the path) it is
-    typed in a checkout.
+    ``path`` is as in `advice_on_two_slimes`. Without an installation (an overlay, a checkout on the path) the command
+    is for a checkout.
     """
     return _install(OUR_DISTRIBUTION, ".", f"[{extra}]", path)
 
 
 def install_lab(extra: str = "", path: Sequence[str] | None = None) -> str:
-    """Returns what to type for the distribution ``rollout-buffer-lab``, with one of its extras where one is named.
+    """Returns the command that installs ``rollout-buffer-lab``, optionally with an extra.
 
     ``path`` is as in `advice_on_two_slimes`.
     """
@@ -54,7 +54,7 @@ def install_lab(extra: str = "", path: Sequence[str] | None = None) -> str:
 
 
 def _install(distribution: str, folder: str, extras: str, path: Sequence[str] | None) -> str:
-    """The command for a distribution that lies in ``folder`` of this repository."""
+    """Returns the command for the distribution in ``folder`` of this repository."""
     found = _find(OUR_DISTRIBUTION, list(sys.path if path is None else path))
     if found is None:
         return f"pip install '{folder}{extras}' in a checkout of this project"
@@ -76,6 +76,6 @@ def _find(name: str, places: list[str]) -> importlib.metadata.Distribution | Non
 
 
 def _package_of_slime(places: list[str]) -> str | None:
-    """Where ``slime`` is a package with an ``__init__.py``, which this project's never is."""
+    """Returns the folder of a ``slime`` package with an ``__init__.py``, which this project's does not have."""
     spec = PathFinder.find_spec("slime", places)
     return None if spec is None or spec.origin is None else str(Path(spec.origin).parent)

@@ -1,7 +1,7 @@
-"""Values without the passwords, keys and headers in them, for whatever people read: replies, logs, errors, files.
+"""Redacts passwords, keys and headers in replies, logs, errors and files.
 
-A secret is known by where it stands: in an address, or under a name like ``api_key``. The stored value stays what it
-was, because it is what an engine is reached with.
+A secret is recognized by its position in a URL, or by a name such as ``api_key``. Stored values are not redacted,
+because they are needed to reach engines.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Final
 
 MASK: Final = "***"
 
-# Only what has an @ behind it is looked at, so that no part of a long text is scanned twice.
+# Only text up to an @ is searched, so that no part of a long text is scanned twice.
 _UP_TO_LAST_AT: Final = re.compile(r"(?<![^\s\"'<>])[^\s\"'<>]*@")
-# Everything between the scheme and the last @ of the address; a password with a slash in it is cut off no earlier.
+# Everything between the scheme and the last @ of the address, also a password with a slash.
 _CREDENTIALS: Final = re.compile(r"(?<=://)(?:[^/?#\s\"'<>]*|[^/?#\s\"'<>@:]*:[^\s\"'<>@]*)@")
 
 _SECRET: Final = (
@@ -23,7 +23,7 @@ _SECRET: Final = (
 )
 _SECRET_NAME: Final = re.compile(rf"{_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer|env|token)$", re.IGNORECASE)
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# In a text: "api_key": "…" as JSON and Python write it, api_key=… as addresses and shells do, and headers.
+# In a text: "api_key": "…" as in JSON and Python, api_key=… as in URLs and shells, and headers.
 _NAMED: Final = re.compile(
     rf"((?:{_SECRET})[\"']\s?:\s?[\"'])[^\"']+"
     rf"|((?:{_SECRET})=)[^\s&\"',;]+"
@@ -33,13 +33,13 @@ _NAMED: Final = re.compile(
 
 
 def redacted(text: str) -> str:
-    """Returns a text with ``***`` in place of the credentials of each address, and of what has a secret's name."""
+    """Returns a text with ``***`` in place of credentials in URLs and of values under a secret's name."""
     text = _NAMED.sub(lambda found: f"{found[1] or found[2] or found[3]}{MASK}", text)
     return _UP_TO_LAST_AT.sub(lambda part: _CREDENTIALS.sub(f"{MASK}@", part[0]), text) if "@" in text else text
 
 
 def redacted_values(values: Any, *, secret: bool = False) -> Any:
-    """Returns a JSON value with every text in it redacted; ``secret`` says that it stands under a secret's name."""
+    """Returns a JSON value with all texts redacted; ``secret`` is true below a secret's name."""
     if isinstance(values, Mapping):
         return {key: redacted_values(value, secret=secret or _names_secret(key)) for key, value in values.items()}
     if isinstance(values, list | tuple):
@@ -50,7 +50,7 @@ def redacted_values(values: Any, *, secret: bool = False) -> Any:
 
 
 def holds_mask(values: Any, *, secret: bool = False) -> bool:
-    """Returns True if a JSON value holds something whose secret was taken out: nothing is reached with it."""
+    """Returns True if a JSON value contains a redacted secret, so that it cannot be used."""
     if isinstance(values, Mapping):
         return any(holds_mask(value, secret=secret or _names_secret(key)) for key, value in values.items())
     if isinstance(values, list | tuple):
@@ -59,7 +59,7 @@ def holds_mask(values: Any, *, secret: bool = False) -> bool:
 
 
 def _names_secret(name: Any) -> bool:
-    """Returns True if a key is the name of a secret; a token of a vocabulary (``eos_token``) is none."""
+    """Returns True if a key is the name of a secret; tokens of a vocabulary (``eos_token``) are none."""
     return _SECRET_NAME.search(_HUMP.sub("_", str(name))) is not None and not _VOCABULARY.search(str(name))
 
 

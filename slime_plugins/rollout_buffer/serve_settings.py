@@ -1,4 +1,4 @@
-"""Validated settings of the server's processes. Units are in the names; None means unlimited and says so."""
+"""Validated settings of ``rollout-buffer serve`` and its processes. Units are in the names; None is unlimited."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8889
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
-"""How ``ServeSettings`` reach the server's process, as JSON."""
+"""Environment variable that passes ``ServeSettings`` to the server's processes, as JSON."""
 
 
 class ServeSettings(BaseModel):
-    """What ``rollout-buffer serve`` was started with; its gunicorn workers and runners read the same record."""
+    """Settings of ``rollout-buffer serve``, also read by its gunicorn workers and runners."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,8 +35,8 @@ class ServeSettings(BaseModel):
     )
     allowed_tokenizers: tuple[str, ...] = Field(
         default=(),
-        description="Folder that a job's tokenizer_path may lie under beside --data-root, or a name of the model hub "
-        "that it may be; repeatable.",
+        description="Folder that a job's tokenizer_path may be in, in addition to --data-root, or an allowed name of "
+        "the model hub; repeatable.",
         json_schema_extra={"flag": "--allow-tokenizer"},
     )
     host: str = Field(
@@ -52,24 +52,24 @@ class ServeSettings(BaseModel):
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Name, beside loopback's, that a server without a token answers for; repeatable.",
+        description="Host name, in addition to loopback's, that a server without a token accepts; repeatable.",
         json_schema_extra={"flag": "--allowed-host"},
     )
     token_file: Path | None = Field(
-        default=None, description="File whose first line is the bearer token clients must send."
+        default=None, description="File whose first line is the bearer token that clients must send."
     )
     max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024, description="Largest request body.")
     # more than the age of the oldest checkpoint that a trainer may go back to
     retain_delivered_s: float | None = Field(
         default=None,
         gt=0,
-        description="Forget the bytes of what was delivered longer ago. [default: keep everything]",
+        description="Purge the payloads of trajectories delivered longer ago. [default: never]",
     )
     max_data_bytes: int | None = Field(
         default=None,
         ge=1_000_000,
-        description="Most that --data-dir may hold; writes beyond answer 507, and runners hold what they have until "
-        "there is room. [default: unlimited]",
+        description="Size limit of --data-dir; further writes are answered 507, and runners wait until there is "
+        "space. [default: unlimited]",
     )
     runner_heartbeat_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds without a heartbeat after which a runner is killed and started again."
@@ -114,7 +114,7 @@ class ServeSettings(BaseModel):
 
     @property
     def base_url(self) -> str:
-        """Where processes on this host reach the server."""
+        """URL of the server for processes on this host."""
         return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '') else self.host}:{self.port}"
 
     def resolved_data_roots(self) -> tuple[Path, ...]:
@@ -126,7 +126,7 @@ def build_serve_settings(**values: object) -> ServeSettings:
     """Builds the settings.
 
     Raises:
-        ConfigError: one sentence for each thing that is wrong.
+        ConfigError: one message for each invalid setting.
     """
     try:
         settings = ServeSettings.model_validate(values)
@@ -137,12 +137,12 @@ def build_serve_settings(**values: object) -> ServeSettings:
     for flag, folders in (("--data-root", settings.data_roots), ("--generator-dir", settings.generator_dirs)):
         for folder in folders:
             if not folder.is_dir():
-                raise ConfigError(f"{flag} {folder} is not a folder: name one that is there")
+                raise ConfigError(f"{flag} {folder} is not an existing folder")
     return settings
 
 
 def why_exposed(host: str, token_file: Path | None) -> str:
-    """Says why a server may not listen at ``host``: others reach it, and there is no token. Empty when it may."""
+    """Returns an error if other machines can reach ``host`` and there is no token; else an empty text."""
     if token_file is not None or is_loopback(host):
         return ""
     return (
@@ -190,12 +190,12 @@ def generator_files(folders: Iterable[Path]) -> dict[str, str]:
 
 
 def token_from_environment() -> str | None:
-    """Returns what clients send: the value of ``ROLLOUT_BUFFER_TOKEN``, None when it is not set."""
+    """Returns the client's token: the value of ``ROLLOUT_BUFFER_TOKEN``, None if it is not set."""
     return os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
 
 
 def validation_messages(error: ValidationError, known: Iterable[str] = ()) -> list[str]:
-    """Turns pydantic's findings into sentences that start with the field's name; ``known`` are those that there are."""
+    """Converts pydantic's errors to messages that start with the field's name; ``known`` are the valid fields."""
     found = []
     for entry in error.errors():
         where = ".".join(str(part) for part in entry["loc"]) or "the request"

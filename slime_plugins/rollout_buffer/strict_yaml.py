@@ -1,4 +1,4 @@
-"""YAML that people write: a key stands once in its section, and aliases repeat no more than a limit."""
+"""Loads YAML strictly: duplicate keys are errors, and the values that aliases repeat are limited."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import yaml
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 MAX_ALIASED_VALUES: Final = 10_000
-"""Values that aliases may repeat in one text: nine lists of nine aliases each stand for a billion."""
+"""Values that aliases may repeat in one text ("billion laughs")."""
 
 
 def load_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
-    """Returns the value of a text that is called ``name``, and the nodes that say in which line each key stands.
+    """Returns the value of a text, and its nodes with line numbers; ``name`` identifies the text in errors.
 
     Raises:
         ConfigError: the text is no YAML, sets a key twice, or repeats too many values with aliases.
@@ -36,9 +36,9 @@ def load_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
 
 
 def _count(node: yaml.Node, values: dict[int, int], name: str) -> int:
-    """Returns how many values a node stands for, each alias counted; ``values`` holds the count of each node."""
+    """Returns the number of values of a node with aliases expanded; ``values`` caches the number by node."""
     if id(node) not in values:
-        values[id(node)] = 2 * MAX_ALIASED_VALUES  # what an alias to a section that it stands in repeats is endless
+        values[id(node)] = 2 * MAX_ALIASED_VALUES  # an alias to an enclosing section is infinite
         values[id(node)] = 1 + sum(_count(inner, values, name) for inner in _inner(node, name))
     return values[id(node)]
 

@@ -1,8 +1,8 @@
-"""How tokenizers are loaded, and whose code may run on the way.
+"""Loads tokenizers, and restricts remote code.
 
-A tokenizer can bring code of its own. It runs only where the person who runs the process chose that tokenizer: on the
-trainer's side, where slime runs the checkpoint's code anyway, and for names given with ``--trust-remote-code``. What a
-job or a request names never brings code.
+A tokenizer can contain code. It is executed only if the operator selected the tokenizer: on the trainer's side, where
+slime runs the checkpoint's code anyway, and for names given with ``--trust-remote-code``. It is never executed for a
+tokenizer that a job or a request names.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from typing import Any, Final
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 HUB_TIMEOUT_S: Final = 5.0
-"""How long the model hub may take to say that it has a file. Libraries try for most of a minute, for each file anew."""
-_OFFLINE: Final = "the hub is not asked from here, and it is not in the cache"
+"""Timeout of the check whether the model hub has a file. Libraries retry for most of a minute, for each file."""
+_OFFLINE: Final = "the hub is offline here (HF_HUB_OFFLINE), and the cache does not have it"
 _FILES: Final = ("tokenizer_config.json", "tokenizer.json")
 
 
 def load_tokenizer(
     path: str | Path, *, trusted: bool = False, revision: str | None = None, download: bool | None = None
 ) -> Any:
-    """Returns the tokenizer in a folder of this host, or of a name of the model hub.
+    """Returns the tokenizer in a folder of this host, or of a name on the model hub.
 
-    ``trusted`` lets it run code of its own. ``download`` says whether a name may be fetched; None leaves that to
-    ``HF_HUB_OFFLINE``.
+    ``trusted`` allows remote code. ``download`` allows downloads; None leaves that to ``HF_HUB_OFFLINE``.
 
     Raises:
-        ConfigError: there is no such folder, and the name cannot be had: found out within ``HUB_TIMEOUT_S`` where the
-            hub cannot be reached. What is wrong with a folder comes through as transformers says it.
+        ConfigError: there is no such folder, and the name cannot be loaded, which is detected within ``HUB_TIMEOUT_S``
+            if the hub is unreachable. Errors of transformers on a folder are not translated.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
@@ -48,18 +47,15 @@ def load_tokenizer(
             str(path), trust_remote_code=trusted, local_files_only=cached_only, **options
         )
     except (OSError, ValueError) as error:
-        why = trouble or "the hub does not give it"
+        why = trouble or "the hub does not have it"
         raise ConfigError(
-            f"the tokenizer {path} is no folder of this host, and as a name of the model hub it cannot be had ({why}): "
+            f"the tokenizer {path} is no folder of this host, and cannot be loaded from the model hub ({why}): "
             "put the trainer's tokenizer into a folder of this host"
         ) from error
 
 
 def hub_trouble(name: str) -> str:
-    """Returns why a name of the model hub cannot be loaded here; empty when it can. Takes ``HUB_TIMEOUT_S`` at most.
-
-    The hub is asked for nothing that is in the cache.
-    """
+    """Returns why a name of the model hub cannot be loaded; empty if it can, or is cached."""
     if _is_cached(name):
         return ""
     return _OFFLINE if _is_offline() else _trouble_of_asking(name, None)
@@ -76,12 +72,12 @@ def _is_cached(name: str) -> bool:
 
 
 def _trouble_of_asking(name: str, revision: str | None) -> str:
-    """What the hub says against a name, or that it says nothing; in a thread, as looking up its host has no timeout."""
-    heard: list[str] = []
-    asking = threading.Thread(target=lambda: heard.append(_ask(name, revision)), name="model hub", daemon=True)
+    """Asks the hub for a name, in a thread because resolving the host has no timeout."""
+    replies: list[str] = []
+    asking = threading.Thread(target=lambda: replies.append(_ask(name, revision)), name="model hub", daemon=True)
     asking.start()
     asking.join(HUB_TIMEOUT_S)
-    return heard[0] if heard else f"the hub did not answer within {HUB_TIMEOUT_S:g} s, and it is not in the cache"
+    return replies[0] if replies else f"the hub did not answer within {HUB_TIMEOUT_S:g} s, and it is not in the cache"
 
 
 def _ask(name: str, revision: str | None) -> str:
@@ -91,11 +87,11 @@ def _ask(name: str, revision: str | None) -> str:
     try:
         get_hf_file_metadata(hf_hub_url(name, _FILES[0], revision=revision), timeout=HUB_TIMEOUT_S)
     except EntryNotFoundError:
-        return ""  # the model is there, and some have their tokenizer in other files
+        return ""  # the model exists; some have their tokenizer in other files
     except HFValidationError:
-        return "it is no name that the hub could have"
+        return "it is not a valid name"
     except RepositoryNotFoundError:
-        return "the hub does not have it, or not for everybody"
+        return "the hub does not have it, or access is restricted"
     except Exception as error:  # noqa: BLE001 - each release of the library raises its own kind for a broken network
         return f"the hub cannot be asked, and it is not in the cache: {type(error).__name__}: {str(error)[:200]}"
     return ""

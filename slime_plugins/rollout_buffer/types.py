@@ -1,7 +1,7 @@
-"""The words of the project as frozen records and enums. Everything else is built from these.
+"""The terms of the project as frozen records and enums.
 
-A record is changed by copy: ``dataclasses.replace(record, field=value)``. Dicts appear only where JSON comes in or goes
-out (``wire/``) and for OpenAI messages, which stay what the protocol made them.
+Use ``dataclasses.replace(record, field=value)`` to change one. Dicts are used only for JSON (``wire/``) and for OpenAI
+messages.
 """
 
 from __future__ import annotations
@@ -43,76 +43,76 @@ Message = dict[str, Any]
 
 
 class JobState(StrEnum):
-    """Where an accepted ``start_rollout`` stands."""
+    """State of a job."""
 
     RUNNING = "running"  # a runner plays its episodes, or (external jobs) writers may write
     PAUSED = "paused"  # no new episode starts until it is resumed
     FINISHED = "finished"  # every group is ready, delivered, filtered, failed or skipped
-    CANCELLED = "cancelled"  # somebody asked for it; running episodes were given up
-    FAILED = "failed"  # the job could not go on: its generator does not load, its tokenizer is missing …
+    CANCELLED = "cancelled"  # by request; running episodes were given up
+    FAILED = "failed"  # for example its generator cannot be loaded, or its tokenizer is missing
 
 
 class GroupState(StrEnum):
-    """The one state that all slots of a group share. Why it got there is the group's ``cause``."""
+    """State of a group and of all its slots. The reason is the group's ``cause``."""
 
-    OPEN = "open"  # some slot is still to be filled
+    OPEN = "open"  # a slot is not filled yet
     READY = "ready"  # closed and valid, waiting for a poll
     LEASED = "leased"  # in a delivery that is not acknowledged yet
     DELIVERED = "delivered"  # acknowledged, or popped by a client that does not acknowledge
-    FILTERED = "filtered"  # closed, and refused by a group function
+    FILTERED = "filtered"  # closed, and rejected by a group function
     FAILED = "failed"  # too few slots could be filled, or a group function raised
-    SKIPPED = "skipped"  # the trainer has trained it already, or its job was cancelled
+    SKIPPED = "skipped"  # the trainer trained it in an earlier run, or its job was cancelled
 
 
 class AttemptState(StrEnum):
-    """Where one try to fill a slot stands."""
+    """State of an attempt to fill a slot."""
 
     RUNNING = "running"
-    FINISHED = "finished"  # it brought a trajectory
-    FAILED = "failed"  # its surroundings broke; it counts against the slot's max_attempts
-    GIVEN_UP = "given_up"  # stopped from outside, or its runner died; a result of it is refused, and it counts nothing
+    FINISHED = "finished"  # with a trajectory
+    FAILED = "failed"  # an infrastructure failure, which counts against the slot's max_attempts
+    GIVEN_UP = "given_up"  # stopped, or its runner died; its result is refused, and it does not count as failed
 
 
 class DeliveryState(StrEnum):
-    """Where a set of groups stands that a poll was given."""
+    """State of a delivery."""
 
     LEASED = "leased"  # until it is acknowledged, or its lease runs out
     ACKED = "acked"
-    POPPED = "popped"  # handed out for good, to a client that does not acknowledge
-    EXPIRED = "expired"  # its lease ran out: its groups are ready again, and come back together
+    POPPED = "popped"  # delivered without a lease, to a client that does not acknowledge
+    EXPIRED = "expired"  # its lease ran out: its groups are ready again, and are redelivered together
 
 
 class AckResult(StrEnum):
-    """What an acknowledged delivery was."""
+    """Result of an acknowledgement."""
 
     ACKED = "acked"  # now or earlier
-    EXPIRED = "expired"  # its groups went to somebody else in the meantime
+    EXPIRED = "expired"  # its groups were delivered to another consumer
     UNKNOWN = "unknown"
 
 
 class WriteStatus(StrEnum):
-    """What became of a trajectory that was brought."""
+    """Result of writing a trajectory."""
 
     STORED = "stored"
-    DUPLICATE = "duplicate"  # one of its uid was there: nothing changed
-    LATE = "late"  # its group had closed, or has no free slot: it is kept, and not delivered
+    DUPLICATE = "duplicate"  # its uid was stored already: nothing changed
+    LATE = "late"  # its group is closed, or has no free slot: it is stored, and not delivered
 
 
 class EngineTrouble(StrEnum):
-    """Why an engine gives no tokens."""
+    """Why an engine returns no tokens."""
 
-    NONE = ""  # it gives them
-    UPDATING = "updating"  # it aborts or holds requests, as it does while its weights are updated
-    SILENT = "silent"  # it holds requests and has answered none for long
+    NONE = ""
+    UPDATING = "updating"  # it aborts or holds requests, as during an update of its weights
+    SILENT = "silent"  # it holds requests and has not answered any for long
     REFUSES = "refuses"  # it cannot be reached, or answers with errors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineReport:
-    """How the engine of a job is, as its runner sees it; all defaults when nobody knows.
+    """State of a job's engine, as its runner sees it; all defaults if unknown.
 
-    ``message`` is what it does in place of an answer, as what follows "the engine"; ``since_s`` for how many seconds;
-    ``waiting`` how many requests wait for it.
+    ``message`` completes a sentence that begins with "the engine"; ``since_s`` is the duration of the trouble,
+    ``waiting`` the number of waiting requests.
     """
 
     url: str = ""
@@ -123,32 +123,32 @@ class EngineReport:
 
 
 class Outcome(StrEnum):
-    """How an attempt ended. Only the first two may be trained; an infrastructure failure is never a reward."""
+    """Outcome of an attempt. Only the first two may be trained; an infrastructure failure is never a reward."""
 
-    COMPLETED = "completed"  # the episode came to its own end
-    TRUNCATED = "truncated"  # cut by a token, context or turn limit
-    ABORTED = "aborted"  # given up from outside: cancelled job, shutdown
-    FAILED = "failed"  # device, engine or environment broke; has a typed error and no reward
+    COMPLETED = "completed"  # the episode ended by itself
+    TRUNCATED = "truncated"  # by a token, context or turn limit
+    ABORTED = "aborted"  # by a cancelled job or a shutdown
+    FAILED = "failed"  # failure of device, engine or environment, with a typed error and no reward
 
 
 class StopReason(StrEnum):
     """Why an episode stopped."""
 
-    TERMINATED = "terminated"  # the agent said it was done, or that it gives up
+    TERMINATED = "terminated"  # the agent reported that it is done, or that it gives up
     ANSWERED = "answered"  # the agent gave its answer
-    TASK_ENDED = "task_ended"  # the task itself said that it is over, solved or not
+    TASK_ENDED = "task_ended"  # the environment ended the episode, solved or not
     STOP = "stop"  # a single-turn generation ended by itself
-    REPEATED = "repeated"  # the agent did the same at the same screen too often (stop_after_repeats)
+    REPEATED = "repeated"  # the agent repeated an action at the same screen too often (stop_after_repeats)
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # one generation reached its cap
     MAX_CONTEXT = "max_context"  # the whole sequence reached its cap
-    FORBIDDEN_TOKEN = "forbidden_token"  # the agent sampled an image token; everything before it is kept
+    FORBIDDEN_TOKEN = "forbidden_token"  # the agent sampled an image token; all tokens before it are used
     ABORTED = "aborted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """An encoded screenshot, named by the sha256 of exactly these bytes."""
+    """An encoded screenshot, identified by the sha256 of its bytes."""
 
     data: bytes
     media_type: str = "image/png"
@@ -157,7 +157,7 @@ class Image:
     def __post_init__(self) -> None:
         digest = hashlib.sha256(self.data).hexdigest()
         if self.sha256 and self.sha256 != digest:
-            raise ValueError(f"image bytes hash to {digest}, not to the {self.sha256} they came under")
+            raise ValueError(f"the sha256 of the image is {digest}, not {self.sha256}")
         object.__setattr__(self, "sha256", digest)
 
 
@@ -188,12 +188,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeRequest:
-    """What a generator is asked to play: one attempt to fill one slot.
+    """One attempt to fill one slot, for a generator to play.
 
-    ``uid`` names the trajectory that a successful attempt returns; it is unique per (job, epoch, instance, slot,
-    attempt). ``options`` are the job's settings that only the generator understands. ``evaluation`` is true when the
-    result is measured and not trained. ``transcript`` is empty: a generator that keeps its messages in it lets people
-    read, of an attempt that fails, what was said before (``rollout-buffer attempts``).
+    ``uid`` identifies the trajectory of a successful attempt; it is unique per (job, epoch, instance, slot, attempt).
+    ``options`` are the job's settings for the generator. ``evaluation`` is true if the result is not trained.
+    ``transcript`` is an empty list: messages that a generator appends to it are shown for failed attempts
+    (``rollout-buffer attempts``).
     """
 
     uid: str
@@ -210,17 +210,16 @@ class EpisodeRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """The record of an episode that came to an end of its own.
+    """The record of an episode that was not interrupted.
 
-    ``reward`` is what the trainer gets, ``raw_reward`` what the episode earned; a generator sets only ``reward`` unless
-    it shapes one from the other. ``images`` holds each screenshot once, in order of first appearance; ``messages`` name
-    them by hash. ``timings_s`` maps a phase (reset, generate, act, score) to its summed seconds.
+    ``reward`` is for the trainer, ``raw_reward`` is the reward of the episode; a generator sets only ``reward`` unless
+    it shapes rewards. ``images`` holds each screenshot once, in order of first appearance; ``messages`` name them by
+    hash. ``timings_s`` maps a phase (reset, generate, act, score) to its total seconds.
 
-    ``turn_rewards``, where a generator knows them, has one number for each generation that is trained (of a trajectory
-    without generations, each assistant message that is): what that turn earned. The last one's holds what the episode
-    earned in the end; ``reward`` is not added. ``token_rewards`` has as many entries, each None or one number for each
-    of the turn's ``output_ids``, earned beside: penalties of single tokens. A trainer that does not ask for them sees
-    ``reward`` alone.
+    ``turn_rewards`` has the reward of each trained generation (without generations, of each trained assistant
+    message). The last one includes the final reward of the episode; ``reward`` is not added. ``token_rewards`` has as
+    many entries, each None or one additional reward for each of the turn's ``output_ids``. A trainer that does not use
+    them sees ``reward`` alone.
     """
 
     uid: str
@@ -239,4 +238,4 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if self.outcome is Outcome.FAILED:
-            raise ValueError("a failed attempt is no trajectory: raise an EpisodeError instead")
+            raise ValueError("a failed attempt has no trajectory: raise an EpisodeError instead")

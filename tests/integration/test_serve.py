@@ -190,7 +190,7 @@ def test_a_second_server_on_the_same_data_or_port_says_why_not(served: BufferPro
     [
         (["--host", "0.0.0.0"], "give --token-file"),
         (["--token-file", "/no/such/file"], "cannot be read"),
-        (["--data-root", "/no/such/folder"], "is not a folder"),
+        (["--data-root", "/no/such/folder"], "is not an existing folder"),
         (["--workers", "0"], "workers"),
     ],
 )

@@ -122,7 +122,7 @@ def test_serve_stops_within_seconds_while_polls_wait(start_buffer: StartBuffer) 
 
 
 def freeze_between_transactions(pid: int, data_dir: Path) -> None:
-    """Freezes a runner while it does not have the writers' turn: with it, nobody else could write until it dies."""
+    """Freezes a runner while it does not have the write lock: with it, nobody else could write until it dies."""
     with (data_dir / "writer.active").open("wb") as turn:
         while True:
             os.kill(pid, signal.SIGSTOP)
@@ -134,7 +134,7 @@ def freeze_between_transactions(pid: int, data_dir: Path) -> None:
 
 
 def freeze_in_a_transaction(pid: int, data_dir: Path) -> None:
-    """Freezes the supervisor while it has the writers' turn, which it takes for its heartbeat every two seconds."""
+    """Freezes the supervisor while it has the write lock, which it takes for its heartbeat every two seconds."""
     while True:
         with (data_dir / "writer.active").open("rb") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)

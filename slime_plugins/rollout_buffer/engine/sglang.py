@@ -43,7 +43,7 @@ from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.engine_keys import key_headers
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.redaction import redacted
-from slime_plugins.rollout_buffer.rules.token_validity import first_beyond
+from slime_plugins.rollout_buffer.rules.token_validity import first_invalid_id
 from slime_plugins.rollout_buffer.types import PromptCheck
 
 logger = logging.getLogger(__name__)
@@ -282,7 +282,7 @@ class SglangEngine(HttpEngine):
             raise EngineError(f"the engine sent {len(part.ids)} tokens for a limit of {cap}")
         if not part.ids and not sampled and part.finish_reason != "abort":
             raise EngineError(f"the engine sent no token and finish_reason {part.finish_reason!r}")
-        beyond = first_beyond(part.ids, self._vocabulary_size)
+        beyond = first_invalid_id(part.ids, self._vocabulary_size)
         if beyond is not None:
             of = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
             raise EngineError(f"the engine sent the token id {beyond}, which is not in the vocabulary{of}")

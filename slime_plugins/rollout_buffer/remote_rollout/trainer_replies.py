@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
-from slime_plugins.rollout_buffer.rules.token_validity import checked_log_prob, first_beyond
+from slime_plugins.rollout_buffer.rules.token_validity import checked_log_prob, first_invalid_id
 from slime_plugins.rollout_buffer.types import Message
 
 _TOKEN_IDS = ("token_ids", "output_ids", "response_ids", "completion_token_ids")
@@ -115,7 +115,7 @@ def _ids(value: Any, turn: int, name: str) -> tuple[int, ...] | None:
         return None
     if not isinstance(value, list) or not all(type(token) is int for token in value):
         raise TrainerReplyError(f"turn {turn}: {name} must be a list of token ids")
-    beyond = first_beyond(value, None)
+    beyond = first_invalid_id(value, None)
     if beyond is not None:
         raise TrainerReplyError(f"turn {turn}: {name} holds {beyond}, which no vocabulary has")
     return tuple(value)

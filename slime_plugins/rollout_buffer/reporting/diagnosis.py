@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.rules.prompt_receipts import MAX_EXTRA_SHARE
 from slime_plugins.rollout_buffer.rules.selection_bias import MissingMembers
-from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
+from slime_plugins.rollout_buffer.rules.stuck_weights import StuckCounter, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 from slime_plugins.rollout_buffer.wire.job_replies import Explanation, Severity
 
@@ -327,7 +327,7 @@ def _prompts(at: JobSnapshot) -> Iterator[Explanation]:
 def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
     bound = at.max_weight_version_lag
     kept = "" if bound is None else f" The lag of {bound} that the job asks for is not kept."
-    if stuck.who is StuckParty.ENGINE:
+    if stuck.who is StuckCounter.ENGINE:
         message = (
             f"The engine's weight version stands still: the trainer is at {stuck.trainers_version}, and {stuck.count} "
             f"of the newest {stuck.looked_at} episodes were sampled by {stuck.version} or older, though they began "
@@ -338,7 +338,7 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
             "name the version (weight_version of the engine's update calls)? GET /model_info of the engine says what "
             "it has."
         )
-    elif stuck.who is StuckParty.TRAINER:
+    elif stuck.who is StuckCounter.TRAINER:
         message = (
             f"The trainer's weight version stands still: it came back for groups {stuck.count} times after training, "
             f"and the only version is {stuck.version}."

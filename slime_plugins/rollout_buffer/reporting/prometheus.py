@@ -19,7 +19,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection, JobCounts
-from slime_plugins.rollout_buffer.state.runner_reports import fresh_farms
+from slime_plugins.rollout_buffer.state.runner_reports import recent_device_pools
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import DeliveryState
 
@@ -265,7 +265,7 @@ class _StoreCollector(Collector):
         if counts.supervisor_age_s is not None:
             samples.append((SUPERVISOR_AGE, (), counts.supervisor_age_s))
         samples += _samples_of_disk(self._inspection.store)
-        for farm in fresh_farms(self._inspection.store).values():
+        for farm in recent_device_pools(self._inspection.store).values():
             samples += _samples_of_farm(farm)
         families = {name: GaugeMetricFamily(name.name, name.help, labels=name.labels) for name in METRICS}
         for name, labels, value in samples:

@@ -1,15 +1,14 @@
-"""Pure rules: no storage, no HTTP, no clock of their own. The rest of the project asks them.
+"""Pure rules: no storage, no HTTP, no clock.
 
-* ``groups`` – when a group is done, valid, filtered, padded; ``rewards`` – which numbers are rewards;
+* ``groups`` – when a group is complete, valid, filtered, padded; ``rewards`` – which numbers are rewards;
   ``reward_normalization`` – means, deviations and returns, from the buffer to the advantage
-* ``jobs`` – states of a job and how it ends; ``causes`` – why a job or a group is where it is, as codes
-* ``stored_settings`` – the settings of a stored job, typed; ``skip_list`` – what a trainer that resumes skips
-* ``attempt_uid`` – the name of an attempt; ``trajectory_stats`` – the few numbers of a trajectory that charts need
-* ``weight_versions`` – how old weights are; ``admission`` – which group may begin, so that none gets too old
-* ``concurrency`` – how many episodes play at once where nobody has set a number
-* ``stuck_weights`` – whose weight version stands still, so that a lag says nothing
-* ``bias`` – is what is trained what was submitted; ``prompt_receipts`` – what engines said of the prompts that they ran
-* ``vocabulary`` – which token ids and log-probs there can be; ``typos`` – which unknown key is a slip
-* ``backoff`` – how long to wait before trying again, for everybody; ``heartbeats`` – who sends some, how often, and
-  when silence is death
+* ``job_states`` – transitions and final state of a job; ``causes`` – codes and messages for states of jobs and groups
+* ``stored_settings`` – typed settings of a stored job; ``skip_list`` – groups that a resuming trainer skips
+* ``attempt_uid`` – the id of an attempt; ``trajectory_stats`` – columns of a trajectory for charts and filters
+* ``weight_versions`` – order of weight versions; ``admission`` – which group may begin under a lag bound
+* ``concurrency`` – the number of episodes at once for ``num_process: auto``
+* ``stuck_weights`` – detects a weight version that never changes
+* ``selection_bias`` – trained against submitted members; ``prompt_receipts`` – counts of engines' prompt checks
+* ``token_validity`` – valid token ids and log-probs; ``typos`` – unknown keys that resemble known ones
+* ``backoff`` – exponential backoff; ``heartbeats`` – services, their intervals and timeouts
 """

@@ -1,15 +1,15 @@
-"""Pure: which group may begin, so that the trainer gets it before its weights are too old.
+"""Pure: admission control under a bound on the lag of weight versions: which group may begin now.
 
-With a bound on the lag of weight versions, a group that begins now is trained within the bound when
+A group that begins now is trained within the bound if
 
-* those ahead of it do not fill more versions than that: room is counted, in groups (``room_for_groups``);
-* it does not play for longer than that: expected from what was seen (``GroupTimes``) and the trainer's pace. While a
-  backlog makes the trainer quick, slow groups let quicker ones begin first (``should_defer``);
-* what began before it is not overtaken: groups go out oldest first, and the trainer waits for a group that the next
-  step would make too old, as long as that costs no device its work (``should_wait_for_the_slow``).
+* the groups ahead of it do not fill more versions than the bound (``room_for_groups``);
+* it takes no longer than the bound, estimated from earlier durations (``GroupTimes``) and the trainer's pace. While
+  the trainer works off a backlog, slow groups are deferred in favour of quicker ones (``should_defer``);
+* later groups do not overtake it: groups are delivered oldest first, and a poll waits for a group that the next step
+  would make too old, as long as no device becomes idle by it (``should_wait_for_slow_groups``).
 
-Nothing here forbids for ever: a trainer that waits is served, an unknown pace forbids nothing, and a group that cannot
-come within the bound whenever it begins is played all the same, and counted as late by whoever delivers it.
+No rule blocks a group for ever: a waiting trainer is always served, an unknown pace blocks nothing, and a group that
+exceeds the bound whenever it begins is played anyway and handled as stale at delivery.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 QUANTILE = 0.9
-"""A group is expected to take as long as nine in ten do. Means say little of times with a heavy tail."""
-ENOUGH_SEEN = 8
-"""Episodes of an instance, or of a task, below which those of all tasks tell more."""
-VERSIONS_LOOKED_AT = 9
-"""The pace is the median of the newest: one pause for an evaluation does not change it."""
-MAX_REMEMBERED = 4096
-"""Instances and tasks; those of which nothing was seen for longest are forgotten first."""
+"""Quantile of durations that a group is expected to take: durations have a heavy tail, so a mean is too low."""
+MIN_SAMPLES = 8
+"""With fewer episodes of an instance, those of its task are used; with fewer of the task, those of all tasks."""
+MAX_VERSIONS = 9
+"""The pace is the median over this many versions: one pause for an evaluation does not change it."""
+MAX_KEYS = 4096
+"""Instances and tasks whose durations are stored; the least recently used are evicted."""
 MAX_WAIT_IN_VERSIONS = 2.0
-"""A trainer waits for slow groups no longer than so many versions usually take."""
+"""Longest wait of a trainer for slow groups, in typical durations of a version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSeen:
-    """One weight version as the trainer's polls told it. Times are seconds on any one clock."""
+    """One weight version, from the trainer's polls. Times are seconds on one clock."""
 
     version: int
     since: float
     """When the trainer first asked for groups with it."""
     last_taken_at: float
-    """When it got the last of them."""
+    """When it got the last groups with it."""
     groups: int
-    """How many it got."""
+    """Groups that it got with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How fast the trainer goes; None is unknown."""
+    """The trainer's speed; None is unknown."""
 
     version_s: float | None = None
     """Seconds from one weight version to the next."""
     step_s: float | None = None
-    """Those of them in which it did not wait for groups."""
+    """The same without the time in which it waited for groups."""
     groups_per_version: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupsAhead:
-    """What stands between a group that would begin now and the trainer, in groups."""
+    """The backlog ahead of a group that would begin now, in groups."""
 
     taken: int
-    """Handed out since the newest version."""
+    """Delivered since the newest version."""
     ready: int
     running: int
     """Begun and not ready."""
     trainer_waits: bool
-    """It has asked for groups and got none."""
+    """True if the trainer polls and no group is ready."""
 
 
 def pace_of(seen: Sequence[VersionSeen]) -> Pace:
-    """Returns the trainer's pace by the versions it had, oldest first; all is unknown before the second."""
-    newest = list(seen)[-VERSIONS_LOOKED_AT:]
+    """Returns the trainer's pace from its versions, oldest first; unknown with fewer than two."""
+    newest = list(seen)[-MAX_VERSIONS:]
     steps = [(one, after, after.version - one.version) for one, after in pairwise(newest)]
     steps = [(one, after, gap) for one, after, gap in steps if gap > 0]
     if not steps:
@@ -101,8 +101,8 @@ def _groups_per_version(pace: Pace, ahead: GroupsAhead) -> float | None:
 def room_for_groups(lag: int, pace: Pace, ahead: GroupsAhead) -> int | None:
     """Returns how many groups may begin at once so that each is trained at most ``lag`` versions later.
 
-    None is unlimited: as long as nobody knows how many groups a version takes. Never 0 when the trainer waits and
-    nothing is on its way to it.
+    None is unlimited: the number of groups per version is not known yet. Never 0 if the trainer waits and no group is
+    ready or running.
     """
     per_version = _groups_per_version(pace, ahead)
     if per_version is None:
@@ -114,9 +114,9 @@ def room_for_groups(lag: int, pace: Pace, ahead: GroupsAhead) -> int | None:
 
 
 def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | None) -> bool:
-    """True if a group should begin later, when the trainer has less to go on with and so gets less far meanwhile.
+    """Returns True if a group should begin later: with a smaller backlog the trainer advances less while it plays.
 
-    False for one that would be too old even with an empty backlog: it is not helped by waiting.
+    False for a group that would be too old even with an empty backlog: waiting does not help it.
     """
     if expected_s is None or not pace.version_s or not pace.groups_per_version:
         return False
@@ -126,51 +126,51 @@ def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | N
     return unhurried <= lag < hurried
 
 
-def should_wait_for_the_slow(
+def should_wait_for_slow_groups(
     lag: int, pace: Pace, ahead: GroupsAhead, *, oldest_is_behind: int | None, waited_s: float
 ) -> bool:
-    """Returns True if the trainer is to wait for a running group that began ``oldest_is_behind`` versions ago.
+    """Returns True if a poll should wait for a running group that began ``oldest_is_behind`` versions ago.
 
-    Only when the next step would make that group too old, and only while the devices have room for all that they can
-    begin in the trainer's next step: whatever is ready by then it takes quicker than they make it.
+    Only if the next step would make that group too old, and only while there is room for all groups that the devices
+    can begin during the trainer's next step, so that no device becomes idle.
     """
     if oldest_is_behind is None or oldest_is_behind < lag or lag < 1:
         return False
     if not pace.version_s or pace.step_s is None or waited_s >= MAX_WAIT_IN_VERSIONS * pace.version_s:
         return False
     if ahead.taken >= (pace.groups_per_version or 0.0):
-        return False  # it has taken a step's groups and wants more: who knows how many
+        return False  # it has taken the groups of a step and asks for more: the pace is out of date
     room = room_for_groups(lag, pace, ahead)
     per_version = pace.groups_per_version or 0.0
     return room is not None and room > per_version * min(1.0, pace.step_s / pace.version_s)
 
 
 class GroupTimes:
-    """How long episodes took, by instance, by task and all together: what a group is expected to take."""
+    """Durations of episodes by instance, by task and overall, and the duration of a group estimated from them."""
 
     def __init__(self, *, group_size: int, of_instance: int = 32, of_task: int = 128, of_all: int = 512) -> None:
-        """The numbers are how many of the newest episodes are kept of each."""
+        """``of_instance``, ``of_task`` and ``of_all`` limit the stored episodes of each key."""
         self._share: float = QUANTILE ** (1.0 / group_size)
         self._limits = (of_instance, of_task, of_all)
         self._seen: dict[tuple[str, str], deque[float]] = {}  # newest last
 
     def add(self, instance_id: str, task: str, seconds: float) -> None:
-        """An episode came to its end after so many seconds."""
+        """Records the duration of an episode."""
         for key, limit in zip(self._keys(instance_id, task), self._limits, strict=True):
             times = self._seen.pop(key, None) or deque[float](maxlen=limit)
             times.append(seconds)
             self._seen[key] = times
-        while len(self._seen) > MAX_REMEMBERED:
+        while len(self._seen) > MAX_KEYS:
             del self._seen[next(iter(self._seen))]
 
     def expected_s(self, instance_id: str, task: str) -> float | None:
-        """Returns the seconds in which nine of ten such groups are complete; None while too little was seen.
+        """Returns the seconds in which nine of ten such groups are complete; None with too few durations.
 
-        Of a group all members must end: it is the quantile 0.9 ** (1 / n) of its episodes' times.
+        A group is complete when its last member is: the quantile of its episodes' durations is 0.9 ** (1 / n).
         """
         for key in self._keys(instance_id, task):
             times = self._seen.get(key) or ()
-            if len(times) >= ENOUGH_SEEN:
+            if len(times) >= MIN_SAMPLES:
                 place = math.ceil(self._share * len(times)) - 1
                 return sorted(times)[min(len(times) - 1, place)]
         return None

@@ -1,4 +1,4 @@
-"""Pure: the name of an attempt and of the trajectory that it may bring, written and read in one place."""
+"""Pure: the uid of an attempt and of its trajectory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import astuple, dataclass
 
 _PARTS = 5
 _MAX_PART = 16
-"""So that every part fits into a column of the store, whatever a client sends."""
+"""Digits of a part: every part that a client sends must fit into an integer column."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptUid:
-    """Which attempt it is. ``str`` of it is unique in the whole store, and stands in trajectories and addresses."""
+    """Identifies an attempt. Its ``str`` is unique in the store, and is used in trajectories and URLs."""
 
     job_key: int
     epoch: int
@@ -24,7 +24,7 @@ class AttemptUid:
 
     @classmethod
     def parse(cls, text: str) -> AttemptUid | None:
-        """Returns the attempt of that name; None when it names none."""
+        """Parses a uid; None if the text is none."""
         parts = text.split(".")
         if len(parts) != _PARTS or not all(map(_is_number, parts)):
             return None
@@ -33,5 +33,5 @@ class AttemptUid:
 
 
 def _is_number(part: str) -> bool:
-    """Returns True if a part is spelled as ``str`` spells a number that is not negative."""
+    """Returns True if ``str(int(part)) == part`` and the number is not negative."""
     return part.isascii() and part.isdigit() and len(part) <= _MAX_PART and (part == "0" or part[0] != "0")

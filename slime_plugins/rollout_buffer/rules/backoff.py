@@ -1,16 +1,15 @@
-"""Exponential backoff: how long to wait before something that failed is tried again. The only one of the project."""
+"""Exponential backoff with jitter, for all retries of the project."""
 
 from __future__ import annotations
 
 _MAX_DOUBLINGS = 60
-"""Beyond it the wait is capped by every caller anyway, and a float would overflow in the end."""
+"""Prevents an overflow: every caller's cap is reached earlier."""
 
 
 def backoff_s(failures: int, *, first_s: float, longest_s: float, jitter: float = 1.0) -> float:
-    """Returns the seconds to wait after so many failures in a row: ``first_s``, doubled each time, up to ``longest_s``.
+    """Returns the delay after failures in a row: ``first_s``, doubled each time, up to ``longest_s``; 0 after none.
 
-    ``jitter`` is a random number from 0 to 1 that spreads those who failed at the same time: the wait is between half
-    of that (0) and all of it (1). Without a failure there is no wait.
+    ``jitter`` is a random number from 0 to 1 that desynchronizes clients: it scales the delay from half (0) to all (1).
     """
     if failures < 1:
         return 0.0

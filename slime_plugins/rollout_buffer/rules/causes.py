@@ -1,4 +1,4 @@
-"""Pure: why a job or a group got where it is: a stable code for programs, and a sentence for people. All are here."""
+"""Pure: causes of the states of jobs and groups: a stable code for programs and a message for people."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ MAX_MESSAGE = 2000
 
 
 class CauseCode(StrEnum):
-    """Stored with each cause, and part of HTTP replies: a code may be added, none is ever respelled."""
+    """Stored with each cause, and part of HTTP replies: codes may be added, never renamed."""
 
     NONE = ""
 
     # of groups
-    NOT_VALID = "not_valid"  # is_valid_group said no
+    NOT_VALID = "not_valid"  # is_valid_group rejected it
     ITEMS_FILTERED = "items_filtered"  # filter_item left too few members
-    GROUP_FUNCTION = "group_function"  # a group function raised, or gave nonsense
-    TIMED_OUT = "timed_out"  # too few members came before its time ran out
-    SLOTS_FAILED = "slots_failed"  # too many of its slots were given up
-    NOT_WRITTEN = "not_written"  # its generator ended before it had written enough of them
-    STALE = "stale"  # its weights were too old when it was to be delivered
-    DAMAGED = "damaged"  # too few of its members could be read when it was to be delivered
+    GROUP_FUNCTION = "group_function"  # a group function raised or returned an invalid value
+    TIMED_OUT = "timed_out"  # too few members within group_timeout_seconds
+    SLOTS_FAILED = "slots_failed"  # too many slots used up their attempts
+    NOT_WRITTEN = "not_written"  # its generator returned before it had written enough members
+    STALE = "stale"  # its weights were too old at delivery
+    DAMAGED = "damaged"  # too few of its members could be read at delivery
     SKIP_LIST = "skip_list"  # the trainer's skip list names it
 
     # of jobs, and of the groups that ended with them
@@ -30,35 +30,35 @@ class CauseCode(StrEnum):
     SUPERSEDED = "superseded"  # a fresh start took the job's id
 
     # of jobs
-    IDLE = "idle"  # paused: nobody polls it
-    STOPPED = "stopped"  # paused: it was drained at once
-    ENGINE_AWAY = "engine_away"  # paused: its engine answers nobody
-    ENGINE_REFUSES = "engine_refuses"  # failed: its engine will not serve it as it is
-    ATTEMPTS_FAILED = "attempts_failed"  # its attempts failed
-    NO_GROUP_READY = "no_group_ready"  # its groups failed or were filtered
-    NOT_PLAYED = "not_played"  # its generator does not load, start or go on, or its runner keeps dying
+    IDLE = "idle"  # paused: no trainer polls it
+    STOPPED = "stopped"  # paused: drained without waiting for running attempts
+    ENGINE_AWAY = "engine_away"  # paused: its engine does not answer
+    ENGINE_REFUSES = "engine_refuses"  # failed: its engine rejects its requests
+    ATTEMPTS_FAILED = "attempts_failed"
+    NO_GROUP_READY = "no_group_ready"  # all its groups failed or were filtered
+    NOT_PLAYED = "not_played"  # its generator cannot be loaded, started or continued, or its runner crashes repeatedly
 
     @classmethod
     def _missing_(cls, value: object) -> CauseCode:
-        """A code of a later version says nothing here; its message does."""
+        """A code of a later version is read as none; its message is shown."""
         return cls.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why something got where it is. Programs go by ``code``; ``message`` is for people and may be reworded."""
+    """Why a job or a group has its state. ``code`` is stable; ``message`` may be reworded."""
 
     code: CauseCode
     message: str
 
     def columns(self) -> dict[str, str]:
-        """Returns it as the columns of a row."""
+        """Returns the cause as columns of a row."""
         return {"cause": self.message[:MAX_MESSAGE], "cause_code": self.code.value}
 
 
 @dataclass(frozen=True, slots=True)
 class CountedCause:
-    """A cause, and how many groups have it."""
+    """A cause and the number of groups that have it."""
 
     cause: Cause
     count: int
@@ -70,12 +70,12 @@ DAMAGED = Cause(CauseCode.DAMAGED, "damaged (too few of its members could be rea
 IN_SKIP_LIST = Cause(CauseCode.SKIP_LIST, "in the skip list (the trainer had trained it before it started)")
 CANCELLED = Cause(CauseCode.CANCELLED, "cancelled by request")
 SUPERSEDED = Cause(CauseCode.SUPERSEDED, "a fresh start took its id")
-IDLE = Cause(CauseCode.IDLE, "nobody polls it; the next poll resumes it")
-STOPPED = Cause(CauseCode.STOPPED, "drained at once: what ran was given up, and is played again when it is resumed")
+IDLE = Cause(CauseCode.IDLE, "no trainer polls it; the next poll resumes it")
+STOPPED = Cause(CauseCode.STOPPED, "drained at once: running attempts were given up, and are played again on resume")
 
 
 def not_valid(rewards: Sequence[float | None], *, own: bool) -> Cause:
-    """``is_valid_group`` said no to a group of ``rewards``; ``own`` when the generator brought that function."""
+    """``is_valid_group`` rejected a group of ``rewards``; ``own`` if the generator defines that function."""
     alike = f"all {len(rewards)} members earned the same reward"
     if not own:
         return Cause(CauseCode.NOT_VALID, f"{alike}, so GRPO would learn nothing from them")
@@ -84,7 +84,7 @@ def not_valid(rewards: Sequence[float | None], *, own: bool) -> Cause:
 
 
 def items_filtered(kept: int, group_size: int, reward_range: tuple[float, float] | None, *, own: bool) -> Cause:
-    """``filter_item`` left too few members; ``own`` when the generator brought that function."""
+    """``filter_item`` left too few members; ``own`` if the generator defines that function."""
     message = f"filter_item kept {kept} of {group_size} members"
     if own:
         return Cause(CauseCode.ITEMS_FILTERED, f"the generator's own {message}")
@@ -93,7 +93,7 @@ def items_filtered(kept: int, group_size: int, reward_range: tuple[float, float]
 
 
 class Shortfall(Enum):
-    """Why the members that a group lacks did not come."""
+    """Why a group lacks members."""
 
     SLOTS_FAILED = Cause(CauseCode.SLOTS_FAILED, "slots failed ({}, too many slots used up their max_attempts)")
     TIMED_OUT = Cause(CauseCode.TIMED_OUT, "timed out ({} within group_timeout_seconds)")
@@ -101,11 +101,10 @@ class Shortfall(Enum):
 
 
 def too_short(came: int, group_size: int, shortfall: Shortfall) -> Cause:
-    """Too few members came."""
     return Cause(shortfall.value.code, shortfall.value.message.format(f"{came} of {group_size} members came"))
 
 
 def engine_away(refusal: str) -> Cause:
-    """An engine answers nobody; ``refusal`` is what it does, said behind "the engine"."""
-    away = "the engine is away; the job goes on by itself when it answers again"
+    """The engine does not answer; ``refusal`` completes a sentence that begins with "it"."""
+    away = "the engine is away; the job resumes when it answers again"
     return Cause(CauseCode.ENGINE_AWAY, f"{away}: it {refusal}"[:1000])

@@ -1,8 +1,8 @@
-"""Pure: how many episodes play at once, when nobody has set a number (``num_process: auto``).
+"""Pure: the concurrency limit of a job with ``num_process: auto``, the number of episodes at once.
 
-Additive increase, multiplicative decrease (Chiu and Jain 1989), after a first search by doubling. The number grows
-while an episode more would be played and brings something, and shrinks when the engine queues, when there are fewer
-devices, or when more episodes brought no more tokens in a second: the same measure whatever the limit is made of.
+Additive increase, multiplicative decrease (Chiu and Jain 1989), after an initial search by doubling. The limit grows
+while episodes wait for it and throughput grows with it. It shrinks when requests queue in the engine, when there are
+fewer devices, or when more episodes gave no more tokens per second.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 QUEUE_SHARE = 0.1
-"""An engine queues when more requests wait than this share of those that run: a few always wait for the next batch."""
-DECREASE = 0.8
-LEAST_GAIN = 0.25
-"""With a tenth more episodes, this share of a tenth more tokens must come, or they only make each other slower."""
-BEFORE = 0.8
-"""What is compared is an observation with at most this share of the episodes: nearer ones differ by chance."""
-OBSERVATIONS_APART = 1.1
-"""Of numbers of episodes that differ by less, the newest observation is kept."""
-REMEMBERED_STEPS = 64
-"""Older observations are of other weights, other tasks, another engine; one of them must not hold the number down."""
-FIRST = 16
+"""The engine counts as saturated above this ratio of waiting to running requests: a few always await the next batch."""
+DECREASE_FACTOR = 0.8
+MIN_GAIN = 0.25
+"""Required relative gain in throughput, as a share of the relative growth in episodes."""
+MAX_COMPARED_RATIO = 0.8
+"""Throughput is compared with an observation of at most this share of the episodes: closer ones differ by chance."""
+OBSERVATION_SPACING = 1.1
+"""Of observations whose numbers of episodes differ by a smaller factor, only the newest is stored."""
+MAX_OBSERVATION_AGE = 64
+"""In steps: older observations are of other weights, tasks or engines, and must not lower the limit."""
+INITIAL_LIMIT = 16
 SPARE_EPISODES = 1 / 16
-"""Episodes beyond the devices, as a share of them: one waits for each device that comes back."""
+"""Episodes beyond the number of devices, as a share of it: they wait for the next free device."""
 
 
 class Reason(StrEnum):
-    """Why the number is what it is."""
+    """Why the limit has its value."""
 
     GROWS = "grows"
     AT_MOST = "at its upper bound"
@@ -40,7 +40,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """What the number stays within, and by how much it grows: 1 <= ``least`` <= ``most``, 1 <= ``step``."""
+    """The range of the limit, and its additive increase: 1 <= ``least`` <= ``most``, 1 <= ``step``."""
 
     least: int
     most: int
@@ -49,32 +49,32 @@ class Bounds:
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most or self.step < 1:
             raise ValueError(
-                f"bounds of {self.least} to {self.most} by {self.step}: the least is 1, and not the larger"
+                f"invalid bounds: 1 <= least ({self.least}) <= most ({self.most}) and 1 <= step ({self.step}) must hold"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What was seen since the number last changed, on average. None is unknown."""
+    """Averages since the limit last changed. None is unknown."""
 
     playing: float
-    """Episodes that were played, those that waited for a device among them."""
+    """Episodes that ran, including those that waited for a device."""
     wanted: bool
-    """An episode waited for its place: with a larger number more would have been played."""
+    """True if an episode waited for the limit: a larger limit would have admitted it."""
     rate: float | None = None
-    """What came of them: tokens a second, or episodes."""
+    """Throughput: tokens per second, or episodes per second."""
     engine_running: float | None = None
     engine_waiting: float | None = None
     """Requests in the engine's queues."""
     devices_free: int | None = None
-    """Devices that nobody has."""
+    """Devices that no job leases."""
     devices_waited_for: float = 0.0
     """Episodes of this job that waited for a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What came of so many episodes, in that step."""
+    """The throughput of a number of episodes in one step."""
 
     step: int
     playing: float
@@ -82,26 +82,26 @@ class Observation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steering:
-    """How many episodes may play, why, and what was seen last with about so many, newest last."""
+class ConcurrencyState:
+    """The limit, its reason, and the observations it is based on, newest last."""
 
     limit: int
     reason: Reason = Reason.GROWS
     searching: bool = True
-    """Nothing has spoken against more yet: the number doubles."""
+    """True until the first decrease: the limit doubles."""
     steps: int = 0
     seen: tuple[Observation, ...] = ()
 
 
-def first_steering(bounds: Bounds) -> Steering:
-    """Returns where a job begins: low, because the first search is quick."""
-    return Steering(limit=max(bounds.least, min(FIRST, bounds.most)))
+def initial_state(bounds: Bounds) -> ConcurrencyState:
+    """Returns the state of a job that begins: a low limit, because the search by doubling is quick."""
+    return ConcurrencyState(limit=max(bounds.least, min(INITIAL_LIMIT, bounds.most)))
 
 
-def steer(now: Steering, load: Load, bounds: Bounds) -> Steering:
-    """Returns the next number, always within the bounds.
+def adjust(now: ConcurrencyState, load: Load, bounds: Bounds) -> ConcurrencyState:
+    """Returns the state after a step; its limit is within the bounds.
 
-    Nothing that plays is ever given up for it: while more play than may, it is not judged by what they bring.
+    Running episodes are never cancelled. While more run than the limit allows, their throughput is not used.
     """
     after = _remember(now, load)
     ceiling = _ceiling(load, bounds)
@@ -115,7 +115,7 @@ def steer(now: Steering, load: Load, bounds: Bounds) -> Steering:
         return replace(after, reason=Reason.NOT_USED)
     if load.playing > now.limit + 0.5:
         return after
-    if _brings_nothing(after, load):
+    if _has_no_gain(after, load):
         return _decreased(after, bounds, now.limit, Reason.NO_GAIN)
     grown = min(2 * now.limit if now.searching else now.limit + bounds.step, ceiling)
     if grown > now.limit:
@@ -123,20 +123,20 @@ def steer(now: Steering, load: Load, bounds: Bounds) -> Steering:
     return replace(after, reason=Reason.AT_MOST if now.limit >= bounds.most else Reason.DEVICES)
 
 
-def _remember(now: Steering, load: Load) -> Steering:
+def _remember(now: ConcurrencyState, load: Load) -> ConcurrencyState:
     if load.rate is None or load.playing < 1:
         return now
     step, place = now.steps + 1, _class_of(load.playing)
-    kept = [one for one in now.seen if step - one.step <= REMEMBERED_STEPS and _class_of(one.playing) != place]
+    kept = [one for one in now.seen if step - one.step <= MAX_OBSERVATION_AGE and _class_of(one.playing) != place]
     return replace(now, steps=step, seen=(*kept, Observation(step, load.playing, load.rate)))
 
 
 def _class_of(playing: float) -> int:
-    return math.floor(math.log(playing) / math.log(OBSERVATIONS_APART))
+    return math.floor(math.log(playing) / math.log(OBSERVATION_SPACING))
 
 
 def _ceiling(load: Load, bounds: Bounds) -> int:
-    """No more episodes than there are devices for, and a few that wait for the next."""
+    """The number of devices plus spare episodes, within the bounds."""
     if load.devices_free is None:
         return bounds.most
     devices = max(0.0, load.playing - load.devices_waited_for) + load.devices_free
@@ -150,16 +150,16 @@ def _queues(load: Load) -> bool:
     return load.engine_waiting > max(1.0, QUEUE_SHARE * (load.engine_running or 0.0))
 
 
-def _brings_nothing(after: Steering, load: Load) -> bool:
-    """Whether as much came of fewer episodes, when there last were clearly fewer."""
+def _has_no_gain(after: ConcurrencyState, load: Load) -> bool:
+    """Compares with the newest observation of clearly fewer episodes."""
     if load.rate is None:
         return False
     for one in reversed(after.seen):
-        if one.playing <= BEFORE * load.playing:
-            return load.rate - one.rate < LEAST_GAIN * one.rate * (load.playing / one.playing - 1)
+        if one.playing <= MAX_COMPARED_RATIO * load.playing:
+            return load.rate - one.rate < MIN_GAIN * one.rate * (load.playing / one.playing - 1)
     return False
 
 
-def _decreased(after: Steering, bounds: Bounds, count: float, reason: Reason) -> Steering:
-    limit = max(bounds.least, math.floor(DECREASE * count))
+def _decreased(after: ConcurrencyState, bounds: Bounds, count: float, reason: Reason) -> ConcurrencyState:
+    limit = max(bounds.least, math.floor(DECREASE_FACTOR * count))
     return replace(after, limit=min(limit, bounds.most), reason=reason, searching=False)

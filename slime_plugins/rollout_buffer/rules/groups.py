@@ -1,9 +1,9 @@
-"""Pure: when is a group done, and what becomes of it. The five group functions and the order they run in.
+"""Pure: the verdict on a complete group: the five group functions and their order.
 
-    is_valid_group → filter_item → normalize_group_data → pad_group_data      (get_group_data_meta_info beside them)
+    is_valid_group → filter_item → normalize_group_data → pad_group_data      (get_group_data_meta_info separately)
 
-No clock, no lock, no store: a group comes in as its members, a ``Verdict`` goes out. A function that raises makes a
-verdict too (failed, with the function's name), never an exception: one bad group must not stop the others.
+A group function that raises gives a failed verdict with the function's name, never an exception: one group must not
+stop the others.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from slime_plugins.rollout_buffer.types import GroupState
 
 EPSILON = 1e-8
 GROUP_TIMEOUT_NOTE = (
-    "group_timeout_seconds is set: members that still play when their group's time is over are given up, mostly "
-    "slow ones: quick members are trained more often than they were submitted. Without it only an attempt has a limit "
+    "group_timeout_seconds is set: members that still play when their group times out are given up, mostly slow "
+    "ones: quick members are trained more often than they were submitted. Without it only an attempt has a limit "
     "(attempt_timeout_seconds)"
 )
-"""What a limit for the groups of a job that is played here does to the data."""
+"""A warning: the selection bias of a group timeout in a job that the service plays."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One finished trajectory of a group, as the group functions see it.
+    """One trajectory of a group, as passed to the group functions.
 
-    ``item`` is the whole item (messages, extra_info …) and is filled only for functions that ask for it.
+    ``item`` is the whole item (messages, extra_info …), filled only for functions with ``needs_items``.
     ``source_uid`` names the trajectory that a padded copy was made from. A dummy has no reward and ``remove_sample``.
     """
 
@@ -50,7 +50,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupPolicy:
-    """What a group is measured by. Ratios are fractions of ``group_size``; see ``StartPayload`` for their meaning."""
+    """The settings that judge a group. Ratios are fractions of ``group_size``; ``StartPayload`` defines them."""
 
     group_size: int
     task_type: str
@@ -63,20 +63,17 @@ class GroupPolicy:
     padding: str = "dummy"
 
     def at_least(self, ratio: float) -> int:
-        """Returns how many members a ratio asks for, rounded down as slime does; never none.
-
-        0.7 of 10 is 7 in spite of binary fractions.
-        """
+        """Returns the number of members that a ratio requires, rounded down as slime does; at least 1."""
         return max(1, math.floor(self.group_size * ratio + EPSILON))
 
-    def is_enough_when_short(self, count: int) -> bool:
-        """Returns True if a short group may be delivered: count / n reaches the ratio, not rounded in its favour."""
+    def accepts_short(self, count: int) -> bool:
+        """Returns True if a short group may be delivered: count / n reaches the ratio, without rounding."""
         return count >= max(1.0, self.group_size * self.min_timeout_group_size_ratio - EPSILON)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What becomes of a closed group: its state, why, and the members to deliver (only when ready)."""
+    """The state of a closed group, the cause, and the members to deliver (only if ready)."""
 
     state: GroupState
     cause: Cause = NO_CAUSE
@@ -88,7 +85,7 @@ Members = Sequence[Member]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupFunctions:
-    """The five functions; a generator may replace any. ``needs_items`` says that they read more than rewards."""
+    """The five functions; a generator may replace any. ``needs_items``: they read more than rewards."""
 
     is_valid_group: Callable[[Members, GroupPolicy], bool]
     filter_item: Callable[[Member, GroupPolicy], bool]
@@ -105,15 +102,15 @@ def judge_group(
     *,
     shortfall: Shortfall = Shortfall.SLOTS_FAILED,
 ) -> Verdict:
-    """Decides what becomes of a group that got all the members it will get.
+    """Returns the verdict on a group that gets no more members.
 
-    ``members`` are the trajectories that came back, in slot order; ``shortfall`` says why the others did not. A short
-    group is delivered, padded, from ``min_timeout_group_size_ratio`` on, and failed below it. It skips the diversity
-    check: what is missing might have differed.
+    ``members`` are its trajectories in slot order; ``shortfall`` is the reason for missing ones. A short group is
+    padded and delivered from ``min_timeout_group_size_ratio`` on, and fails below it. It skips ``is_valid_group``: the
+    missing rewards might have differed.
     """
     functions = functions or DEFAULT_FUNCTIONS
     short = len(members) < policy.group_size
-    if short and not policy.is_enough_when_short(len(members)):
+    if short and not policy.accepts_short(len(members)):
         cause = causes.too_short(len(members), policy.group_size, shortfall)
         return Verdict(state=GroupState.FAILED, cause=cause)
     try:
@@ -139,11 +136,11 @@ def _pipeline(members: Members, policy: GroupPolicy, functions: GroupFunctions, 
 
 
 class _GroupFunctionError(Exception):
-    """A group function raised or returned nonsense; the text is the group's cause."""
+    """A group function raised or returned an invalid value; the text becomes the group's cause."""
 
 
 def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    # A generator's own code: whatever it raises becomes this group's cause, and nothing else stops.
+    # Code of a generator's author: any exception becomes this group's cause.
     try:
         return function(*arguments)
     except Exception as error:
@@ -156,8 +153,7 @@ def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
 def is_valid_group(members: Members, policy: GroupPolicy) -> bool:
     """Accepts a group that is large enough and whose rewards differ.
 
-    A group with one reward teaches GRPO nothing. The rule does not apply to evaluation, where nothing is trained, nor
-    to n = 1, where nothing can differ.
+    With equal rewards all advantages of GRPO are zero. The rule does not apply to evaluations nor to n = 1.
     """
     if len(members) < policy.at_least(policy.min_valid_group_size_ratio):
         return False
@@ -167,15 +163,15 @@ def is_valid_group(members: Members, policy: GroupPolicy) -> bool:
 
 
 def filter_item(member: Member, policy: GroupPolicy) -> bool:
-    """Accepts a member whose reward is a finite number, inside the reward range where one is set, ends included."""
+    """Accepts a member whose reward is finite and within the job's reward range, if any, bounds included."""
     low, high = policy.reward_range or (-math.inf, math.inf)
     return member.reward is not None and math.isfinite(member.reward) and low <= member.reward <= high
 
 
 def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
-    """Returns the members as they are, or with z-scored rewards when the job asks for it.
+    """Returns the members unchanged, or with z-scored rewards if the job sets ``normalize_rewards``.
 
-    ``raw_reward`` keeps what was earned either way.
+    ``raw_reward`` is the reward before normalization.
     """
     kept = [replace(member, raw_reward=_earned(member)) for member in members]
     if not policy.normalize_rewards or policy.evaluation or policy.group_size == 1:
@@ -185,10 +181,10 @@ def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
 
 
 def pad_group_data(members: Members, policy: GroupPolicy) -> Members:
-    """Fills the group up to n with dummies that are never trained, or in slime's old way with halved copies.
+    """Fills the group up to n with dummies that are never trained, or (``padding: copy``) with copies as slime did.
 
-    Copies: rewards are scaled by n / members, then the first members are doubled and both halves get half the reward.
-    More copies than members are missing would weigh one trajectory thrice: dummies fill the rest.
+    Copies: rewards are scaled by n / members, then the first members are duplicated and both halves get half the
+    reward. No member is copied twice: dummies fill the rest.
     """
     missing = policy.group_size - len(members)
     if missing <= 0:
@@ -219,7 +215,7 @@ def _dummy(sibling: Member, ordinal: int) -> Member:
 
 
 def _reward(member: Member) -> float:
-    """What a played member got; a missing reward is no zero, and its group cannot be judged."""
+    """Raises ``GeneratorError`` for a missing reward: it is not zero, and the group cannot be judged."""
     if member.reward is None:
         raise GeneratorError(f"trajectory {member.uid} has no reward")
     return member.reward
@@ -259,9 +255,9 @@ class RewardStatistics(TypedDict):
 def summarize_rewards(
     *, samples: int, groups: int, total: float, square_total: float, low: float | None, high: float | None
 ) -> RewardStatistics:
-    """Builds the reward part of ``meta_info`` from sums, so that no trajectory has to be looked at again.
+    """Builds the reward part of ``meta_info`` from sums, without reading trajectories.
 
-    ``reward_std`` is the sample standard deviation (n - 1), 0.0 for fewer than two samples, as slime's own was.
+    ``reward_std`` is the sample standard deviation (n - 1), 0.0 for fewer than two samples, as in slime.
     """
     mean = total / samples if samples else 0.0
     variance = max(0.0, square_total - samples * mean * mean) / (samples - 1) if samples > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Pure: how a job may change state, and how it ends."""
+"""Pure: state transitions of a job, and its final state."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DONE = {"pause": "paused", "drain": "drained", "resume": "resumed", "cancel": "
 
 
 def next_state(current: JobState, verb: str) -> JobState:
-    """Returns the state after ``verb``; a verb that changes nothing (pause a paused job) returns the same state.
+    """Returns the state after ``verb``; the same state if it has been reached already (pause a paused job).
 
     Raises:
-        ConflictError: the job is in a state that the verb cannot leave.
+        ConflictError: there is no such transition from the current state.
     """
     allowed, target = _TRANSITIONS[verb]
     if current is target:
@@ -38,7 +38,7 @@ def next_state(current: JobState, verb: str) -> JobState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedAttempts:
-    """How many attempts of a job failed of those that ended, and the commonest error with an example of it."""
+    """Numbers of failed and ended attempts of a job, and the most frequent error code with an example message."""
 
     failed: int
     ended: int
@@ -47,7 +47,7 @@ class FailedAttempts:
     message: str
 
     def sentence(self) -> str:
-        """Says it in one sentence."""
+        """Returns a message for people."""
         of_them = "" if self.of_code == self.failed else f", {self.of_code} of them with {self.code}"
         return f"{self.failed} of {self.ended} attempts failed{of_them}: {self.message or self.code}"
 
@@ -55,9 +55,9 @@ class FailedAttempts:
 def ending_of(
     groups: Mapping[GroupState, int], commonest: Mapping[GroupState, CountedCause], failures: FailedAttempts | None
 ) -> tuple[JobState, Cause]:
-    """Returns how a job ends whose groups are all closed, and why, when none of them could be delivered.
+    """Returns the final state of a job whose groups are all closed, with a cause if none of them could be delivered.
 
-    ``commonest`` is the cause that most filtered and most failed groups have.
+    ``commonest`` has the most frequent cause of filtered and of failed groups.
     """
     if any(groups.get(state) for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)):
         return JobState.FINISHED, NO_CAUSE

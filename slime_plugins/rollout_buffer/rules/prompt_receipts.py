@@ -1,4 +1,4 @@
-"""Pure: what a trajectory's engine said of the prompts that it ran, counted; and what running other ones cost."""
+"""Pure: counts of the prompt checks of a trajectory's turns: did the engine run the prompt ids that were sent?"""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from slime.utils.mask_rows import pack_training_rows
 from slime_plugins.rollout_buffer.types import Generation, PromptCheck, TrainingRow
 
 MAX_EXTRA_SHARE = 0.2
-"""Share of a job's row tokens that are read again because of other prompts, above which its explanation says so."""
+"""Share of a job's row tokens that are duplicated because of differing prompts, above which diagnosis reports it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptCounts:
-    """Turns by what their prompts were found to be. The names are those of the columns of ``prompt_sums``.
+    """Turns by the result of the prompt check. The names are those of the columns of ``prompt_sums``.
 
-    ``untrained`` turns are among the others: nobody knows what they were sampled after. ``forked`` counts the rows that
-    other ids made necessary, ``extra_tokens`` what those read again, of the ``row_tokens`` of all rows.
+    ``untrained`` turns, whose prompt is unknown, are counted in another field as well. ``forked`` counts the additional
+    rows that differing prompts made necessary, ``extra_tokens`` the tokens that these repeat, of ``row_tokens`` in all
+    rows.
     """
 
     equal: int = 0
@@ -30,14 +31,14 @@ class PromptCounts:
     row_tokens: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """Returns the counts by name, with those whose ids the engine told as ``checked``."""
+        """Returns the counts by name; ``checked`` are the turns whose prompt ids the engine returned."""
         return {"checked": self.equal + self.differing} | {
             field.name: getattr(self, field.name) for field in fields(self)
         }
 
 
 def prompt_counts(generations: Sequence[Generation]) -> PromptCounts | None:
-    """Counts the receipts of a trajectory's turns; None where there are none."""
+    """Counts the receipts of a trajectory's turns; None if there are none."""
     receipts = [one.prompt_receipt for one in generations if one.prompt_receipt is not None]
     if not receipts:
         return None
@@ -64,7 +65,7 @@ def _rows(generations: Iterable[Generation]) -> list[TrainingRow]:
 
 
 def _as_sent(generations: Iterable[Generation]) -> list[Generation]:
-    """The turns as they would be had the engine run what it was sent."""
+    """The turns with the prompt ids that were sent instead of those that the engine ran."""
     return [
         replace(one, prompt_ids=one.prompt_receipt.sent_ids)
         if one.prompt_receipt is not None and one.prompt_receipt.sent_ids is not None
@@ -74,7 +75,7 @@ def _as_sent(generations: Iterable[Generation]) -> list[Generation]:
 
 
 def _tokens(rows: Iterable[TrainingRow], generations: Iterable[Generation]) -> int:
-    """Counts tokens with images expanded, where the engine told what it made of them."""
+    """Counts tokens, with images expanded where the engine returned their numbers of tokens."""
     expanded: dict[str, int] = {}
     for one in generations:
         if one.images is not None and one.prompt_receipt is not None and one.prompt_receipt.image_tokens is not None:

@@ -1,11 +1,10 @@
-"""Pure: is what is trained what was submitted? By the members of the groups that are over.
+"""Pure: selection bias: does the distribution of trained members differ from that of the submitted ones?
 
-Two tests, both of Mann and Whitney, one-sided, by the normal approximation with ties. They ask nothing of the
-distribution of times, whose tails are heavy.
+Two one-sided Mann-Whitney tests, by the normal approximation with ties. They assume nothing about the distribution of
+durations, whose tails are heavy.
 
-* Of groups that were lost, and not for their rewards: did they take longer than the trained ones?
-* Of members that never came: had they played for longer than their siblings that did? Within each group, so that groups
-  whose members are alike say nothing by their number.
+* Did groups that were lost for other reasons than their rewards take longer than the trained ones?
+* Did missing members play for longer than their siblings? The test is stratified by group.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from enum import Enum
 from statistics import fmean
 
 MIN_MEMBERS = 16
-"""Of fewer members, or groups where groups are compared, nothing is said."""
+"""Minimum number of members, or of groups for a test over groups."""
 MIN_LOST = 5
 SIGNIFICANT = 0.01
-MUCH = 0.1
-"""A share of members that is missing, and worth saying also where nothing tells which ones they are."""
+MAX_MISSING_SHARE = 0.1
+"""A larger share of missing members is reported even if the test is not significant."""
 QUARTERS = ("fastest quarter", "second", "third", "slowest quarter")
 LENGTHS = ("shortest quarter", "second", "third", "longest quarter")
 TURNS = ("fewest turns", "second", "third", "most turns")
@@ -34,20 +33,20 @@ MAX_TASKS = 8
 
 
 class GroupOutcome(Enum):
-    """What became of a group that is over."""
+    """The outcome of a closed group."""
 
     TRAINED = "trained"
-    FILTERED = "filtered"  # for its rewards: it would have taught nothing
-    LOST = "lost"  # too old, timed out, or too few of its members could be played
+    FILTERED = "filtered"  # by its rewards
+    LOST = "lost"  # too old, timed out, or too few members
 
 
 class MemberOutcome(Enum):
-    """What became of a member of a group that is over."""
+    """The outcome of a member of a closed group."""
 
     TRAINED = "trained"
-    FILTERED = "filtered"  # for its reward, or its group's
+    FILTERED = "filtered"  # by its reward, or with its group
     LOST = "lost"  # with its group
-    GIVEN_UP = "given up"  # its group was closed while it played, or before anybody wrote it
+    GIVEN_UP = "given up"  # its group was closed while it played, or before it was written
     FAILED = "failed"  # its slot used up its attempts
 
 
@@ -56,10 +55,10 @@ MISSING = (MemberOutcome.GIVEN_UP, MemberOutcome.FAILED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedMember:
-    """One of the n of a group that is over; None is what no one knows. One that never came has no reward.
+    """One of the n members of a closed group; None is unknown. A missing member has no reward.
 
-    ``seconds`` are those of the attempt that brought it, or else of its longest. ``dummy`` is true when a dummy stands
-    for it in what is trained.
+    ``seconds`` is the duration of its successful attempt, or else of its longest. ``dummy`` is true if a dummy replaces
+    it in the trained group.
     """
 
     outcome: MemberOutcome
@@ -75,7 +74,7 @@ class FinishedMember:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedGroup:
-    """A group that is over. ``seconds`` are from its first attempt to its verdict."""
+    """A closed group. ``seconds`` is the time from its first attempt to its verdict."""
 
     outcome: GroupOutcome
     seconds: float
@@ -84,7 +83,7 @@ class FinishedGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BiasRow:
-    """How many members of one kind are over, and what became of them; those that nothing else counts were lost."""
+    """Submitted members of one category by outcome; those in no other field were lost."""
 
     by: str
     """`duration`, `length` (sampled tokens), `turns`, `reward`, `success` or `task`."""
@@ -104,7 +103,7 @@ class BiasRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowLoss:
-    """Slow groups are lost more often than chance explains."""
+    """Slow groups are lost significantly more often."""
 
     lost: int
     trained_share_of_slowest: float
@@ -114,7 +113,7 @@ class SlowLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MissingMembers:
-    """Members that never came, or too late. ``p_value`` is of their having played no longer than their siblings."""
+    """Missing members. ``p_value`` belongs to the hypothesis that they played no longer than their siblings."""
 
     submitted: int
     trained: int
@@ -129,7 +128,7 @@ class MissingMembers:
 
     @property
     def are_slow(self) -> bool:
-        """Whether those that are missing are the slow ones, by more than chance."""
+        """True if the missing members are significantly slower."""
         return self.p_value < SIGNIFICANT
 
 
@@ -137,9 +136,9 @@ NameOf = Callable[[FinishedMember], str | None]
 
 
 def bias_table(groups: Sequence[FinishedGroup]) -> list[BiasRow]:
-    """Returns the rows of all kinds: by duration, length, turns, reward and success, and the tasks that differ most.
+    """Returns rows by duration, length, turns, reward and success, and for the tasks that are trained least.
 
-    Empty while too few members are over.
+    Empty with fewer than ``MIN_MEMBERS`` members.
     """
     members = _members(groups)
     if len(members) < MIN_MEMBERS:
@@ -158,11 +157,11 @@ def bias_table(groups: Sequence[FinishedGroup]) -> list[BiasRow]:
 
 
 def bias_measures(groups: Sequence[FinishedGroup]) -> dict[str, float]:
-    """Returns the total variation between trained and submitted members, by kind; {} while too few are over or trained.
+    """Returns the total variation distance (0 to 1) between trained and submitted members, by category.
 
-    0 is none, 1 all. ``slowest`` is the slowest quarter's share of the trained members over its share of the submitted.
-    ``given_up``, ``failed`` and ``dummies`` are shares of the submitted ones, ``reward_shift`` is the mean reward of
-    the trained ones less that of all of which it is known.
+    ``slowest`` is the slowest quarter's share of the trained members over its share of the submitted. ``given_up``,
+    ``failed`` and ``dummies`` are shares of the submitted members. ``reward_shift`` is the mean reward of the trained
+    members minus that of all with a known reward. Empty with fewer than ``MIN_MEMBERS`` members, or none trained.
     """
     members = _members(groups)
     trained = [member for member in members if member.outcome is MemberOutcome.TRAINED]
@@ -183,7 +182,7 @@ def bias_measures(groups: Sequence[FinishedGroup]) -> dict[str, float]:
 
 
 def missing_members(groups: Sequence[FinishedGroup]) -> MissingMembers | None:
-    """Returns what is to be said of the members that are missing; None where those are few, and not the slow ones."""
+    """Returns statistics of the missing members; None if they are few and not significantly slower."""
     members = _members(groups)
     missing = [member for member in members if member.outcome in MISSING]
     if len(members) < MIN_MEMBERS or len(missing) < MIN_LOST:
@@ -201,11 +200,11 @@ def missing_members(groups: Sequence[FinishedGroup]) -> MissingMembers | None:
         reward_of_known=_mean_reward(members),
         p_value=larger_p_value([_missing_and_others(group) for group in groups]),
     )
-    return found if found.are_slow or len(missing) >= MUCH * len(members) else None
+    return found if found.are_slow or len(missing) >= MAX_MISSING_SHARE * len(members) else None
 
 
 def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
-    """Returns what says that slow groups are lost more often, where a test at the level of 1 % says so; else None."""
+    """Returns statistics of lost groups if they are slower at a significance level of 1 %; else None."""
     lost = [group.seconds for group in groups if group.outcome is GroupOutcome.LOST]
     trained = [group.seconds for group in groups if group.outcome is GroupOutcome.TRAINED]
     if len(lost) < MIN_LOST or len(lost) + len(trained) < MIN_MEMBERS or not trained:
@@ -224,7 +223,7 @@ def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
 
 
 def larger_p_value(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
-    """Returns the one-sided p-value that in each pair the first are larger than the second; 1 where all are equal."""
+    """Returns the one-sided p-value that in each pair the first values are larger; 1 if all are equal."""
     above, variance = 0.0, 0.0
     for these, those in strata:
         n, m = len(these), len(those)
@@ -241,7 +240,7 @@ def larger_p_value(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) ->
 
 
 def _missing_and_others(group: FinishedGroup) -> tuple[list[float], list[float]]:
-    """How long the members of a group played that never came, and those that did."""
+    """Durations of the missing members of a group, and of the others."""
     known = [(member.outcome in MISSING, member.seconds) for member in group.members if member.seconds is not None]
     return [seconds for is_missing, seconds in known if is_missing], [s for is_missing, s in known if not is_missing]
 
@@ -265,7 +264,7 @@ def _mean_reward(members: Sequence[FinishedMember]) -> float | None:
 
 
 def _kinds(members: Sequence[FinishedMember]) -> dict[str, NameOf]:
-    """What names the kind of a member, by what is looked at."""
+    """Functions that return a member's category, by the property."""
     return {
         "duration": _quarter(members, QUARTERS, lambda member: member.seconds),
         "length": _quarter(members, LENGTHS, lambda member: member.length),
@@ -279,7 +278,7 @@ def _kinds(members: Sequence[FinishedMember]) -> dict[str, NameOf]:
 def _quarter(
     members: Sequence[FinishedMember], names: Sequence[str], value_of: Callable[[FinishedMember], float | None]
 ) -> NameOf:
-    """Returns what names the quarter of a member; equal values share one."""
+    """Returns a function that names a member's quarter; equal values share a quarter."""
     values = sorted(value for member in members if (value := value_of(member)) is not None)
     edges = [values[len(values) * quarter // 4] for quarter in (1, 2, 3)] if values else []
 

@@ -1,7 +1,4 @@
-"""Pure: the skip list, which is how a trainer that resumes says what it has consumed already.
-
-Which groups of the job that it attaches to are delivered again, skipped, or done with.
-"""
+"""Pure: compares the stored groups of a job with the skip list of a resuming trainer, the groups that it consumed."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from slime_plugins.rollout_buffer.types import GroupState
 class KnownGroup:
     """A stored group as ``compare_with_skip_list`` needs it.
 
-    ``delivery_key`` is the delivery it went out or was reported in. ``by_skip_list`` says that an earlier skip list
-    skipped it, and nobody else.
+    ``delivery_key`` is the delivery that contained or reported it. ``by_skip_list`` is true if an earlier skip list
+    skipped it, and not a cancellation.
     """
 
     key: int
@@ -29,28 +26,28 @@ class KnownGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumption:
-    """What a resumed trainer's skip list changes, as group keys."""
+    """The changes that a skip list makes, as group keys."""
 
     ready_again: list[int]
-    """Handed out, but not consumed: they are delivered once more, also those that have come back by themselves."""
+    """Delivered, but not consumed: delivered again, including groups whose lease expired."""
     reported_again: list[int]
-    """Filtered or failed, and the report of it was lost: they are reported once more."""
+    """Filtered or failed, and not in the trainer's checkpoint: reported again."""
     skipped: list[int]
-    """Still to come, but consumed already."""
+    """Not delivered yet, but consumed in an earlier run."""
     consumed: list[int]
-    """Consumed, though their lease ran out unacknowledged: they do not come back."""
+    """Consumed although their lease expired without an ack: not delivered again."""
     not_skipped: list[int] = field(default_factory=list)
-    """Skipped by an earlier list: the trainer has gone back to before it consumed them."""
+    """Skipped by an earlier list, and not in this one: the trainer resumed from an older checkpoint."""
     not_used: Mapping[str, int] = field(default_factory=dict)
-    """Entries that fit no group, by instance: they skip groups that have no row yet."""
+    """Entries without a stored group, by instance: they skip groups that have no row yet."""
 
 
 def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iterable[str]) -> Resumption:
-    """Compares what was handed out with what a resumed trainer says it consumed.
+    """Compares the delivered groups with the skip list.
 
-    Entries of the skip list are used up in the order in which the trainer can have collected them: groups skipped from
-    the start, then deliveries in their order (filtered and failed groups were reported in one), and only then groups
-    to come, earliest first. ``groups`` are those that have rows, in epoch order: the earliest ones of each instance.
+    Each entry is matched with one group, in the order in which the trainer can have collected them: groups skipped
+    before, then deliveries in order (including filtered and failed groups that they reported), then undelivered groups,
+    earliest epoch first. ``groups`` are those that have rows, in epoch order.
     """
     to_skip = Counter(skip_instance_ids)
 

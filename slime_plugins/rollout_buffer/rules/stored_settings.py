@@ -1,7 +1,7 @@
-"""Pure: the settings of a stored job, typed, as far as its states and groups go by them.
+"""Pure: the typed settings of a stored job that rules on states and groups use.
 
-``wire.start_request.JobSettings`` checks what a caller sends; this is what of it was kept. A job that was stored
-before a setting came has its default, which is the same there and here.
+``wire.start_request.JobSettings`` validates a request; these are read from the job's row. A job stored before a setting
+existed has its default, which is equal in both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSettings:
-    """What a job goes by; the meaning of each is told in ``JobSettings``. ``kept`` has all, also a generator's own."""
+    """Settings of a job; ``JobSettings`` documents each. ``kept`` has all, including those of the generator."""
 
     tokenizer_path: str | None = None
     generation_cap: int | None = None
-    """Cap of one generation in tokens; None where nobody has named one."""
+    """Maximum tokens of one generation; None if not set."""
     evaluation: bool = False
     min_valid_group_size_ratio: float = 1.0
     min_valid_item_size_ratio: float = 0.7
@@ -43,7 +43,7 @@ _NAMES = frozenset(one.name for one in fields(StoredSettings)) - {"generation_ca
 
 @lru_cache(maxsize=64)
 def parse_settings(text: str) -> StoredSettings:
-    """Reads the settings of a job's row. Cached, since a row is read with every write and poll."""
+    """Parses the settings of a job's row. Cached, since every write and poll reads the row."""
     kept = json.loads(text)
     wanted = kept.get("reward_range")
     return StoredSettings(

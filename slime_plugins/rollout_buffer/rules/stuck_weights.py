@@ -1,7 +1,7 @@
-"""Pure: whether the weight versions of a job stand still, so that its lag says nothing of how old its tokens are.
+"""Pure: detects a job whose weight versions do not change, so that the lag does not measure the age of its tokens.
 
-A bound on the lag holds only while somebody counts: the engine says which version sampled a token, the trainer which it
-is at. Where one of them never moves, groups of any age are trained without a word.
+A bound on the lag works only while both counters advance: the engine's, which names the version that sampled a token,
+and the trainer's. If one of them does not, groups of any age pass the bound.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from enum import StrEnum
 
 from slime_plugins.rollout_buffer.rules.admission import VersionSeen, version_at
 
-EPISODES_LOOKED_AT = 32
-ENOUGH_EPISODES = 12
-ENOUGH_GROUPS = 4
-"""One instance or two may be odd in themselves."""
+MAX_EPISODES = 32
+MIN_EPISODES = 12
+MIN_GROUPS = 4
+"""One or two instances alone are no evidence."""
 UNBOUNDED_LAG = 2
-"""What is looked for in a job that has no bound."""
+"""The lag that is assumed for a job without a bound."""
 
 
-class StuckParty(StrEnum):
-    """Whose weight version does not move."""
+class StuckCounter(StrEnum):
+    """Whose weight version does not change."""
 
-    ENGINE = "engine"  # the trainer goes on, and episodes that begin are sampled by what it had long before
-    TRAINER = "trainer"  # it takes one step's groups after the other at one version
-    UNKNOWN = "unknown"  # nothing that was sampled names one
+    ENGINE = "engine"  # the trainer's version advances, and new episodes are sampled by old versions
+    TRAINER = "trainer"  # it takes the groups of several steps at one version
+    UNKNOWN = "unknown"  # no episode names a version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledEpisode:
-    """An episode that brought a trajectory. ``began_at`` is None where nobody here began it."""
+    """An episode with a trajectory. ``began_at`` is None for an episode that an external program played."""
 
     group_key: int | None
     began_at: float | None
@@ -39,9 +39,9 @@ class SampledEpisode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StuckWeights:
-    """What was seen in ``count`` of ``looked_at`` episodes, or of steps; ``version`` is where it stands."""
+    """Evidence from ``count`` of ``looked_at`` episodes or steps; ``version`` is the one that does not change."""
 
-    who: StuckParty
+    who: StuckCounter
     count: int
     looked_at: int
     version: int | None = None
@@ -51,11 +51,12 @@ class StuckWeights:
 def stuck_weights(
     lag: int | None, seen: Sequence[VersionSeen], newest: Sequence[SampledEpisode], *, steps: int
 ) -> StuckWeights | None:
-    """Returns whose weight version stands still; None when nobody's does, or too little was seen.
+    """Returns whose weight version does not change; None if both do, or if there is too little evidence.
 
-    ``seen`` are the trainer's versions, oldest first, ``newest`` the newest episodes, and ``steps`` how often the
-    trainer left and came back for more at its newest version. An episode counts against the engine when it *began*
-    after the trainer had reached a version more than ``lag`` + 1 beyond what sampled it: how long it took is no matter.
+    ``seen`` are the trainer's versions, oldest first, ``newest`` the newest episodes, and ``steps`` the number of
+    training steps that the trainer made at its newest version. An episode counts against the engine if, when it
+    *began*, the trainer was already more than ``lag`` + 1 versions ahead of the version that sampled it. Its duration
+    does not matter.
     """
     beyond = (UNBOUNDED_LAG if lag is None else lag) + 2
     named = [one for one in newest if one.oldest_version is not None]
@@ -63,23 +64,23 @@ def stuck_weights(
     if _are_enough(behind) and len(behind) * 4 >= len(named) * 3:
         newest_of_them = max(one.oldest_version or 0 for one in behind)
         return StuckWeights(
-            who=StuckParty.ENGINE,
+            who=StuckCounter.ENGINE,
             count=len(behind),
             looked_at=len(named),
             version=newest_of_them,
             trainers_version=seen[-1].version,
         )
     if lag is None:
-        return None  # nobody asked for versions
+        return None  # the job has no bound
     if not named and _are_enough(newest):
-        return StuckWeights(who=StuckParty.UNKNOWN, count=len(newest), looked_at=len(newest))
+        return StuckWeights(who=StuckCounter.UNKNOWN, count=len(newest), looked_at=len(newest))
     if len(seen) == 1 and steps >= beyond:
-        return StuckWeights(who=StuckParty.TRAINER, count=steps, looked_at=steps, version=seen[0].version)
+        return StuckWeights(who=StuckCounter.TRAINER, count=steps, looked_at=steps, version=seen[0].version)
     return None
 
 
 def _began_behind(seen: Sequence[VersionSeen], episode: SampledEpisode) -> int:
-    """How many versions the trainer had gone beyond an episode's weights when it began; 0 where that is unknown."""
+    """How many versions the trainer was ahead of an episode's weights when it began; 0 if unknown."""
     if episode.began_at is None or episode.oldest_version is None:
         return 0
     at_begin = version_at(seen, episode.began_at)
@@ -87,4 +88,4 @@ def _began_behind(seen: Sequence[VersionSeen], episode: SampledEpisode) -> int:
 
 
 def _are_enough(episodes: Sequence[SampledEpisode]) -> bool:
-    return len(episodes) >= ENOUGH_EPISODES and len({one.group_key for one in episodes}) >= ENOUGH_GROUPS
+    return len(episodes) >= MIN_EPISODES and len({one.group_key for one in episodes}) >= MIN_GROUPS

@@ -1,7 +1,7 @@
-"""What a sampled token can be: an id of the model's vocabulary, with a log-probability that is one. Pure but for files.
+"""Validates sampled tokens: ids within the model's vocabulary, log-probs that are log-probabilities.
 
-Token ids and log-probs come from engines and over HTTP, and go into a training as they are: an id that no embedding has
-ends the trainer, a log-prob that is none spoils its gradients. So they are checked where they come in.
+Token ids and log-probs arrive from engines and over HTTP, and are trained without further checks: an id without an
+embedding crashes the trainer, an invalid log-prob corrupts its gradients.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 MAX_VOCABULARY: Final = 2**24
-"""Sixty times the largest vocabulary there is, and far from where 32 bits end: what holds where nothing is known."""
+"""The limit if the model's vocabulary is unknown: sixty times the largest vocabulary in use."""
 ROUNDING: Final = 1e-3
-"""A sure token's log-prob, computed in half precision, may come out this much above 0."""
+"""A log-prob computed in half precision may exceed 0 by this much."""
 LOWEST_LOG_PROB: Final = -3.0e38
-"""Below it a number is infinite in the 32 bits of a tensor."""
+"""A smaller number is infinite in float32."""
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 UNKNOWN_PADDING: Final = 8192
-"""Models pad their vocabulary, and engines may sample ids of the padding: how much is allowed where nobody says."""
+"""Models pad their vocabulary, and engines may sample padding ids: the padding that is assumed if it is unknown."""
 
 
 def checked_log_prob(value: object) -> float | None:
-    """Returns a log-prob; rounding above 0 is cut off. None if it is no number, not finite, or above 0."""
+    """Returns a log-prob, rounding errors above 0 clipped; None if it is no number, not finite, or above 0."""
     if type(value) not in (int, float):
         return None
     try:
@@ -37,17 +37,17 @@ def checked_log_prob(value: object) -> float | None:
     return min(number, 0.0)
 
 
-def first_beyond(ids: Iterable[int], size: int | None) -> int | None:
-    """Returns the first id that a vocabulary of ``size`` does not have; None when it has all of them."""
+def first_invalid_id(ids: Iterable[int], size: int | None) -> int | None:
+    """Returns the first id outside of a vocabulary of ``size``; None if all are inside."""
     bound = MAX_VOCABULARY if size is None else size
     return next((token for token in ids if not 0 <= token < bound), None)
 
 
 def vocabulary_size(path: str | Path | None, tokenizer: Sized | None = None) -> int | None:
-    """Returns how many ids the model in a folder has, its padding included; None where that cannot be read.
+    """Returns the vocabulary size of the model in a folder, including padding; None if it cannot be read.
 
-    ``config.json`` says it, also of models that see. A folder that holds a tokenizer alone is taken for its highest id
-    and some padding, and so is a ``tokenizer`` that came without a folder.
+    Read from ``config.json``, also of vision models. For a folder with a tokenizer alone, or a ``tokenizer`` without a
+    folder, it is the highest id plus ``UNKNOWN_PADDING``.
     """
     if path is None or not Path(path).is_dir():
         return None if tokenizer is None else len(tokenizer) + UNKNOWN_PADDING
@@ -57,7 +57,7 @@ def vocabulary_size(path: str | Path | None, tokenizer: Sized | None = None) -> 
 
 @functools.lru_cache(maxsize=64)
 def _size_by_files(config: Path, tokenizer: Path, _changed: tuple[int | None, ...]) -> int | None:
-    """The times of change are part of the key: a tokenizer's file is megabytes, and read once."""
+    """Cached by modification times: a tokenizer's file has megabytes."""
     configured = _size_in_config(_json(config))
     if configured is not None:
         return configured
@@ -66,7 +66,7 @@ def _size_by_files(config: Path, tokenizer: Path, _changed: tuple[int | None, ..
 
 
 def _size_in_config(config: Any) -> int | None:
-    """The vocabulary's size in a model's configuration, or in that of its part that writes text."""
+    """The vocabulary size of a model's configuration or of its text part."""
     if not isinstance(config, Mapping):
         return None
     parts = [config, *(config.get(name) for name in ("text_config", "llm_config", "language_config"))]

@@ -1,7 +1,6 @@
-"""Pure: the few numbers of a trajectory that charts and filters need, taken out of its payload when it is written.
+"""Pure: statistics of a trajectory for charts and filters, computed from its payload when it is written.
 
-They stand in columns, so that no chart ever reads a payload. What a trajectory does not tell stays None: unknown is no
-zero.
+They are columns, so that charts read no payloads. An unknown value is None, not zero.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ WAITING = frozenset({"acquire"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeFacts:
-    """What is counted of one episode; the names are those of the columns."""
+    """Statistics of one episode; the names are those of the columns."""
 
     success: float | None = None
-    """In [0, 1]: what the environment said, before any shaping."""
+    """In [0, 1]: the environment's result, before reward shaping."""
     turns: int | None = None
     sampled_tokens: int | None = None
     generate_s: float | None = None
-    """Seconds it waited for the engine."""
+    """Seconds spent in generation requests."""
     played_s: float | None = None
-    """Seconds of all its phases together but for the wait for a device: as long as it held one."""
+    """Seconds of all phases except the wait for a device."""
 
     def columns(self) -> dict[str, float | int | None]:
         """Returns the facts by column."""
@@ -38,7 +37,7 @@ class EpisodeFacts:
 def facts_of(
     extra_info: Mapping[str, Any], timings_s: Mapping[str, Any], generations: Sequence[Generation]
 ) -> EpisodeFacts:
-    """Reads what an episode says of itself; what is missing or makes no sense is None."""
+    """Computes the statistics; a missing or invalid value is None."""
     held = [value for phase, value in timings_s.items() if phase not in WAITING]
     phases = [seconds for value in held if (seconds := _at_least_zero(value)) is not None]
     return EpisodeFacts(

@@ -1,8 +1,9 @@
-"""Pure: how old the weights are that sampled a trajectory.
+"""Pure: parsing and ordering of the weight versions that sampled a trajectory.
 
-The trainer counts its weight versions up from 1, and the engine reports them as text; before the first update it says
-``default``, which is version 0. What is no number, or one beyond ``MAX_VERSION``, has no age. Versions are ordered
-within one run of the trainer: one that resumes counts from 0 again, while results of the run before may still come.
+The trainer counts weight versions from 1, and the engine reports them as text; before the first update it reports
+``default``, which is version 0. A text that is no number, or a number above ``MAX_VERSION``, is not a version. Versions
+are ordered within one run of the trainer: a trainer that resumes counts from 0 again, while results of the earlier run
+may still arrive.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from enum import Enum, auto
 from slime_plugins.rollout_buffer.types import Generation
 
 MAX_VERSION = 2**53
-"""What JSON readers hold exactly. Whoever counts further counts nothing that ages."""
+"""The largest integer that every JSON reader represents exactly."""
 MAX_STEP = 1000
-"""What is further ahead of the newest known version is a timestamp, or counts something else."""
+"""A version further ahead of the newest known one is an outlier: a timestamp, or another counter."""
 MAX_FIRST_VERSION = 1_000_000
-"""The same, where none is known yet: a run may begin at the number of its last step."""
-STRAGGLERS_WITHIN = 16
-"""Versions of the end of the run before, named by whoever brings a result late."""
+"""The same limit while no version is known: a run may begin at the number of its last step."""
+MAX_STRAGGLER_DISTANCE = 16
+"""Versions before the end of the earlier run in which its late results lie."""
 
 VersionRange = tuple[int, int]
 """The oldest and the newest weight version that sampled some of the tokens."""
 
 
 def version_number(text: str | None) -> int | None:
-    """Returns a weight version as a number, None for what is none: the one reader of versions, wherever they stand."""
+    """Parses a weight version; None if the text is none. All versions are parsed here."""
     if text == "default":
         return 0
     if text is None or not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_VERSION)):
@@ -37,7 +38,7 @@ def version_number(text: str | None) -> int | None:
 
 
 def versions_of(generations: Iterable[Generation]) -> VersionRange | None:
-    """Returns the oldest and newest version over all spans; None when no generation tells one."""
+    """Returns the oldest and newest version over all spans; None if no generation names one."""
     numbers = [number for text in _reported(generations) if (number := version_number(text)) is not None]
     return (min(numbers), max(numbers)) if numbers else None
 
@@ -48,17 +49,17 @@ def _reported(generations: Iterable[Generation]) -> Iterable[str | None]:
         yield from (span.weight_version for span in generation.weight_version_spans)
 
 
-class Standing(Enum):
-    """What a weight version is, beside those that a job knows."""
+class VersionOrigin(Enum):
+    """Which run of the trainer a weight version belongs to."""
 
     OF_THIS_RUN = auto()
     OF_AN_EARLIER_RUN = auto()
-    OUTLIER = auto()  # absurdly far ahead: it counts for nothing but itself
+    OUTLIER = auto()  # too far ahead of the newest: ignored for all other items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownVersions:
-    """What a job knows of its trainer's present run, and the last version of the run before."""
+    """The versions that a job knows of its trainer's present run, and the last version of the run before."""
 
     trainer_run: int
     began_at: float | None
@@ -66,17 +67,17 @@ class KnownVersions:
     newest_before: int | None
 
 
-def standing_of(version: int, known: KnownVersions, *, sampled_from: float | None = None) -> Standing:
-    """Tells to which run a version belongs; ``sampled_from`` is when its sampling began, None when it is unknown.
+def origin_of(version: int, known: KnownVersions, *, sampled_from: float | None = None) -> VersionOrigin:
+    """Returns the run that a version belongs to; ``sampled_from`` is when its sampling began, None if unknown.
 
-    Without that time, a version out of the end of the run before is a straggler of it when nothing in the present run
-    comes near. It makes no group stale, which is the milder error.
+    Without that time, a version near the end of the earlier run, and far ahead of the present one, is attributed to the
+    earlier run. If that is wrong, no group is dropped as stale for it.
     """
     if sampled_from is not None and known.began_at is not None and sampled_from < known.began_at:
-        return Standing.OF_AN_EARLIER_RUN
-    near = 1 if known.newest is None else known.newest + STRAGGLERS_WITHIN
+        return VersionOrigin.OF_AN_EARLIER_RUN
+    near = 1 if known.newest is None else known.newest + MAX_STRAGGLER_DISTANCE
     before = known.newest_before
-    if before is not None and near < version <= before and version >= before - STRAGGLERS_WITHIN:
-        return Standing.OF_AN_EARLIER_RUN
+    if before is not None and near < version <= before and version >= before - MAX_STRAGGLER_DISTANCE:
+        return VersionOrigin.OF_AN_EARLIER_RUN
     limit = MAX_FIRST_VERSION if known.newest is None else known.newest + MAX_STEP
-    return Standing.OUTLIER if version > limit else Standing.OF_THIS_RUN
+    return VersionOrigin.OUTLIER if version > limit else VersionOrigin.OF_THIS_RUN

@@ -12,7 +12,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Load, Reason, Steering, first_steering, steer
+from slime_plugins.rollout_buffer.rules.concurrency import Bounds, ConcurrencyState, Load, Reason, adjust, initial_state
 from slime_plugins.rollout_buffer.rules.heartbeats import CONCURRENCY
 from slime_plugins.rollout_buffer.types import EngineTrouble
 
@@ -117,14 +117,14 @@ class ConcurrencyController:
         *,
         devices: Callable[[], Mapping[str, Any]],
         is_paused: Callable[[], bool],
-        keep: Callable[[Steering, EngineLoad | None], Awaitable[None]],
+        keep: Callable[[ConcurrencyState, EngineLoad | None], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``devices`` returns the latest device report, {} without devices; ``keep`` stores the state for other
         processes."""
         self._limiter, self._bounds, self._engine = limiter, bounds, engine
         self._devices, self._is_paused, self._keep, self._clock = devices, is_paused, keep, clock
-        self._steering = first_steering(bounds)
+        self._steering = initial_state(bounds)
         self._episodes = 0
         self._is_steady = False
         self._window = self._new_window()
@@ -162,7 +162,7 @@ class ConcurrencyController:
         if self._clock() - self._window.began < MIN_WINDOW_S:
             return None
         seen = self._with_devices(self._window.load())
-        if steer(self._steering, seen, self._bounds).reason in (Reason.ENGINE_QUEUES, Reason.DEVICES, Reason.NOT_USED):
+        if adjust(self._steering, seen, self._bounds).reason in (Reason.ENGINE_QUEUES, Reason.DEVICES, Reason.NOT_USED):
             return seen
         counted, before = self._counted(), self._window.counted
         turns = counted.turns - before.turns
@@ -178,7 +178,7 @@ class ConcurrencyController:
 
     def _step(self, seen: Load) -> None:
         before = self._steering
-        self._steering = steer(before, seen, self._bounds)
+        self._steering = adjust(before, seen, self._bounds)
         if self._steering.limit != before.limit:
             self._is_steady = False
             self._limiter.set_limit(self._steering.limit)

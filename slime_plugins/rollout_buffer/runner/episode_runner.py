@@ -195,7 +195,7 @@ class EpisodeRunner:
         """Returns True if no result of the other slots can make the group deliverable (see ``judge_group``)."""
         if not self._job.settings.stop_hopeless_groups or self._job.settings.evaluation:
             return False
-        return not self._job.policy.is_enough_when_short(self._job.record.group_size - group.given_up)
+        return not self._job.policy.accepts_short(self._job.record.group_size - group.given_up)
 
     async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance) -> _Tried:
         record = group.record

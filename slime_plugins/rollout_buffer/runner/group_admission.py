@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer, WaitingGroups
 from slime_plugins.rollout_buffer.rules.admission import GroupTimes, should_defer
-from slime_plugins.rollout_buffer.state.staleness import Outlook
+from slime_plugins.rollout_buffer.state.staleness import AdmissionState
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
@@ -71,7 +71,7 @@ class GroupAdmission:
             self._after = (found[-1].epoch, found[-1].position)
             self._next.extend(group for group in found if group.key not in skip)
 
-    async def _wait_for_room(self) -> Outlook | None:
+    async def _wait_for_room(self) -> AdmissionState | None:
         """Waits while the number of groups in play or ready is at the job's limit."""
         while True:
             # Counted before the query: a group that becomes ready in between counts twice rather than not at all.
@@ -90,13 +90,13 @@ class GroupAdmission:
         too_many_ahead = limits.max_groups_ahead is not None and played + waiting.total >= limits.max_groups_ahead
         return too_many_ahead or (limits.max_groups_ready is not None and waiting.ready >= limits.max_groups_ready)
 
-    async def _outlook(self, played: int) -> Outlook | None:
+    async def _outlook(self, played: int) -> AdmissionState | None:
         if self._job.settings.max_weight_version_lag is None:
             return None
-        outlook: Outlook | None = await self._stored(lambda: self._buffer.outlook(self._job.key, running=played))
+        outlook: AdmissionState | None = await self._stored(lambda: self._buffer.outlook(self._job.key, running=played))
         return outlook
 
-    def _choose(self, outlook: Outlook | None) -> GroupRecord:
+    def _choose(self, outlook: AdmissionState | None) -> GroupRecord:
         """Returns the first of the next groups that need not be deferred, or else the first of all."""
         if outlook is None:
             return self._next[0]
@@ -106,6 +106,6 @@ class GroupAdmission:
                 return group
         return self._next[0]
 
-    def _is_too_slow_now(self, group: GroupRecord, outlook: Outlook) -> bool:
+    def _is_too_slow_now(self, group: GroupRecord, outlook: AdmissionState) -> bool:
         expected_s = self._times.expected_s(group.instance_id, group.task)
         return should_defer(outlook.lag, outlook.pace, outlook.ahead, expected_s)

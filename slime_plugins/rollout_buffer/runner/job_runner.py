@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.observability.logs import log_fields
 from slime_plugins.rollout_buffer.observability.tracebacks import place_and_traceback
 from slime_plugins.rollout_buffer.observability.tracing import NoTracer, Tracer, traced_by
-from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
+from slime_plugins.rollout_buffer.rules.concurrency import Bounds, ConcurrencyState
 from slime_plugins.rollout_buffer.runner.attempt_limit import STOP_TIMEOUT_S
 from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
@@ -148,7 +148,7 @@ class JobRunner:
             keep=self._keep_concurrency,
         )
 
-    async def _keep_concurrency(self, steering: Steering, load: EngineLoad | None) -> None:
+    async def _keep_concurrency(self, steering: ConcurrencyState, load: EngineLoad | None) -> None:
         await self._job.stored(
             lambda: store_concurrency(
                 self._job.buffer.store,

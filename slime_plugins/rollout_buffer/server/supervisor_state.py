@@ -84,7 +84,7 @@ def start_supervisor_watchdog(store: Store, limit_s: float) -> None:
 def _watch(store: Store, watch: WriteLockWatch) -> None:
     while True:
         time.sleep(WATCH_INTERVAL_S)
-        owner = store.turn_owner()
+        owner = store.write_lock_owner()
         if owner is None or not watch.is_stuck(owner):
             continue
         # Only if the owner is this worker's grandparent: worker, gunicorn, supervisor.

@@ -1,4 +1,4 @@
-"""Attempts to fill a slot, and their fence: what a runner that was replaced still brings is refused.
+"""Attempts to fill a slot, and fencing: results of a replaced runner are refused.
 
 Rules on an open transaction; ``buffer.py`` opens it.
 """
@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
-    """A trajectory, and the attempt of a runner (by its fencing number) that brings it."""
+    """The trajectory of an attempt; ``fence`` is the fencing number of its runner."""
 
     fence: int
     group: GroupRecord
@@ -34,7 +34,7 @@ class AttemptResult:
 
 
 def check_fence(connection: Connection, job_key: int, fence: int) -> JobRecord:
-    """Returns the job of a runner that may write.
+    """Returns the job if the runner may write.
 
     Raises:
         StaleAttemptError: another runner has taken over the job.
@@ -46,10 +46,10 @@ def check_fence(connection: Connection, job_key: int, fence: int) -> JobRecord:
 
 
 def begin_attempt(connection: Connection, now: float, fence: int, group: GroupRecord, slot: int) -> int | None:
-    """Starts to fill a slot; see ``Buffer.begin_attempt``."""
+    """Begins an attempt; see ``Buffer.begin_attempt``."""
     state = check_fence(connection, group.job_key, fence).state
-    if state in job_states.FINAL_STATES:  # nobody would end what begins now
-        raise StaleAttemptError(f"the job is {state.value}: nothing of it is played any more")
+    if state in job_states.FINAL_STATES:
+        raise StaleAttemptError(f"the job is {state.value}: no attempt begins")
     if state is JobState.PAUSED:
         raise JobPausedError("the job is paused: no attempt begins")
     current = group_rows.get_group(connection, group.key)
@@ -70,16 +70,16 @@ def end_running_attempt(
     error: tuple[str, str] | None,
     transcript: bytes = b"",
 ) -> None:
-    """Ends an attempt that runs, and keeps what was said in it; one that was ended before stays as it is."""
+    """Ends a running attempt and stores its transcript; does nothing to an attempt that has ended."""
     if attempt_rows.attempt_state(connection, group.key, slot, attempt) is not AttemptState.RUNNING:
         return
     attempt_rows.end_attempt(connection, group.key, slot, attempt, state, now, error)
     if transcript:
-        attempt_rows.keep_transcript(connection, group.job_key, group.key, slot, attempt, transcript, now)
+        attempt_rows.insert_transcript(connection, group.job_key, group.key, slot, attempt, transcript, now)
 
 
 def is_duplicate(connection: Connection, brought: AttemptResult) -> bool:
-    """Returns True if a trajectory is there already; that it comes again changes nothing.
+    """Returns True if the trajectory is stored already.
 
     Raises:
         StaleAttemptError: it is not, and its attempt was given up, or another runner has taken over the job.
@@ -94,7 +94,7 @@ def is_duplicate(connection: Connection, brought: AttemptResult) -> bool:
 
 
 def pending_payload(trajectory: Trajectory) -> PendingPayload:
-    """Returns what of a trajectory is to be made durable before its row."""
+    """Returns the payload of a trajectory, which is made durable before its row."""
     body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
     came = {image.sha256: image.data for image in trajectory.images}
     for generation in trajectory.generations:

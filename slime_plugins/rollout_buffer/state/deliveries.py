@@ -1,7 +1,7 @@
-"""How groups go out in deliveries: the same again to the same poll, an expired one as it was, or what is ready.
+"""Deliveries: a repeated poll gets the same delivery, others an expired delivery unchanged, or else ready groups.
 
-Rules on an open transaction; ``buffer.py`` opens it. A delivery keeps its groups, in order, and what it said of itself,
-so that it can be delivered again exactly as it was: to the same poll under the same id, to any other under a new one.
+Rules on an open transaction; ``buffer.py`` opens it. The groups of a delivery, in order, and its ``meta_info`` are
+stored, so that it can be redelivered unchanged: to the same poll under its id, to any other poll under a new id.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """Groups that a poll was given; read the bytes with ``Buffer.delivered_items``."""
+    """The groups delivered to a poll; ``Buffer.delivered_items`` reads their payloads."""
 
     key: int
     delivery_id: str
@@ -45,7 +45,7 @@ class Delivery:
 
 
 def take(connection: Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
-    """Hands out ready groups; see ``Buffer.take``. ``job`` is as it is in this transaction."""
+    """Delivers ready groups; see ``Buffer.take``. ``job`` was read in this transaction."""
     limit = _group_limit(poll, job)
     expire_leases(connection, now)
     if poll.weight_version is not None:
@@ -70,7 +70,7 @@ def _delivery_of_same_poll(connection: Connection, now: float, job: JobRecord, p
         return None
     if earlier.state is DeliveryState.EXPIRED:
         if not all_still_waiting(connection, earlier):
-            # Its groups went to somebody else: this poll starts over.
+            # Its groups went to another consumer: the poll gets a new delivery.
             delivery_rows.update_delivery(connection, earlier.key, poll_id=None)
             return None
         lease_again(connection, now, earlier, poll)
@@ -93,7 +93,7 @@ def _expired_delivery(
 def _redelivery(
     connection: Connection, now: float, job: JobRecord, poll: PollPayload, expired: DeliveryRecord
 ) -> Delivery:
-    """Hands an expired delivery out again, under an id of its own: an acknowledgement tells which of them arrived."""
+    """Redelivers an expired delivery under a new id, so that an acknowledgement identifies which of them arrived."""
     meta_info: MetaInfo = {**expired.meta_info, "delivery_id": uuid.uuid4().hex}
     delivery = _insert(connection, now, job, poll, meta_info)
     delivery_rows.hand_over(connection, expired.key, delivery.key, handed_out(poll))
@@ -107,7 +107,7 @@ def _new_delivery(
     if not ready or waits_for_stragglers(connection, now, job):
         return None
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
-        # Part of a delivery that had come back goes out in another one: what it reported is reported again.
+        # Part of an expired delivery goes out in another one: its report is repeated.
         delivery_rows.dissolve_delivery(connection, broken_up)
     delivery = _insert(connection, now, job, poll, cast("MetaInfo", {"delivery_id": uuid.uuid4().hex}))
     stale = set(stale_groups(connection, job))
@@ -120,7 +120,7 @@ def _new_delivery(
 
 
 def _insert(connection: Connection, now: float, job: JobRecord, poll: PollPayload, meta_info: MetaInfo) -> Delivery:
-    """Adds a delivery without groups; its id is what ``meta_info`` says."""
+    """Adds a delivery without groups, with the id in ``meta_info``."""
     delivery_id = str(meta_info["delivery_id"])
     key = delivery_rows.insert_delivery(
         connection,
@@ -138,7 +138,7 @@ def _insert(connection: Connection, now: float, job: JobRecord, poll: PollPayloa
 
 
 def _waited_s(now: float, job: JobRecord) -> float:
-    """How long the trainer has polled in vain until now."""
+    """Seconds since the trainer's first poll without groups."""
     return 0.0 if job.waiting_since is None else max(0.0, now - job.waiting_since)
 
 

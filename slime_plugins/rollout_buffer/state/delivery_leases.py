@@ -1,6 +1,6 @@
-"""Leases of deliveries: how they are given, renewed and acknowledged, and how they expire. On an open transaction.
+"""Leases of deliveries: grant, renewal, acknowledgement and expiry. On an open transaction.
 
-A delivery whose lease has run out is ``expired``: its groups are ready again, and come back together.
+A delivery whose lease has run out is ``expired``: its groups are ready again, and are redelivered together.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
 
 
 def lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
-    """Returns what a delivery says of its lease: none for a poll that does not acknowledge."""
+    """Returns the lease columns of a delivery: without a lease for a poll that does not acknowledge."""
     if poll.lease_s is None:
         return {"state": DeliveryState.POPPED.value, "lease_s": None, "lease_expires_at": None}
     return {"state": DeliveryState.LEASED.value, "lease_s": poll.lease_s, "lease_expires_at": now + poll.lease_s}
 
 
 def handed_out(poll: PollPayload) -> GroupState:
-    """Returns the state of groups that a poll is given."""
+    """Returns the state of groups after their delivery to a poll."""
     return GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
 
 
 def renew_lease(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
-    """Lets the lease of a delivery begin again: its poll has asked again."""
+    """Restarts the lease of a delivery whose poll was repeated."""
     lease_s = poll.lease_s or delivery.lease_s or 0.0
     delivery_rows.update_delivery(connection, delivery.key, lease_s=lease_s, lease_expires_at=now + lease_s)
 
 
 def lease_again(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
-    """Leases a delivery that had expired to the poll that had it."""
+    """Leases an expired delivery again to the same poll."""
     delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.READY, handed_out(poll))
     delivery_rows.update_delivery(connection, delivery.key, **lease_columns(now, poll))
 
 
 def all_still_waiting(connection: Connection, delivery: DeliveryRecord) -> bool:
-    """Returns True if an expired delivery can come back whole: nobody else was given a group of it."""
+    """Returns True if an expired delivery can be redelivered whole: no group of it was delivered since."""
     return all(
         group.state is GroupState.READY and group.delivery_key == delivery.key
         for group in delivery_rows.groups_in_delivery(connection, delivery.key)
@@ -47,14 +47,14 @@ def all_still_waiting(connection: Connection, delivery: DeliveryRecord) -> bool:
 
 
 def expire_leases(connection: Connection, now: float) -> None:
-    """Makes what was not acknowledged in time ready again, each delivery as a whole."""
+    """Makes the groups of deliveries whose lease has run out ready again."""
     for delivery in delivery_rows.lapsed_deliveries(connection, now):
         delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
         delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
 
 
 def acknowledge(connection: Connection, delivery_id: str) -> AckResult:
-    """Counts one delivery as received; see ``Buffer.acknowledge``."""
+    """Acknowledges one delivery; see ``Buffer.acknowledge``."""
     delivery = delivery_rows.find_delivery(connection, delivery_id)
     if delivery is None:
         return AckResult.UNKNOWN

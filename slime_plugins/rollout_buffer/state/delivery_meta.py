@@ -1,4 +1,4 @@
-"""What a poll is told beside its groups: the ``meta_info`` of a delivery, and of a reply that brings none.
+"""The ``meta_info`` of a delivery, and of a reply without groups.
 
 Rules on an open transaction.
 """
@@ -21,9 +21,9 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
 def meta_info_of(
     connection: Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord], stale: set[int]
 ) -> MetaInfo:
-    """Returns what the new delivery ``key`` of the ``ready`` groups says; ``stale`` are keys of groups of old weights.
+    """Returns the ``meta_info`` of the new delivery ``key``; ``stale`` are keys of groups of old weights.
 
-    Its statistics are of everything that was played since the last delivery, filtered groups too.
+    Its statistics cover all trajectories since the last delivery, including those of filtered groups.
     """
     ended = reward_sum_rows.report_in(connection, job.key, key)
     sums, outcomes = reward_sum_rows.sum_unreported(connection, job.key, key)
@@ -49,7 +49,7 @@ def meta_info_of(
 
 
 def empty_meta_info(connection: Connection, job: JobRecord | None) -> MetaInfo:
-    """Returns what a poll is told that gets nothing; ``job`` None when it named none and none is open."""
+    """Returns the ``meta_info`` of a reply without groups; ``job`` is None if the poll names none and none is open."""
     statistics = summarize_rewards(samples=0, groups=0, total=0.0, square_total=0.0, low=None, high=None)
     empty: MetaInfo = {
         **cast("MetaInfo", statistics),
@@ -65,9 +65,9 @@ def empty_meta_info(connection: Connection, job: JobRecord | None) -> MetaInfo:
 
 
 def is_exhausted(connection: Connection, job: JobRecord, *, but_for: int | None = None) -> bool:
-    """Nothing will ever be ready again, but for what a delivery that is just made holds itself.
+    """Returns True if the job will have no more ready groups; groups of the delivery ``but_for`` are not counted.
 
-    What is leased to somebody may come back. A job without input may still get items until somebody ends it.
+    Leased groups may be redelivered. A job without input may get items until it is cancelled.
     """
     if not job.has_input and job.state in job_states.OPEN_STATES:
         return False

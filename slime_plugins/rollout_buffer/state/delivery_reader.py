@@ -1,10 +1,10 @@
-"""The members of a delivery with their payloads, one after the other; the next are read while the former are sent.
+"""Yields the members of a delivery with their payloads; reads the next ones ahead while a member is sent.
 
-Threads that read ahead do nothing but read: what is made of the bytes is made by the thread that sends them. Shared
-between threads, that work costs three times as much, in handing Python's lock to and fro.
+Reader threads only read: the sending thread processes the bytes, because sharing that work between threads would cost
+three times as much in contention for Python's GIL.
 
-Only a few are in memory at a time, however large the delivery. A member whose bytes are gone or damaged is a dummy that
-says so; the others are not affected.
+Only a few members are in memory at a time. A member whose payload is missing or damaged is delivered as a dummy with
+the error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from slime_plugins.rollout_buffer.types import Outcome
 from slime_plugins.rollout_buffer.wire.delivery_replies import ShortGroup
 
 READERS = 2
-"""Threads of a process that read ahead, for all its deliveries together."""
+"""Reader threads of a process, for all its deliveries."""
 PREFETCHED_RUNS = 1
 PREFETCHED_ITEMS = 2
 RUN_MEMBERS = 16
 RUN_BYTES = 512 * 1024
-"""So many bytes of payloads, screenshots not counted, are read together."""
+"""Bytes of payloads, without screenshots, that are read together."""
 
 Result = TypeVar("Result", covariant=True)
 
@@ -44,13 +44,13 @@ logger = logging.getLogger(__name__)
 
 
 class Started(Protocol[Result]):
-    """Work that is being done, or is done."""
+    """Work in progress, as a ``Future``."""
 
     def result(self) -> Result:
-        """Waits for it."""
+        """Waits for the result."""
 
     def cancel(self) -> object:
-        """Says that nobody wants it any more."""
+        """Cancels the work."""
 
 
 class DeliveredMembers:
@@ -80,7 +80,7 @@ class DeliveredMembers:
             return self._pool
 
     def _runs(self, delivery_key: int) -> Iterator[list[_Wanted]]:
-        """Cuts the members into runs whose payloads are read together."""
+        """Splits the members into runs whose payloads are read together."""
         with self._store.read() as connection:
             groups = delivery_rows.groups_in_delivery(connection, delivery_key)
         run: list[_Wanted] = []
@@ -106,7 +106,7 @@ class DeliveredMembers:
         ]
 
     def _fetch(self, places: Sequence[BlobRef]) -> dict[BlobRef, bytes | DamagedError]:
-        """Reads payloads together; when one of them is damaged, each by itself."""
+        """Reads payloads together; if one of them is damaged, each separately."""
         try:
             return {place: bytes(data) for place, data in self._store.fetch_each(places)}
         except DamagedError as error:
@@ -126,7 +126,7 @@ class DeliveredMembers:
             return _Done((job_key, member, error))
 
     def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
-        """Keeps the damage for the job's accounting; a delivery goes on also when that cannot be written."""
+        """Returns a dummy, and records the damage for the job's accounting if it can be written."""
         if _is_purged(member):
             return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
         logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
@@ -134,7 +134,7 @@ class DeliveredMembers:
             with self._store.write() as connection:
                 payload_rows.mark_damaged(connection, job_key, member.source_uid or member.uid, error.message[:500])
         except (StorageFullError, UnavailableError) as failure:
-            logger.error("the damage of trajectory %s is not noted: %s", member.uid, failure.message)
+            logger.error("the damage of trajectory %s could not be recorded: %s", member.uid, failure.message)
         return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
 
 
@@ -162,7 +162,7 @@ class _Inlined:
 
 
 class _Done(Started[Result]):
-    """What needed no work."""
+    """A result that is available already."""
 
     def __init__(self, result: Result) -> None:
         self._result = result
@@ -175,7 +175,7 @@ class _Done(Started[Result]):
 
 
 def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -> Iterator[Result]:
-    """Yields results in order, with so many more being worked on as ``count`` says; taking one starts the next."""
+    """Yields results in order, with ``count`` further ones in progress."""
     waiting: deque[Started[Result] | Future[Result]] = deque()
     try:
         for work in started:
@@ -191,7 +191,7 @@ def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -
 
 @dataclass(frozen=True, slots=True)
 class PlayedGroup:
-    """The members of a delivered group that were played; none when too few are left. ``short`` when one is missing."""
+    """The played members of a delivered group, none if there are too few; ``short`` is set if a member is missing."""
 
     key: int
     members: list[tuple[dict[str, Any], Pieces]]
@@ -199,7 +199,7 @@ class PlayedGroup:
 
 
 def only_played(members: Iterable[tuple[dict[str, Any], Pieces]], at_least: int) -> Iterator[PlayedGroup]:
-    """Yields group after group without its dummies, for clients that would train them as a reward of 0."""
+    """Yields groups without their dummies, for clients that would train them with a reward of 0."""
     for key, found in groupby(members, key=lambda member: int(member[0]["group_index"])):
         group = list(found)
         played = [member for member in group if not member[0]["remove_sample"]]
@@ -223,7 +223,7 @@ EMPTY_BODY = _dummy_body()
 
 
 def _is_purged(member: DeliveredMember) -> bool:
-    """A dummy never had a payload; what was played and has none was purged by retention."""
+    """Returns True for a played member without a payload: retention has purged it."""
     return member.source_uid is not None and member.body is None and member.body_place is None
 
 
@@ -237,7 +237,7 @@ def _body_of_row(member: DeliveredMember) -> bytes | DamagedError:
 
 
 def _delivery_columns(member: DeliveredMember, *, damaged: bool = False) -> dict[str, Any]:
-    """What the buffer itself knows of a delivered member; one whose bytes are damaged is not trained."""
+    """The keys of a delivered member that come from columns; a damaged one is marked as a dummy."""
     return {
         "uid": member.uid,
         "instance_id": member.instance_id,

@@ -1,4 +1,4 @@
-"""How a group is judged and closed: once, by the members it has at that moment. The only place that does both."""
+"""Judges and closes a group, once, by the members that it has at that moment."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def judge_and_close(
     *,
     shortfall: Shortfall = Shortfall.SLOTS_FAILED,
 ) -> Verdict | None:
-    """Judges an open group by the default functions and closes it, in the caller's transaction.
+    """Judges an open group with the default functions and closes it, in the caller's transaction.
 
-    Returns the verdict; None when the group was closed already.
+    Returns the verdict; None if the group is closed already.
     """
     if group_rows.get_group(connection, group_key).state is not GroupState.OPEN:
         return None
@@ -56,10 +56,10 @@ def judge_and_close_outside(
     shortfall: Shortfall = Shortfall.SLOTS_FAILED,
     check: Callable[[Connection], object] = lambda _: None,
 ) -> Verdict | None:
-    """As ``judge_and_close`` by a generator's own functions: they may take long, so they run outside a transaction.
+    """As ``judge_and_close``, with a generator's functions, which may be slow and run outside of the transaction.
 
-    When a member came while they ran, the group is judged again: a member that was told "stored" is never left out.
-    ``check`` runs in the closing transaction and raises what forbids it.
+    If a member is added meanwhile, the group is judged again, so that no stored member is lost. ``check`` runs in the
+    closing transaction and raises an error to prevent it.
     """
     while True:
         members = _members(store, group, with_items=functions.needs_items)
@@ -92,7 +92,7 @@ def _close(connection: Connection, now: float, group_key: int, verdict: Verdict)
 
 
 def _members(store: Store, group: GroupRecord, *, with_items: bool) -> list[Member]:
-    """The trajectories of a group; with their whole items for functions that read them."""
+    """Returns the trajectories of a group; with their items for functions that read them."""
     with store.read() as connection:
         found = trajectory_rows.members_of(connection, group.key)
         if not with_items:
@@ -110,7 +110,7 @@ def _item(member: Member, body: bytes) -> dict[str, Any]:
 
 
 def _meta_info(functions: GroupFunctions, members: Members) -> str | None:
-    """What the generator's own statistics say of a group, as JSON; they must not cost it the group."""
+    """Returns the generator's statistics of a group as JSON; None if it has none or they raise."""
     if functions.get_group_data_meta_info is None:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Groups are opened as they are needed: a job's plan says which are to come, and a row is made when one begins.
+"""Opens groups when they are needed: a job's plan describes all of them, and a group gets a row when it begins.
 
-A plan goes through its input epoch by epoch. Runners take the next groups in this order. What names an instance (a
-written item, a claim, an entry of a skip list) takes the next epoch of that instance, so that the groups of an instance
-that have rows are always its first epochs. How many are still to come is a number of the plan.
+Playing order is epoch by epoch in the order of the input; runners take the next groups in this order. A written item, a
+claim or an entry of a skip list names an instance and takes the next epoch of that instance. The groups of an instance
+with rows are therefore always its first epochs. The plan counts the groups without rows (``unopened``).
 
 Rules on an open transaction.
 """
@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.types import GroupState, Instance
 
 
 def plan_groups(connection: Connection, job_key: int, packed: PackedInput, epochs: int) -> None:
-    """Keeps the input of a new job, and that each of its lines is a group in each epoch."""
+    """Stores the input and the plan of a new job: each line is one group per epoch."""
     lines = len(packed.instance_ids)
     input_rows.insert_input(connection, job_key, packed, first_position=0)
     plan_rows.put_plan(
@@ -36,10 +36,10 @@ def plan_groups(connection: Connection, job_key: int, packed: PackedInput, epoch
 
 
 def add_input(connection: Connection, job: JobRecord, packed: PackedInput, epochs: int) -> int:
-    """Adds a trainer's input to a job that may have groups; returns how many instances it has then.
+    """Adds a trainer's input to a job that may have groups; returns the job's number of instances.
 
-    A group that is there already, of the same instance and epoch, is the trainer's. The same input again adds the
-    epochs that it lacked. Before another input is planned, what the first one planned gets its rows.
+    Existing groups of the same instance and epoch are used. The same input again only adds missing epochs. Before
+    another input is planned, all groups of the first plan get rows.
     """
     plan = plan_rows.find_plan(connection, job.key)
     if plan is not None and plan.digest == packed.digest:
@@ -67,7 +67,7 @@ def add_input(connection: Connection, job: JobRecord, packed: PackedInput, epoch
 
 
 def open_next(connection: Connection, job_key: int, limit: int) -> int:
-    """Opens the next groups in playing order; returns how many."""
+    """Opens the next groups in playing order; returns their number."""
     plan = plan_rows.find_plan(connection, job_key)
     if plan is None:
         return 0
@@ -86,28 +86,28 @@ def open_next(connection: Connection, job_key: int, limit: int) -> int:
 
 
 def open_next_of_instance(connection: Connection, job_key: int, instance_id: str) -> GroupRecord | None:
-    """Opens the next epoch of an instance; None when all have rows, or the input does not have it."""
+    """Opens the next epoch of an instance; None if all have rows, or the input does not have the instance."""
     if not _take_next(connection, job_key, {instance_id: 1}, GroupState.OPEN):
         return None
     return group_rows.groups_of_instance(connection, job_key, instance_id)[-1]
 
 
 def skip_planned(connection: Connection, job_key: int, times: Mapping[str, int]) -> None:
-    """Skips so many of the next epochs of instances."""
+    """Skips the next epochs of instances, ``times`` each."""
     _take_next(connection, job_key, times, GroupState.SKIPPED, IN_SKIP_LIST)
 
 
 def is_planned(connection: Connection, job_key: int, instance_id: str) -> bool:
-    """Returns True if the input has an instance, also when all its groups have rows."""
+    """Returns True if the input has an instance."""
     plan = plan_rows.find_plan(connection, job_key)
     return plan is not None and bool(input_rows.line_numbers(connection, job_key, plan.lines, [instance_id]))
 
 
 def instance_of(connection: Connection, group: GroupRecord) -> Instance:
-    """Returns the instance of a group; one that written items named has no line but its id."""
+    """Returns the instance of a group; an instance that is not in the input has only its id."""
     plan = plan_rows.find_plan(connection, group.job_key)
     position = group.position
-    if plan is not None and position < plan.first_position:  # from before the input came, which may have its line
+    if plan is not None and position < plan.first_position:  # older than the input, which may have the instance
         numbers = input_rows.line_numbers(connection, group.job_key, plan.lines, [group.instance_id])
         position = plan.first_position + numbers[group.instance_id] if numbers else position
     found = next(input_rows.instances_at(connection, group.job_key, [position]), None)
@@ -117,7 +117,7 @@ def instance_of(connection: Connection, group: GroupRecord) -> Instance:
 def _take_next(
     connection: Connection, job_key: int, times: Mapping[str, int], state: GroupState, cause: Cause = NO_CAUSE
 ) -> int:
-    """Gives rows to so many of the next epochs of instances, or to as many as are left; returns how many."""
+    """Adds rows for the next epochs of instances, at most ``times`` each; returns their number."""
     plan = plan_rows.find_plan(connection, job_key)
     if plan is None or plan.unopened == 0:
         return 0

@@ -40,7 +40,7 @@ def split_slice(input_file: str) -> tuple[str, slice]:
 
 
 def instances_from_lines(lines: Iterable[Any], *, source: str = "instances") -> list[Instance]:
-    """Checks lines that are parsed already and makes them instances.
+    """Converts parsed lines to instances.
 
     Raises:
         InputFileError: no line at all, a line that is no object, a missing, bad or repeated ``instance_id``.
@@ -52,8 +52,8 @@ def instances_from_lines(lines: Iterable[Any], *, source: str = "instances") -> 
         first = seen.setdefault(instance.instance_id, number)
         if first != number:
             raise InputFileError(
-                f"{source}, line {number}: instance_id {instance.instance_id!r} stands on line {first} already; "
-                "every line needs its own (tools/assign_instance_id.py gives them)"
+                f"{source}, line {number}: instance_id {instance.instance_id!r} is already on line {first}; "
+                "every line needs its own (tools/assign_instance_id.py assigns them)"
             )
         instances.append(instance)
     if not instances:

@@ -1,7 +1,4 @@
-"""Items that come over HTTP, from any generator anywhere: their bytes made durable, then their rows written.
-
-Nothing here asks which generator that was.
-"""
+"""Stores items written over HTTP: payloads first, then their rows."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What one request brings: items for the job it names, or for the only open one."""
+    """The items of one request, for the job that it names or the only open one."""
 
     job_id: str | None
     items: Sequence[wire.WrittenItem]
@@ -46,7 +43,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How many items were refused of a request that named a job, or none, and with which answer."""
+    """The number of refused items of a request, the job that it named, and the reply."""
 
     job_id: str | None
     items: int
@@ -55,7 +52,7 @@ class Refusal:
     message: str
 
     def sentence(self) -> str:
-        """Says it with the status, as the writer was told."""
+        """Returns status, code and message of the reply."""
         return f"{self.status} {self.code}: {self.message}"[:500]
 
 
@@ -64,7 +61,7 @@ Written = tuple[JobRecord, list[WriteResult]]
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A write that its job takes, and what of it is new, by uid."""
+    """A valid write, with the payloads of its new items by uid."""
 
     job_key: int
     items: Sequence[wire.WrittenItem]
@@ -72,29 +69,29 @@ class _Checked:
 
 
 class ItemWriter:
-    """Keeps what requests bring. Safe to use from many threads."""
+    """Stores written items. Safe to use from many threads."""
 
     def __init__(self, store: Store, contents: PayloadStore, *, clock: Callable[[], float]) -> None:
-        """``clock`` gives seconds since the epoch."""
+        """``clock`` returns seconds since the epoch."""
         self._store = store
         self._contents = contents
         self._clock = clock
 
     def write(self, writes: Sequence[Write]) -> list[Written | Exception]:
-        """Keeps what several requests bring: the bytes of all with one fsync, then the rows of all in one transaction.
+        """Stores the items of several requests: all payloads with one fsync, then all rows in one transaction.
 
-        Each write is kept whole or not at all. The same uid twice is one item. What is wrong with one write stands in
-        its place, and the others are kept:
+        Each write is stored completely or not at all. A repeated uid is one item. The result of an invalid write is its
+        error, and the others are stored:
 
-        * ``InvalidPayloadError``: token ids that the job's model does not have, more of them than its cap allows, an
-          image that is not stored;
+        * ``InvalidPayloadError``: token ids outside of the model's vocabulary, more than the cap allows, or an image
+          that is not stored;
         * ``NotFoundError``: no such job, or none is open;
-        * ``ConflictError``: several jobs are open, and the write names none; an instance that the input does not have;
-          a job that its own runner plays;
+        * ``ConflictError``: several jobs are open, and the write names none; an instance that is not in the input; a
+          job that its runner plays;
         * ``RewardRangeError``: a reward outside of the job's ``reward_range``.
 
         Raises:
-            StorageFullError, UnavailableError: the disk does not take the bytes. Nothing of any write is kept.
+            StorageFullError, UnavailableError: the disk is full or does not work. No write is stored.
         """
         with self._store.read() as connection:
             jobs: dict[str | None, JobRecord] = {}
@@ -110,18 +107,15 @@ class ItemWriter:
         return [next(outcomes) if isinstance(one, _Checked) else one for one in checked]
 
     def _check(self, connection: Connection, write: Write, jobs: dict[str | None, JobRecord]) -> _Checked | Exception:
-        """Returns what of a write is new and as its job takes it, or why the write is refused.
-
-        ``jobs`` were looked up already, for other writes.
-        """
+        """Returns a valid write or its error. ``jobs`` caches jobs between writes."""
         try:
             if write.job_id not in jobs:
                 jobs[write.job_id] = self._job_for_write(connection, write.job_id)
             job = jobs[write.job_id]
             if not job.takes_items:
                 raise ConflictError(
-                    f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
-                    "task_type external for items from outside"
+                    f"job {job.job_id} is played by its runner, which fills every slot: start a job of task_type "
+                    "external to write items"
                 )
             payloads: dict[str, PendingPayload] = {}
             for item in write.items:
@@ -132,8 +126,8 @@ class ItemWriter:
                 payloads[item.uid] = _pending_payload(item)
                 self._contents.check_named(connection, payloads[item.uid])
         except sqlite3.Error:
-            raise  # of the database: everybody's
-        except Exception as error:  # noqa: BLE001 - it is the answer to this one write
+            raise  # fails all writes
+        except Exception as error:  # noqa: BLE001 - the result of this write
             return error
         return _Checked(job.key, write.items, payloads)
 
@@ -144,7 +138,7 @@ class ItemWriter:
         payloads: Mapping[str, StoredPayload],
         jobs: dict[int, JobRecord],
     ) -> Written:
-        """``jobs`` were looked up already in this transaction; no write changes what is asked of them."""
+        """``jobs`` caches jobs between the writes of a transaction, which do not change the columns used here."""
         if one.job_key not in jobs:
             jobs[one.job_key] = job_rows.get_job(connection, one.job_key)
         job = jobs[one.job_key]
@@ -176,7 +170,7 @@ class ItemWriter:
         return WriteResult(uid=item.uid, status=WriteStatus.STORED)
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
-        """Counts items that were refused for the jobs that they were meant for; of the last one they say why."""
+        """Counts refused items in their jobs, with the message of the last refusal."""
         with self._store.read() as connection:
             noted = [(job.key, refusal) for refusal in refusals for job in _meant(connection, refusal.job_id)]
         if noted:
@@ -189,14 +183,14 @@ class ItemWriter:
             return find_job(connection, job_id)
         candidates = job_rows.jobs_in_states(connection, job_states.OPEN_STATES)
         if not candidates:
-            raise NotFoundError("no job is open: start one with /start_rollout (task_type external) and write then")
+            raise NotFoundError("no job is open: start one with /start_rollout (task_type external) first")
         if len(candidates) > 1:
             raise several_jobs(candidates)
         return candidates[0]
 
 
 def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
-    """Returns the job of that name; without one the only open job, or else those whose generator writes its items."""
+    """Returns the job of that id; without an id the only open job, or else those whose generator writes items."""
     if job_id is not None:
         named = job_rows.find_job(connection, job_id)
         return [named] if named is not None and named.takes_items else []
@@ -205,7 +199,7 @@ def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
 
 
 def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
-    """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
+    """Returns the instance's earliest open group with a free slot, and its number of members; None if it is late."""
     existing = group_rows.groups_of_instance(connection, job.key, instance_id)
     may_bring = not job.has_input and job.state in job_states.OPEN_STATES
     if not existing and not may_bring and not is_planned(connection, job.key, instance_id):
@@ -234,7 +228,7 @@ def _check_reward(job: JobRecord, item: wire.WrittenItem) -> None:
 
 
 def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
-    """Holds what was sampled to the job's own tokenizer and cap, as far as it names them."""
+    """Checks sampled tokens against the vocabulary and the generation cap of the job, if known."""
     if not item.generations:
         return
     size = vocabulary_size(job.settings.tokenizer_path)
@@ -254,7 +248,7 @@ def _pending_payload(item: wire.WrittenItem) -> PendingPayload:
     try:
         body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
-        raise InvalidPayloadError(f"item {item.uid!r} is nested too deeply, or cannot be kept: {error}") from error
+        raise InvalidPayloadError(f"item {item.uid!r} is nested too deeply, or is not valid JSON: {error}") from error
     needs = [*wire.image_hashes(body), *wire.record_hashes(item.generations)]
     came = {sha256: image.data for sha256, image in item.images.items()}
     return PendingPayload(body, needs, came, f"item {item.uid!r}", item.uid)

@@ -1,4 +1,4 @@
-"""How a job ends: its running attempts are fenced off, and it says why. One that is cancelled skips what is open."""
+"""Ends a job: gives up its running attempts and records the cause; cancelling also skips its open groups."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from slime_plugins.rollout_buffer.types import GroupState, JobState
 
 
 def end_job(connection: Connection, now: float, job_key: int, state: JobState, cause: Cause) -> None:
-    """Ends a job in one of the final states. Groups that are open stay open: attaching to the job goes on with them."""
+    """Puts a job into a final state. Open groups stay open: attaching to the job continues them."""
     attempt_rows.give_up_running_attempts(connection, job_key, now)
     job_rows.update_job(connection, job_key, state=state.value, updated_at=now, finished_at=now, **cause.columns())
 
 
 def cancel_job(connection: Connection, now: float, job_key: int, cause: Cause) -> None:
-    """Ends a job that nobody wants any more: its open groups are skipped."""
+    """Cancels a job and skips its open groups."""
     group_rows.move_groups(connection, job_key, GroupState.OPEN, GroupState.SKIPPED, cause)
     plan_rows.skip_unopened(connection, job_key)
     end_job(connection, now, job_key, JobState.CANCELLED, cause)
 
 
 def reopen_finished_job(connection: Connection, job_key: int) -> None:
-    """A finished job with groups that are open after all is not finished."""
+    """Sets a finished job that has open groups again to running."""
     job = job_rows.get_job(connection, job_key)
     if job.state is JobState.FINISHED and delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
         job_rows.update_job(connection, job_key, state=JobState.RUNNING.value, finished_at=None)

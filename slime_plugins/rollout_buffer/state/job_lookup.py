@@ -1,4 +1,4 @@
-"""Looking a job up for a caller, and what its groups are measured by."""
+"""Looks up a job for a caller, and builds the policy of its groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def find_job(connection: Connection, job_id: str) -> JobRecord:
     """Returns a job.
 
     Raises:
-        NotFoundError: there is none of that id.
+        NotFoundError: there is no job of that id.
     """
     job = job_rows.find_job(connection, job_id)
     if job is None:
@@ -24,15 +24,15 @@ def find_job(connection: Connection, job_id: str) -> JobRecord:
 
 
 def several_jobs(candidates: Sequence[JobRecord]) -> ConflictError:
-    """Returns what a caller is told that named no job while several are open."""
+    """Returns the error for a request without a job id while several jobs are open."""
     names = [job.job_id for job in candidates]
     return ConflictError(
-        f"{len(names)} jobs are open: say which with job_id ({', '.join(names[:10])})", {"jobs": names}
+        f"{len(names)} jobs are open: select one with job_id ({', '.join(names[:10])})", {"jobs": names}
     )
 
 
 def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:
-    """Builds what a job's groups are measured by; the payload's reward range comes before the generator's own."""
+    """Builds the policy that judges a job's groups; the job's reward range overrides the generator's."""
     settings = job.settings
     return GroupPolicy(
         group_size=job.group_size,

@@ -1,10 +1,10 @@
-"""How a payload becomes a job, or attaches to one. Rules on an open transaction; ``buffer.py`` opens it.
+"""Starts a job, or attaches to one. Rules on an open transaction; ``buffer.py`` opens it.
 
-A start **repeats** one that was made before, with the same ``start_id``: nothing changes. Else it **attaches** to the
-job that it names, if that is of the same work: engine, changeable settings and skip list are the payload's from then
-on. The first trainer of a job that was filled by writers, and of which nothing was consumed, attaches with settings
-and input of its own, which are added to the job's. Else it **creates** a job; where another job has the id, it has to
-be ``fresh``, and that one is ended and renamed.
+A start with the ``start_id`` of an earlier one **repeats** it: nothing changes. Otherwise it **attaches** to the job
+that it names if the payload's identity is equal: engine, changeable settings and skip list become those of the payload.
+The first trainer of a job that writers have filled, and of which nothing was consumed, attaches with its own settings
+and input, which are added to the job's. Otherwise it **creates** a job; if another job has the id, the start must be
+``fresh``, and the other job is cancelled and renamed.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class StartedJob:
 
     @property
     def message(self) -> str:
-        """What the caller is told, in slime's words."""
+        """The reply's message, as slime's buffer has it."""
         return "Rollout attached" if self.attached else "Rollout started"
 
 
-class Way(Enum):
+class StartAction(Enum):
     """What a start does."""
 
     REPEAT = auto()
@@ -64,16 +64,16 @@ class Way(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What a payload does, and to which job: the one it attaches to, or the one that it ends to create its own."""
+    """The action of a payload, and its job: the one that it attaches to, or the one that a new job replaces."""
 
-    way: Way
+    action: StartAction
     job: JobRecord | None = None
     is_first_trainers: bool = False
 
     @property
     def keeps_input(self) -> bool:
-        """Whether the payload's input becomes the job's."""
-        return self.way is Way.CREATE or self.is_first_trainers
+        """True if the payload's input is added to the job."""
+        return self.action is StartAction.CREATE or self.is_first_trainers
 
 
 def start_job(
@@ -85,10 +85,10 @@ def start_job(
         ConflictError: as ``decide_start``.
     """
     start = decide_start(connection, payload)
-    if start.way is Way.REPEAT and start.job is not None:
+    if start.action is StartAction.REPEAT and start.job is not None:
         return StartedJob(job=start.job, attached=True)
     packed = pack() if start.keeps_input else None
-    if start.way is Way.ATTACH and start.job is not None:
+    if start.action is StartAction.ATTACH and start.job is not None:
         key = start.job.key
         if start.is_first_trainers:
             _take_over(connection, start.job, payload, packed)
@@ -100,33 +100,33 @@ def start_job(
     job = job_rows.get_job(connection, key)
     if payload.start_id is not None:
         start_id_rows.insert_start_id(connection, key, job.job_id, payload.start_id, payload.identity())
-    return StartedJob(job=job, attached=start.way is Way.ATTACH)
+    return StartedJob(job=job, attached=start.action is StartAction.ATTACH)
 
 
 def decide_start(connection: Connection, payload: StartPayload) -> Start:
-    """Returns what a payload does, and to which job.
+    """Returns the action of a payload, and its job.
 
     Raises:
-        ConflictError: the job is a different one, or the start was made before and its job is superseded.
+        ConflictError: the job has other settings, or the start is a repetition and its job was superseded.
     """
     repeated = _job_of_same_start(connection, payload)
     if repeated is not None:
-        return Start(way=Way.REPEAT, job=repeated)
+        return Start(action=StartAction.REPEAT, job=repeated)
     job = _named_job(connection, payload)
     if job is None:
-        return Start(way=Way.CREATE)
+        return Start(action=StartAction.CREATE)
     if payload.is_trainers and _waits_for_trainer(connection, job):
         if _can_take_over(job, payload):
-            return Start(way=Way.ATTACH, job=job, is_first_trainers=True)
+            return Start(action=StartAction.ATTACH, job=job, is_first_trainers=True)
         if written := trajectory_rows.count_trajectories(connection, job.key):
             raise ConflictError(
-                f"job {job.job_id} holds {written} items that no trainer has had, and was started for "
+                f"job {job.job_id} has {written} items that no trainer has consumed, and was started for "
                 f"{job.task_type} with num_repeat_per_sample {job.group_size}, not for {payload.task_type} with "
-                f"{payload.num_repeat_per_sample}: ask for the same, name another job_id, or cancel that job first",
+                f"{payload.num_repeat_per_sample}: send equal values, another job_id, or cancel that job first",
                 {"job_id": job.job_id},
             )
     if payload.fresh:
-        return Start(way=Way.CREATE, job=job)
+        return Start(action=StartAction.CREATE, job=job)
     identity = payload.identity()
     mine = (job.trainer_identity or job.identity,) if payload.is_trainers else (job.identity, job.trainer_identity)
     if identity not in mine:
@@ -136,8 +136,8 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
             {"job_id": job.job_id},
         )
     if job.trainer_identity not in (None, identity) and not payload.is_trainers:
-        return Start(way=Way.REPEAT, job=job)  # who made the job finds it as the trainer has it
-    return Start(way=Way.ATTACH, job=job)
+        return Start(action=StartAction.REPEAT, job=job)  # the writers' payload does not change the trainer's settings
+    return Start(action=StartAction.ATTACH, job=job)
 
 
 def _job_of_same_start(connection: Connection, payload: StartPayload) -> JobRecord | None:
@@ -149,15 +149,15 @@ def _job_of_same_start(connection: Connection, payload: StartPayload) -> JobReco
     job = job_rows.get_job(connection, start.job_key)
     if job.job_id != start.job_id:
         raise ConflictError(
-            f"this start (start_id {payload.start_id}) was made before, and job {start.job_id} was started again "
-            f"since: what came of it is job {job.job_id}",
+            f"this start (start_id {payload.start_id}) is a repetition, and job {start.job_id} was started again "
+            f"since: the job of this start is now {job.job_id}",
             {"job_id": job.job_id},
         )
     return job
 
 
 def _waits_for_trainer(connection: Connection, job: JobRecord) -> bool:
-    """Returns True if a job was made to be filled by writers, and no trainer has started it or consumed any of it."""
+    """Returns True for a job that writers fill and that no trainer has started or consumed groups of."""
     return (
         not job.has_runner
         and job.trainer_identity is None
@@ -171,7 +171,7 @@ def _can_take_over(job: JobRecord, payload: StartPayload) -> bool:
 
 
 def _named_job(connection: Connection, payload: StartPayload) -> JobRecord | None:
-    """Returns the job of the payload's id; without one, that of the same work which goes on, or has failed."""
+    """Returns the job of the payload's id; without an id, an open or failed job of equal identity."""
     if payload.job_id is not None:
         return job_rows.find_job(connection, payload.job_id)
     identity = payload.identity()
@@ -210,7 +210,7 @@ def _create_job(connection: Connection, now: float, payload: StartPayload, packe
 
 
 def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
-    """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
+    """Cancels a job and frees its id by renaming it; its rows stay."""
     if job.state in job_states.OPEN_STATES:
         cancel_job(connection, now, job.key, SUPERSEDED)
     for delivery in delivery_rows.leased_deliveries(connection, job.key):
@@ -221,7 +221,7 @@ def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
 
 
 def _free_name(connection: Connection, job: JobRecord) -> str:
-    """Returns ``ID~KEY``, or with one more ``~`` for each job that somebody called so."""
+    """Returns ``ID~KEY``, with further ``~`` if that id is taken."""
     ending = f"~{job.key}"
     while True:
         name = job.job_id[: MAX_IDENTIFIER - len(ending)] + ending
@@ -231,7 +231,7 @@ def _free_name(connection: Connection, job: JobRecord) -> str:
 
 
 def _take_over(connection: Connection, job: JobRecord, payload: StartPayload, packed: PackedInput | None) -> None:
-    """Makes a job that was filled before any trainer came the trainer's: its settings go by those that it names."""
+    """Adds the first trainer's settings, options and input to a job that writers have filled."""
     settings = {**job.settings.kept, **payload.named_settings()}
     changes: dict[str, Any] = {"settings": json.dumps(settings)}
     if packed is not None:
@@ -268,46 +268,46 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
 
 
 def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
-    """Puts a job where a trainer that resumes has it: what is listed is done with, what else went out returns."""
+    """Marks the groups in a resuming trainer's skip list as consumed, and makes other delivered groups ready again."""
     known = group_rows.known_groups(connection, job.key)
     resumption = compare_with_skip_list(known, skip_instance_ids)
     for delivery in delivery_rows.leased_deliveries(connection, job.key):
         delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
-    # What retention has purged cannot be delivered again: it stays delivered.
+    # Groups with purged payloads cannot be delivered again: they stay delivered.
     delivery_rows.make_ready_again(connection, payload_rows.groups_with_payloads(connection, resumption.ready_again))
     delivery_rows.make_unreported(connection, resumption.reported_again)
     delivery_rows.skip_groups(connection, resumption.skipped, IN_SKIP_LIST)
     skip_planned(connection, job.key, resumption.not_used)
     delivery_rows.unskip_groups(connection, resumption.not_skipped)
     reopen_finished_job(connection, job.key)
-    # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
+    # Groups in the skip list are delivered, even if their acknowledgement was lost.
     delivery_rows.count_as_delivered(connection, resumption.consumed, IN_SKIP_LIST)
     group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
 
 
 def _open_failed_groups(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
-    """Begins again with what failed; what the skip list names of it is skipped afterwards."""
+    """Reopens failed groups; the skip list is applied afterwards."""
     failed = group_rows.failed_groups(connection, job.key)
-    group_rows.open_again(connection, failed, now)
+    group_rows.reopen_groups(connection, failed, now)
     reward_sum_rows.report_again(connection, failed)
     _allow_more_attempts(connection, job.key, settings)
 
 
 def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
-    """Opens every closed group that came short."""
+    """Reopens every closed group with fewer trajectories than slots."""
     short = group_rows.short_groups(connection, job.key, job.group_size)
     for delivery in {group.delivery_key for group in short if group.state is GroupState.READY}:
         if delivery is not None:
             delivery_rows.dissolve_delivery(connection, delivery)
-    group_rows.open_again(connection, [group.key for group in short], now)
+    group_rows.reopen_groups(connection, [group.key for group in short], now)
     reward_sum_rows.report_again(connection, [group.key for group in short])
     _allow_more_attempts(connection, job.key, settings)
     reopen_finished_job(connection, job.key)
 
 
 def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[str, Any]) -> None:
-    """What failed is still counted, so the limit grows by as much."""
-    spent = attempt_rows.most_failures(connection, job_key)
+    """Raises ``max_attempts`` by the attempts that are used up already."""
+    spent = attempt_rows.max_failures_of_a_slot(connection, job_key)
     limit = min(spent + settings["max_attempts"], MAX_ATTEMPTS)
     job_rows.update_job(connection, job_key, settings=json.dumps({**settings, "max_attempts": limit}))
 

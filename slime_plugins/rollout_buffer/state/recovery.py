@@ -1,8 +1,8 @@
-"""What a crash leaves behind, put in order at the next start; and a look at every stored byte for whoever asks.
+"""Recovery at start after a crash, and a check of all stored bytes.
 
-After a crash a pack may end with bytes that no row names: they were on their way when the process died, and nobody was
-told that they are safe. They are cut off. The other way round, rows whose bytes are gone, is not a crash but a damaged
-disk: those rows are reported and marked, their trajectories go out as dummies, and everything else goes on.
+After a crash a pack may end with records that no row refers to: the process died before their commit, so that they were
+never acknowledged. They are truncated. Rows whose records are missing are no result of a crash but of a damaged disk:
+they are reported and marked, and their trajectories are delivered as dummies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class RecoveryReport:
-    """What was found and done. ``damaged`` names trajectories and images whose bytes are gone, a sentence each."""
+    """Results of a recovery. ``damaged`` has a message for each trajectory or image whose bytes are missing."""
 
     cut_bytes: int = 0
     removed_packs: int = 0
@@ -39,11 +39,9 @@ class RecoveryReport:
 
 
 def recover(store: Store) -> RecoveryReport:
-    """Cuts off what no row names, and marks rows whose bytes are gone.
+    """Truncates unreferenced records, and marks rows whose records are missing.
 
-    Packs that a living process holds are left alone.
-
-    Only the process that owns the data directory may call this.
+    Packs that a living process holds are skipped. Only the process that owns the data directory may call this.
     """
     report = RecoveryReport()
     with store.read() as connection:
@@ -55,7 +53,7 @@ def recover(store: Store) -> RecoveryReport:
         _mark(store, short, report)
     if report.cut_bytes or report.removed_packs:
         logger.info(
-            "cut %d bytes off packs and removed %d packs that no row names", report.cut_bytes, report.removed_packs
+            "truncated %d bytes of packs and removed %d unreferenced packs", report.cut_bytes, report.removed_packs
         )
     for sentence in report.damaged[:100]:
         logger.error("%s", sentence)
@@ -64,7 +62,7 @@ def recover(store: Store) -> RecoveryReport:
 
 def _cut(path: Path, end: int, report: RecoveryReport) -> None:
     if not path.stat().st_mode & 0o200:
-        return  # sealed: its rows may still be on their way
+        return  # sealed: its rows may not be committed yet
     descriptor = os.open(path, os.O_RDWR)
     try:
         if is_locked(descriptor):
@@ -90,7 +88,7 @@ def _size(folder: Path, number: int) -> int:
 
 
 def _mark(store: Store, short: dict[int, int], report: RecoveryReport) -> None:
-    """Marks the trajectories whose place lies beyond the end of its pack; images are named in the report."""
+    """Marks trajectories whose record is beyond the end of its pack; reports such images."""
     with store.write() as connection:
         for job_key, uid, place in list(payload_rows.payload_refs(connection)):
             if place.end > short.get(place.pack, place.end):
@@ -103,7 +101,7 @@ def _mark(store: Store, short: dict[int, int], report: RecoveryReport) -> None:
 
 
 def examine(store: Store) -> Iterator[str]:
-    """Reads every stored payload and screenshot and yields a sentence for each that is not what was written."""
+    """Reads every stored payload and image and yields a message for each damaged one."""
     with store.read() as connection:
         images = dict(image_rows.all_image_refs(connection))
         bodies = list(payload_rows.payload_refs(connection))

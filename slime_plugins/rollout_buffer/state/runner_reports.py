@@ -1,8 +1,7 @@
-"""What a job's runner says of its devices, and of how many episodes it plays at once: kept beside the heartbeats, so
-that the server can show it.
+"""Reports of a job's runner on its devices and its concurrency limit, stored as heartbeats for the server.
 
-The server knows nothing of devices or Ray. A runner writes what its farm is at, every few seconds and over what it
-wrote before; several jobs on one farm report the same devices, and the newest report counts.
+A runner overwrites its report every few seconds. Several jobs that share a device pool report the same devices; the
+newest report counts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _KEPT_S = 7 * 24 * 3600.0
 
 
 class _Device(BaseModel):
-    """What must be known of a device; more may be, and is kept."""
+    """The required fields of a device; further ones are stored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -52,10 +51,10 @@ class _Farm(BaseModel):
 
 
 def store_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *, now: float | None = None) -> None:
-    """Keeps what a runner says of its farm, in place of its last word; week-old words of others are dropped.
+    """Stores a runner's report on its device pool, in place of its last one; deletes reports older than a week.
 
     Raises:
-        ValueError: it is no report of a farm.
+        ValueError: the report is invalid.
     """
     report = _Farm.model_validate(farm).model_dump(mode="json")
     now = store.clock() if now is None else now
@@ -65,19 +64,19 @@ def store_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], 
 
 
 def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> dict[str, Any] | None:
-    """Returns the job's last report with its ``age_s``; None when it never made one."""
+    """Returns the job's last report with its ``age_s``; None without any."""
     with store.read() as connection:
         return report_of_job(connection, job_key, store.clock() if now is None else now)
 
 
 def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str, Any] | None:
-    """As ``devices_of_job``, on a transaction that is open."""
+    """As ``devices_of_job``, on an open transaction."""
     found = service_rows.heartbeat(connection, DEVICES.of_job(job_key))
     return None if found is None else _with_age(found, now)
 
 
-def fresh_farms(store: Store, *, now: float | None = None) -> dict[str, dict[str, Any]]:
-    """Returns the newest report of every farm by its name; farms of which nobody spoke lately are left out."""
+def recent_device_pools(store: Store, *, now: float | None = None) -> dict[str, dict[str, Any]]:
+    """Returns the newest report of every device pool by its name, without pools whose reports are too old."""
     now = store.clock() if now is None else now
     with store.read() as connection:
         found = service_rows.heartbeats(connection, DEVICES.name)
@@ -95,15 +94,15 @@ def _with_age(found: tuple[float, dict[str, Any]], now: float) -> dict[str, Any]
 
 
 def prompt_findings_of(connection: Connection, job_key: int) -> list[str]:
-    """Returns what a job's engine was found to do to prompts; [] when nothing was, or nobody asked."""
+    """Returns the findings of the prompt probe of a job's engine; [] without findings or probe."""
     found = service_rows.heartbeat(connection, PROMPTS.of_job(job_key))
     return [] if found is None else [str(finding) for finding in found[1]["findings"]]
 
 
 def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reason: str, waiting: int | None) -> None:
-    """Keeps how many episodes may play and why, in place of the runner's last word.
+    """Stores the concurrency limit and its reason, in place of the last report.
 
-    ``waiting`` are requests in the engine's queues, None where it does not say.
+    ``waiting`` is the number of requests in the engine's queues, None if unknown.
     """
     now = store.clock()
     with store.write() as connection:
@@ -113,7 +112,7 @@ def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reaso
 
 
 def concurrency_of(connection: Connection, job: JobRecord, now: float) -> dict[str, Any]:
-    """Returns ``limit``, ``auto`` and, where it is steered, ``reason`` and ``engine_waiting``; {} when nobody knows."""
+    """Returns ``limit``, ``auto`` and, with ``num_process: auto``, ``reason`` and ``engine_waiting``; {} if unknown."""
     number = job.settings.kept.get("num_process")
     if job.state not in OPEN_STATES or not job.has_runner or number is None:
         return {}

@@ -1,7 +1,7 @@
-"""How old the weights are that sampled a group, what keeps it from becoming too old, or becomes of it.
+"""Staleness of groups: records weight versions, admits groups within the lag, and drops stale ones.
 
-Rules on an open transaction. What ``rules/admission.py`` decides by is read again each time: whoever asks, the runner
-that begins groups or a server that hands them out, sees the same, also after a restart.
+Rules on an open transaction. The inputs of ``rules/admission.py`` are read from the database each time, so that the
+runner that begins groups and the servers that deliver them decide by the same data, also after a restart.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from slime_plugins.rollout_buffer.rules.admission import (
     VersionSeen,
     pace_of,
     room_for_groups,
-    should_wait_for_the_slow,
+    should_wait_for_slow_groups,
     version_at,
 )
 from slime_plugins.rollout_buffer.rules.causes import STALE
-from slime_plugins.rollout_buffer.rules.stuck_weights import EPISODES_LOOKED_AT, StuckWeights, stuck_weights
-from slime_plugins.rollout_buffer.rules.weight_versions import Standing, standing_of, versions_of
+from slime_plugins.rollout_buffer.rules.stuck_weights import MAX_EPISODES, StuckWeights, stuck_weights
+from slime_plugins.rollout_buffer.rules.weight_versions import VersionOrigin, origin_of, versions_of
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, trainer_pace_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -29,15 +29,15 @@ from slime_plugins.rollout_buffer.storage.tables.trainer_pace_rows import TakenG
 from slime_plugins.rollout_buffer.types import Generation, GroupState, JobState
 
 STEP_S = 30.0
-"""A trainer that asks for no groups for so long, and then for more, has trained meanwhile."""
+"""A trainer that does not poll for this long, and then polls again, counts as having trained a step."""
 
 
 def note_versions(
     connection: Connection, job_key: int, generations: Sequence[Generation], *, sampled_from: float | None = None
 ) -> dict[str, int | None]:
-    """Returns the columns of a trajectory that tell the age of its weights; tells the job of the newest.
+    """Returns a trajectory's columns on weight versions, and records the newest version in its job.
 
-    ``sampled_from`` is when its attempt began, None when it is unknown.
+    ``sampled_from`` is when its attempt began, None if unknown.
     """
     versions = versions_of(generations)
     if versions is None:
@@ -45,20 +45,20 @@ def note_versions(
     oldest, newest = versions
     known = job_rows.known_versions(connection, job_key)
     columns = {"oldest_version": oldest, "versions_behind": None, "trainer_run": known.trainer_run}
-    standing = standing_of(newest, known, sampled_from=sampled_from)
-    if standing is Standing.OF_AN_EARLIER_RUN:
+    standing = origin_of(newest, known, sampled_from=sampled_from)
+    if standing is VersionOrigin.OF_AN_EARLIER_RUN:
         return {**columns, "trainer_run": known.trainer_run - 1}
-    if standing is Standing.OUTLIER:
+    if standing is VersionOrigin.OUTLIER:
         job_rows.note_outlier_version(connection, job_key, newest)
         return columns
     return {**columns, "versions_behind": job_rows.note_weight_versions(connection, job_key, oldest, newest) - oldest}
 
 
 def note_trainers_version(connection: Connection, job: JobRecord, version: int) -> JobRecord:
-    """Notes what the trainer says of its weights and returns the job with it; most polls say nothing new."""
+    """Records the weight version of a trainer's poll and returns the updated job."""
     if version == job.weight_version:
         return job
-    if standing_of(version, job.known_versions()) is not Standing.OUTLIER:
+    if origin_of(version, job.known_versions()) is not VersionOrigin.OUTLIER:
         job_rows.note_weight_versions(connection, job.key, version, version)
     elif job.lone_version == version:
         return job
@@ -68,7 +68,7 @@ def note_trainers_version(connection: Connection, job: JobRecord, version: int) 
 
 
 def stale_groups(connection: Connection, job: JobRecord) -> list[int]:
-    """Groups sampled by weights that are too old; those of an earlier run are as old as the present one's first."""
+    """Returns ready groups beyond the lag; versions of an earlier run count as the first version of this one."""
     lag = job.settings.max_weight_version_lag
     if lag is None or job.weight_version is None or job.first_weight_version is None:
         return []
@@ -79,18 +79,18 @@ def stale_groups(connection: Connection, job: JobRecord) -> list[int]:
 
 
 def drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> None:
-    """Filters groups that waited for so long that training on them would be too far off policy."""
+    """Filters ready groups beyond the lag."""
     for key in stale_groups(connection, job):
         delivery_key = group_rows.get_group(connection, key).delivery_key
         if delivery_key is not None:
-            # The delivery it had come back from will not go out whole: what that reported is reported again.
+            # Its expired delivery cannot be redelivered whole: its report is repeated.
             delivery_rows.dissolve_delivery(connection, delivery_key)
         group_rows.update_group(connection, key, state=GroupState.FILTERED.value, closed_at=now, **STALE.columns())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outlook:
-    """How a group that begins now would stand."""
+class AdmissionState:
+    """The inputs of admission for a group that would begin now."""
 
     lag: int
     pace: Pace
@@ -98,27 +98,27 @@ class Outlook:
 
     @property
     def room(self) -> int | None:
-        """How many groups may begin; None is unlimited."""
+        """Number of groups that may begin; None is unlimited."""
         return room_for_groups(self.lag, self.pace, self.ahead)
 
 
 def policy_of(job: JobRecord) -> str:
-    """Returns how a job keeps to its lag: as it was asked to, else by admission where a runner begins its episodes.
+    """Returns the staleness policy of a job: its setting, or else ``admit`` for jobs with a runner.
 
-    Whoever writes items from outside cannot be told to begin later: what is too old of them is dropped.
+    External programs write items when they want: ``drop`` is the default for them.
     """
     return job.settings.staleness_policy or ("drop" if job.takes_items else "admit")
 
 
 def admits(job: JobRecord) -> bool:
-    """Returns True if groups of a job begin only when they can be trained within its lag."""
+    """Returns True if a job begins groups only while they can be trained within its lag."""
     return job.settings.max_weight_version_lag is not None and policy_of(job) == "admit" and not job.settings.evaluation
 
 
-def outlook(connection: Connection, now: float, job: JobRecord, *, running: int | None = None) -> Outlook | None:
-    """Returns how a group would stand that begins now; None where nothing is known that could forbid it.
+def outlook(connection: Connection, now: float, job: JobRecord, *, running: int | None = None) -> AdmissionState | None:
+    """Returns the admission state of a job; None if it has no bound, or no version is known.
 
-    ``running`` counts the groups that are played, where the caller knows better than the store.
+    ``running`` is the caller's count of running groups; by default that of the store.
     """
     lag = job.settings.max_weight_version_lag
     if lag is None or job.weight_version is None or not admits(job):
@@ -127,7 +127,7 @@ def outlook(connection: Connection, now: float, job: JobRecord, *, running: int 
 
 
 def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> bool:
-    """True if ready groups are not handed out yet, because an older one would be too old after the next step."""
+    """Returns True if a poll must wait for a running group that would be too old after the next step."""
     lag = job.settings.max_weight_version_lag
     if not lag or job.weight_version is None or not admits(job) or job.state is not JobState.RUNNING:
         return False
@@ -137,7 +137,7 @@ def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> 
     seen = _versions_seen(connection, now, job)
     version = version_at(seen, began)
     now_at = _outlook(connection, job, lag, seen, None)
-    return should_wait_for_the_slow(
+    return should_wait_for_slow_groups(
         lag,
         now_at.pace,
         now_at.ahead,
@@ -148,7 +148,7 @@ def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> 
 
 def _outlook(
     connection: Connection, job: JobRecord, lag: int, seen: Sequence[VersionSeen], running: int | None
-) -> Outlook:
+) -> AdmissionState:
     taken = seen[-1].groups if seen and seen[-1].version == job.weight_version else 0
     ahead = GroupsAhead(
         taken=taken,
@@ -156,21 +156,21 @@ def _outlook(
         running=group_rows.count_begun(connection, job.key) if running is None else running,
         trainer_waits=job.waiting_since is not None,
     )
-    return Outlook(lag=lag, pace=pace_of(seen), ahead=ahead)
+    return AdmissionState(lag=lag, pace=pace_of(seen), ahead=ahead)
 
 
 def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> StuckWeights | None:
-    """Returns whose weight version stands still while the job is trained; None when nobody's does."""
+    """Returns whose weight version does not change while the job is trained; None if both do."""
     if job.settings.evaluation:
         return None
     deliveries = trainer_pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
-    newest = trainer_pace_rows.newest_episodes(connection, job.key, job.trainer_run, EPISODES_LOOKED_AT)
+    newest = trainer_pace_rows.newest_episodes(connection, job.key, job.trainer_run, MAX_EPISODES)
     steps = sum(after.at - after.waited_s - one.at >= STEP_S for one, after in pairwise(deliveries))
     return stuck_weights(job.settings.max_weight_version_lag, _versions_seen(connection, now, job), newest, steps=steps)
 
 
 def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[VersionSeen]:
-    """The weight versions of the trainer's present run, oldest first, as far as deliveries tell of them."""
+    """Returns the weight versions of the trainer's present run, oldest first, from its deliveries."""
     seen: list[VersionSeen] = []
     for taken in trainer_pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
         if seen and taken.version <= seen[-1].version:

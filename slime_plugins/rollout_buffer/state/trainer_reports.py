@@ -1,7 +1,7 @@
-"""What a trainer computed of the rows that it trained, compared with what the engine said when it sampled them.
+"""Compares the trainer's log-probs of trained rows with the engine's.
 
-|train - rollout log-prob| is the first thing to grow when a mask, a version or a numeric goes wrong: by turn it shows a
-context that the trainer sees otherwise, by weight lag a run that is too far off-policy.
+|train - rollout log-prob| grows first if masks, versions or numerics are wrong: by turn it shows a context that differs
+in the trainer, by weight lag a run that is too far off-policy.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NO_ROW = "it has no training row of that number"
 def store_report(
     store: Store, job_id: str, report: TrainerReport, *, clock: Callable[[], float] = time.time
 ) -> TrainerRowsKept:
-    """Keeps what a trainer says; a row that does not fit its trajectory is named with the reason, and left out.
+    """Stores a trainer's report; rows that do not match their trajectory are refused with a reason.
 
     Raises:
         NotFoundError: there is no such job.
-        StorageFullError: the disk, or its quota, has no room for it.
+        StorageFullError: the disk is full, or the quota used up.
     """
     store.check_room()
     kept: list[TrainerRow] = []
@@ -66,7 +66,7 @@ def store_report(
 def compare(
     reported: ReportedRow, generations: Sequence[Generation], rows: Sequence[TrainingRow], newest: int | None
 ) -> tuple[TurnGap, ...]:
-    """Returns how far the trainer's log-probs are from the engine's, by turn; () where one of them has none.
+    """Returns |train - rollout log-prob| by turn; () if trainer or engine have no log-probs.
 
     Raises:
         ValueError: there is no such row, or it trains another number of tokens.
@@ -74,7 +74,7 @@ def compare(
     if reported.log_probs is None:
         return ()
     if not rows:
-        return ()  # rebuilt from messages by the trainer: what it trained is not known here
+        return ()  # the trainer rebuilt the row from messages: its tokens are not known here
     if reported.row >= len(rows):
         raise ValueError(NO_ROW)
     row = rows[reported.row]

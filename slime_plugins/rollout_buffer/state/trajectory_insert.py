@@ -1,4 +1,4 @@
-"""The row of a trajectory: built here alone, whoever brings it."""
+"""Inserts the row of a trajectory, of a runner or a written item."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.types import Generation, Outcome, StopReason
 
 
 class Played(Protocol):
-    """What a row tells of a trajectory: a ``Trajectory`` of a runner has it, and a ``WrittenItem``."""
+    """The common attributes of ``Trajectory`` and ``WrittenItem``."""
 
     @property
     def uid(self) -> str: ...
@@ -38,9 +38,9 @@ class Played(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotOfTrajectory:
-    """The slot that a trajectory fills; ``late`` when its group had closed, or (no group) has no free slot.
+    """The slot that a trajectory fills; ``late`` if its group is closed, or (no group) there is no free slot.
 
-    ``sampled_from`` is when its attempt began, None when it is unknown.
+    ``sampled_from`` is when its attempt began, None if unknown.
     """
 
     job_key: int
@@ -55,10 +55,10 @@ class SlotOfTrajectory:
 def insert_trajectory(
     connection: Connection, now: float, filled: SlotOfTrajectory, played: Played, payload: StoredPayload
 ) -> None:
-    """Makes a payload known and adds the row that names it; tells the job of the weights and prompts that it had.
+    """Adds the row of a trajectory, and records its payload, weight versions and prompt checks.
 
     Raises:
-        UnavailableError: a screenshot that was there has just been purged; the same write brings it again.
+        UnavailableError: a stored screenshot has just been purged; the client repeats the write with it.
     """
     payload.record(connection, now)
     if (counts := prompt_counts(played.generations)) is not None:

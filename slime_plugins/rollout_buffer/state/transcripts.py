@@ -1,7 +1,4 @@
-"""What is kept of the messages of an attempt that failed: enough to see where it broke, never more than a few pages.
-
-An attempt that failed is no trajectory and is never trained; its transcript is for people.
-"""
+"""Shortens the messages of a failed attempt for storage. They are shown to people and never trained."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ import orjson
 from slime_plugins.rollout_buffer.types import Message
 
 MAX_TEXT = 4000
-"""Characters of one text; the rest is counted."""
+"""Characters of one text; of a longer one the number of omitted characters is stored."""
 MAX_BYTES = 64 * 1024
-"""Of one transcript as JSON. What does not fit goes from its middle: how it began and how it ended stay."""
+"""Size of one transcript as JSON. Messages in the middle are omitted first."""
 
 
 def encode_transcript(messages: Sequence[Message]) -> bytes:
-    """Returns messages as JSON of at most ``MAX_BYTES``, long texts and pictures shortened; empty when none fits."""
+    """Returns messages as JSON of at most ``MAX_BYTES``, with long texts and images shortened; empty if none fits."""
     written = [_encode(message) for message in messages]
     first = written[:2]
     kept: list[bytes] = []

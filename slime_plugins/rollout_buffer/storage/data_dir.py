@@ -1,4 +1,4 @@
-"""The data directory: on a local disk, for its own user alone, and owned by one supervisor at a time."""
+"""The data directory: on a local disk, readable by its user only, owned by one supervisor at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 DATABASE = "buffer.sqlite3"
 APPLICATION_ID = int.from_bytes(b"RBuf")
-"""What the header of our database says of whose it is. No database of a time before 0.1.0 has it."""
+"""The ``application_id`` in the header of the database. Databases from before 0.1.0 do not have it."""
 OWNER_LOCK = "supervisor.lock"
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
 OUR_FILES = (
@@ -33,33 +33,33 @@ OUR_FILES = (
     "life_signs/*",
     "liveness/*",
 )
-"""What lies in a data directory. Anything else in it is somebody else's, and is left as it is."""
+"""The files of a data directory. The permissions of other files are not changed."""
 RUNNER_LOG = "logs/runner-{}.log"
-"""By the key of the job that it plays."""
+"""By the key of the job."""
 OWN_TIMEOUT_S = 2.0
-"""A command that opens the store may hold the lock for a moment."""
+"""A command that opens the store may hold the lock briefly."""
 
 logger = logging.getLogger(__name__)
 
 
 class OwnerLock:
-    """Held by the one supervisor of a data directory. The kernel lets go of it when the process dies."""
+    """Held by the supervisor of a data directory. The kernel releases it when the process dies."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """Lets go of the directory; a second call does nothing."""
+        """Releases the lock; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def prepare(data_dir: Path) -> None:
-    """Creates the directory when it is not there, for its user alone.
+    """Creates the directory if it is missing, with permissions for its user only.
 
     Raises:
-        ConfigError: it is a file, on a network file system, one that all users share, or of a time before 0.1.0.
+        ConfigError: it is a file, on a network file system, shared by all users, or written before 0.1.0.
     """
     _refuse_older_database(data_dir)
     try:
@@ -74,16 +74,16 @@ def prepare(data_dir: Path) -> None:
         _close_to_others(data_dir, 0o700)
 
 
-def tighten(data_dir: Path) -> None:
-    """Takes from other users what a copy or a backup lets them read, and says when they may still look inside."""
+def restrict_permissions(data_dir: Path) -> None:
+    """Removes other users' permissions, which a copy or a backup may have added; warns if they can list the folder."""
     for pattern in OUR_FILES:
         for path in data_dir.glob(pattern):
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode) and mode & 0o077:
                 _close_to_others(path, stat.S_IMODE(mode) & 0o700)
     if data_dir.stat().st_mode & 0o077:
-        logger.warning("other users of this machine may list %s, which holds other files too: better give a folder of "
-                       "its own", data_dir)  # fmt: skip
+        logger.warning("other users of this machine may list %s, whose mode is not changed because it holds other "
+                       "files too: use a folder of its own", data_dir)  # fmt: skip
 
 
 def _is_ours_alone(data_dir: Path) -> bool:
@@ -92,10 +92,10 @@ def _is_ours_alone(data_dir: Path) -> bool:
 
 
 def own(data_dir: Path) -> OwnerLock:
-    """Makes the caller the directory's supervisor, before anything in it is opened or changed.
+    """Acquires the supervisor's lock on the directory, before anything in it is opened or changed.
 
     Raises:
-        ConfigError: another supervisor has it.
+        ConfigError: another supervisor holds it.
     """
     prepare(data_dir)
     descriptor = open_lock_file(data_dir / OWNER_LOCK)
@@ -109,10 +109,10 @@ def own(data_dir: Path) -> OwnerLock:
 
 
 def refuse_if_owned(data_dir: Path) -> None:
-    """Lets nobody empty the directory of a living supervisor.
+    """Refuses to empty the directory of a running supervisor.
 
     Raises:
-        ConfigError: one has it.
+        ConfigError: a supervisor holds the lock.
     """
     if (data_dir / OWNER_LOCK).exists() and is_owned(data_dir):
         raise ConfigError(
@@ -121,7 +121,7 @@ def refuse_if_owned(data_dir: Path) -> None:
 
 
 def is_owned(data_dir: Path) -> bool:
-    """Returns True if a living supervisor, of whatever process, has the directory."""
+    """Returns True if a running supervisor, of this process or another, holds the directory's lock."""
     descriptor = open_lock_file(data_dir / OWNER_LOCK)
     try:
         return not _try_lock(descriptor, fcntl.LOCK_SH)
@@ -130,12 +130,10 @@ def is_owned(data_dir: Path) -> bool:
 
 
 def open_lock_file(path: Path) -> int:
-    """Opens a file that is locked, or shared by its content; to read alone where the file system has become read-only.
-
-    Locks hold all the same, and who reads is served.
+    """Opens a lock file, or one whose content processes share; read-only on a read-only file system, where locks work.
 
     Raises:
-        OSError: it is not there and cannot be made, or cannot be opened.
+        OSError: it cannot be created or opened.
     """
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -163,12 +161,12 @@ def _close_to_others(path: Path, mode: int) -> None:
 
 
 def _refuse_older_database(data_dir: Path) -> None:
-    """Looks at the header alone: what cannot be read is not opened, and nothing beside it is made or changed."""
+    """Reads only the header, so that nothing in the directory is created or changed."""
     try:
         with (data_dir / DATABASE).open("rb") as file:
             header = file.read(100)
     except OSError:
-        return  # there is none, or who opens it says what is wrong
+        return  # missing, or opening it later raises a precise error
     if header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72]) != APPLICATION_ID:
         raise ConfigError(
             f"{data_dir} was written by a version before 0.1.0, which this one cannot read: it is left as it is. Give "
@@ -177,7 +175,7 @@ def _refuse_older_database(data_dir: Path) -> None:
 
 
 def _refuse_network_file_system(folder: Path) -> None:
-    """SQLite's locks do not hold on network file systems; better to refuse than to corrupt."""
+    """SQLite's locks are unreliable on network file systems: the database could be corrupted."""
     kind = _file_system_of(folder)
     if kind in NETWORK_FILE_SYSTEMS:
         raise ConfigError(f"--data-dir {folder} is on a network file system ({kind}): use a folder on a local disk")

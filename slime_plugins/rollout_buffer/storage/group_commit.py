@@ -1,8 +1,7 @@
-"""Many callers, one commit: work that waits is done together, so that all of it shares one fsync.
+"""Group commit: the waiting work of many threads is processed as one batch with one fsync.
 
-There is no thread of its own. The first caller that finds nobody at work leads: it takes everything that waits, has it
-processed as one batch, and wakes the others. What arrived in the meantime is led by the first who waited. Alone, a
-caller pays nothing for company it does not have.
+There is no writer thread. The first caller becomes the leader: it processes all waiting work as one batch and wakes the
+other callers. The first caller that waits after that leads the next batch. A single caller has no overhead.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Work = TypeVar("Work")
 
 
 class Ticket(Generic[Work]):
-    """One caller's work and, once its batch is processed, what came of it: a result or an error."""
+    """One caller's work and, once its batch is processed, its result or error."""
 
     __slots__ = ("done", "error", "result", "sleep", "work")
 
@@ -27,7 +26,7 @@ class Ticket(Generic[Work]):
         self.error: BaseException | None = None
         self.done = False
         self.sleep = threading.Lock()
-        """Held until the caller is woken; lighter than an event, of which every write would need two."""
+        """Held until the caller is woken; cheaper than a ``threading.Event``."""
         self.sleep.acquire()
 
 
@@ -35,17 +34,17 @@ class GroupCommit(Generic[Work]):
     """Processes the work of many threads in batches, one batch at a time, in order of arrival."""
 
     def __init__(self, process: Callable[[Sequence[Ticket[Work]]], None]) -> None:
-        """``process`` sets ``result`` or ``error`` of every ticket; what it raises becomes the error of all of them."""
+        """``process`` sets ``result`` or ``error`` of each ticket; an exception becomes the error of all of them."""
         self._process = process
         self._lock = threading.Lock()
         self._waiting: list[Ticket[Work]] = []
         self._led = False
 
     def run(self, work: Work) -> Any:
-        """Returns what came of the work, after the batch that held it was processed.
+        """Returns the result of the work after its batch was processed.
 
         Raises:
-            Exception: whatever the work, or the processing of its batch, raised.
+            Exception: raised by the work or by the processing of its batch.
         """
         ticket = Ticket(work)
         with self._lock:
@@ -64,7 +63,7 @@ class GroupCommit(Generic[Work]):
             batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
         try:
             self._process(batch)
-        except BaseException as error:  # noqa: BLE001 - each waiting caller raises it; swallowing would hang them
+        except BaseException as error:  # noqa: BLE001 - each waiting caller raises it
             for ticket in batch:
                 ticket.error = error
         finally:

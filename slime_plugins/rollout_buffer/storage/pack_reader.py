@@ -1,7 +1,7 @@
-"""Reads records out of packs, past the page cache: what is delivered is read once.
+"""Reads records from pack files with direct I/O (``O_DIRECT``): delivered records are read once.
 
-The cache would take a new page of memory for every 4 KB, which costs more than the disk's own read, and would push out
-what others need. Records that lie next to each other, as the screenshots of an episode do, are read together.
+Allocating pages of the page cache costs more than the read itself, and would evict pages of other processes. Adjacent
+records, such as the screenshots of an episode, are read together.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 
 OPEN_PACKS = 64
 WINDOW_BYTES = 2 * 1024 * 1024
-"""How much is read at once, when no single record is larger. A delivery holds up to four times as much meanwhile."""
+"""Bytes of one read, unless a single record is larger. A delivery holds up to four windows in memory."""
 GAP_BYTES = 64 * 1024
-"""Records this close to each other are read together, with what lies between them."""
-NOT_ITS_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM})
-"""What keeps a process from reading bytes that may be as they were: nothing is given up for it."""
+"""Records at most this far apart are read together."""
+TRANSIENT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM})
+"""Errors of the process or the machine: the record is not marked as damaged."""
 FREE_BUFFERS = 8
 WINDOWS_AHEAD = 2
 
@@ -46,11 +46,11 @@ class _Span:
     pack: int
     start: int
     end: int
-    places: list[BlobRef] = field(default_factory=list)
+    refs: list[BlobRef] = field(default_factory=list)
 
 
 _Window = tuple[mmap.mmap, int]
-"""Memory with a span in it, and how much of the span there was."""
+"""A buffer with the data of a span, and the number of bytes read."""
 
 
 class PackReader:
@@ -64,39 +64,39 @@ class PackReader:
 
     @property
     def free_windows(self) -> int:
-        """How many windows' memory waits to be used again."""
+        """Buffers that are free for the next read."""
         return len(self._buffers)
 
-    def read(self, place: BlobRef) -> bytes:
-        """Returns the data at a place.
+    def read(self, ref: BlobRef) -> bytes:
+        """Returns the data of a record.
 
         Raises:
-            DamagedError: the pack is gone, ends before, or holds something else there.
-            UnavailableError: this process cannot open it now.
+            DamagedError: the pack is missing or too short, or holds another record there.
+            UnavailableError: a transient error.
         """
-        return next(bytes(data) for _, data in self.each([place]))
+        return next(bytes(data) for _, data in self.each([ref]))
 
-    def each(self, places: Iterable[BlobRef]) -> Iterator[tuple[BlobRef, memoryview]]:
-        """Yields every place once with its data, in the order of the disk; the data is valid until the next step.
+    def each(self, refs: Iterable[BlobRef]) -> Iterator[tuple[BlobRef, memoryview]]:
+        """Yields every distinct ref with its data, in disk order; the data is valid until the next step.
 
         Raises:
-            DamagedError: as ``read``, for the first place that is damaged.
+            DamagedError: as ``read``, at the first damaged record.
         """
-        for span in _spans(places):
+        for span in _spans(refs):
             yield from self._records(span, self._window(span))
 
-    def begin(self, places: Iterable[BlobRef], pool: Executor) -> Reading:
-        """Has threads of a pool read places that are wanted soon; what comes is checked by who asks for it."""
-        return Reading(self, _spans(places), pool)
+    def begin(self, refs: Iterable[BlobRef], pool: Executor) -> Reading:
+        """Starts reading in threads of a pool; ``Reading.each`` checks the data."""
+        return Reading(self, _spans(refs), pool)
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Closes the files."""
         with self._lock:
             self._files.clear()
             self._buffers.clear()
 
     def _window(self, span: _Span) -> _Window:
-        """Reads a span into aligned memory that was used before, which the system need not find and clear first."""
+        """Reads a span into an aligned buffer, a recycled one if there is any."""
         size = span.end - span.start
         with self._lock:
             kept = self._buffers.pop() if self._buffers and size <= WINDOW_BYTES else None
@@ -104,25 +104,25 @@ class PackReader:
         try:
             return memory, self._fill(memoryview(memory)[:size], span)
         except BaseException:
-            self._keep(memory)
+            self._recycle(memory)
             raise
 
     def _records(self, span: _Span, window: _Window) -> Iterator[tuple[BlobRef, memoryview]]:
-        """Yields what is in a window, and keeps its memory for the next one."""
+        """Yields the records of a window, and recycles its buffer."""
         memory, got = window
         try:
-            for place in span.places:
-                yield place, _checked(place, memoryview(memory)[:got], place.offset - span.start)
+            for ref in span.refs:
+                yield ref, _checked(ref, memoryview(memory)[:got], ref.offset - span.start)
         finally:
-            self._keep(memory)
+            self._recycle(memory)
 
-    def _keep(self, memory: mmap.mmap) -> None:
+    def _recycle(self, memory: mmap.mmap) -> None:
         with self._lock:
             if len(memory) == WINDOW_BYTES and len(self._buffers) < FREE_BUFFERS:
                 self._buffers.append(memory)
 
     def _fill(self, buffer: memoryview, span: _Span) -> int:
-        """Reads a span and returns how much of it there was: the last pack may end in the middle."""
+        """Reads a span and returns the bytes read: the newest pack may end in the middle of it."""
         try:
             file = self._file(span.pack)
             got = 0
@@ -131,9 +131,9 @@ class PackReader:
                 if got % BLOCK_BYTES:
                     break  # only at the end of the file
         except OSError as error:
-            if error.errno in NOT_ITS_FAULT:
-                raise UnavailableError(f"the bytes at {span.places[0]} cannot be read now: {error.strerror}") from error
-            raise DamagedError(f"the bytes at {span.places[0]} cannot be read: {error}") from error
+            if error.errno in TRANSIENT_ERRORS:
+                raise UnavailableError(f"the bytes at {span.refs[0]} cannot be read now: {error.strerror}") from error
+            raise DamagedError(f"the bytes at {span.refs[0]} cannot be read: {error}") from error
         return got
 
     def _file(self, pack: int) -> _OpenPack:
@@ -149,7 +149,7 @@ class PackReader:
 
 
 class Reading:
-    """Places on their way from the disk, a few windows ahead of who takes them."""
+    """Reads records ahead of the consumer by ``WINDOWS_AHEAD`` windows."""
 
     def __init__(self, reader: PackReader, spans: Iterable[_Span], pool: Executor) -> None:
         self._reader = reader
@@ -160,7 +160,7 @@ class Reading:
             self._begin_next()
 
     def each(self) -> Iterator[tuple[BlobRef, memoryview]]:
-        """Yields as ``PackReader.each`` does, and raises what it raises."""
+        """Yields and raises as ``PackReader.each``."""
         try:
             while self._begun:
                 span, window = self._begun.popleft()
@@ -170,7 +170,7 @@ class Reading:
             self.cancel()
 
     def cancel(self) -> None:
-        """Begins nothing more of it."""
+        """Starts no more reads."""
         self._spans = iter(())
         for _, window in self._begun:
             window.cancel()
@@ -182,7 +182,7 @@ class Reading:
 
 
 class _OpenPack:
-    """A file that closes itself when its last reader has let it go: others may still read what the cache drops."""
+    """An open file, closed when its last reader drops it: other threads may use a file that the cache has evicted."""
 
     __slots__ = ("_descriptor", "_inode")
 
@@ -190,11 +190,11 @@ class _OpenPack:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDONLY)
         self._inode = os.fstat(self._descriptor).st_ino
-        with contextlib.suppress(OSError):  # tmpfs and some others cannot: through the page cache, then
+        with contextlib.suppress(OSError):  # tmpfs and others do not support it: the page cache is used
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_DIRECT)
 
     def is_still(self, path: Path) -> bool:
-        """Returns True if the path leads to this file; once retention has removed it, another may get its number."""
+        """Returns True if the path still names this file, or none: retention may have removed and replaced it."""
         try:
             return path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -207,7 +207,7 @@ class _OpenPack:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, 0)  # it takes the flag, and does not mean it
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, 0)  # the file system accepts O_DIRECT and fails at the read
         return os.preadv(self._descriptor, [buffer], offset)
 
     def __del__(self) -> None:
@@ -215,24 +215,24 @@ class _OpenPack:
             os.close(self._descriptor)
 
 
-def _spans(places: Iterable[BlobRef]) -> list[_Span]:
+def _spans(refs: Iterable[BlobRef]) -> list[_Span]:
     spans: list[_Span] = []
-    for place in sorted(set(places)):
-        start = place.offset // BLOCK_BYTES * BLOCK_BYTES
-        end = -(-place.end // BLOCK_BYTES) * BLOCK_BYTES
+    for ref in sorted(set(refs)):
+        start = ref.offset // BLOCK_BYTES * BLOCK_BYTES
+        end = -(-ref.end // BLOCK_BYTES) * BLOCK_BYTES
         last = spans[-1] if spans else None
-        is_near = last is not None and last.pack == place.pack and start <= last.end + GAP_BYTES
+        is_near = last is not None and last.pack == ref.pack and start <= last.end + GAP_BYTES
         if last is None or not is_near or end - last.start > WINDOW_BYTES:
-            last = _Span(place.pack, start, end)
+            last = _Span(ref.pack, start, end)
             spans.append(last)
         last.end = max(last.end, end)
-        last.places.append(place)
+        last.refs.append(ref)
     return spans
 
 
-def _checked(place: BlobRef, read: memoryview, at: int) -> memoryview:
+def _checked(ref: BlobRef, read: memoryview, at: int) -> memoryview:
     start = at + HEADER.size
-    data = read[start : start + place.length]
-    if len(data) != place.length or read[at:start] != header_of(place, data):
-        raise DamagedError(f"the bytes at {place} are not what was written there")
+    data = read[start : start + ref.length]
+    if len(data) != ref.length or read[at:start] != header_of(ref, data):
+        raise DamagedError(f"the bytes at {ref} are not what was written there")
     return data

@@ -1,11 +1,10 @@
-"""Pack files: the bytes of payloads and screenshots, appended one after the other and fsynced before anybody is told.
+"""Pack files: the bytes of payloads and screenshots, appended and fsynced before the caller continues.
 
-A record is a header (magic, length, crc32, owner) and its data; its place (pack, offset, length, owner) names it.
-The owner is a digest of what the record is: of a screenshot's hash, or of a trajectory's uid and the data's checksum. A
-record with another one, however whole, is not what was written there. Each process appends to a pack of its own, which
-it holds locked for as long as it lives; a full one is sealed (read-only). A number that a pack had is never another's.
-Appends that wait at the same time share one fsync. A pack knows nothing of rows: what no row names is cut off by
-``state/recovery.py``.
+A record is a header (magic, length, crc32, owner) and its data; a ``BlobRef`` (pack, offset, length, owner) refers to
+it. The owner is a digest that identifies the record: of a screenshot's hash, or of a trajectory's uid and the data's
+checksum. A record with another owner is treated as damaged. Each process appends to its own pack and holds a lock on
+it; a full pack is sealed (read-only). Pack numbers are never reused. Concurrent appends share one fsync.
+``state/recovery.py`` truncates records that no row refers to.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ HEADER = struct.Struct("<4sII8s")
 MAGIC = b"RBP2"
 OWNER_BYTES = 8
 PACK_LIMIT_BYTES = 256 * 1024 * 1024
-"""A pack is sealed once it has grown beyond this."""
-REMEMBERED_NAMES = 16_384
-"""Screenshots appended lately, by hash: siblings often show the same screen at the same time."""
+"""A pack is sealed when it exceeds this size."""
+MAX_CACHED_NAMES = 16_384
+"""Recently appended screenshots, by hash: siblings of a group often show the same screen at the same time."""
 SEALED_MODE = 0o400
 MAX_DIGITS = 15
 BLOCK_BYTES = 4096
@@ -40,7 +39,7 @@ STAGE_BYTES = 4 * 1024 * 1024
 
 
 class BlobRef(NamedTuple):
-    """Where a record is. ``length`` counts the data alone, ``offset`` is where the header starts."""
+    """Refers to a record. ``offset`` is the start of its header, ``length`` the size of its data."""
 
     pack: int
     offset: int
@@ -49,7 +48,7 @@ class BlobRef(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next record starts."""
+        """Offset of the next record."""
         return self.offset + HEADER.size + self.length
 
     def __str__(self) -> str:
@@ -57,16 +56,13 @@ class BlobRef(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> BlobRef:
-        """Reads a place back from its text."""
+        """Parses the result of ``str``."""
         pack, offset, length, owner = text.split(":")
         return cls(int(pack), int(offset), int(length), bytes.fromhex(owner))
 
 
 class Blob(NamedTuple):
-    """Bytes to keep. A ``name`` (the sha256) says that one copy serves everybody who brings the same.
-
-    ``owner`` says whose bytes without a name are: the uid of a trajectory.
-    """
+    """Bytes to store. Bytes with a ``name`` (their sha256) are stored once; others belong to ``owner``, a uid."""
 
     data: bytes | memoryview
     name: bytes | None = None
@@ -74,11 +70,10 @@ class Blob(NamedTuple):
 
 
 def disk_memory(size: int) -> mmap.mmap:
-    """Returns memory that the disk can be read into, and written from, past the page cache.
+    """Returns an aligned buffer for direct I/O.
 
-    In large pages where the system has them: of 4 KB ones each is looked up and handed to the disk by itself, which
-    can take longer than the transfer. A process that is forked meanwhile does not get it: its copy could receive what
-    the disk brings, on kernels before 5.12.
+    With huge pages where available: mapping each 4 KB page for the transfer can take longer than the transfer. Excluded
+    from forks: before kernel 5.12 the child's copy could receive the data.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
@@ -89,25 +84,24 @@ def disk_memory(size: int) -> mmap.mmap:
 
 
 class Disk:
-    """The file operations that durability rests on; a test puts its own in between.
+    """The file operations that durability depends on; tests replace them to inject faults.
 
-    Writes go past the page cache where the file system can (``O_DIRECT``): it would first look for free memory, and
-    then have to be flushed. They are therefore whole blocks, from a buffer that is aligned to them.
+    Writes use ``O_DIRECT`` where the file system supports it, in whole blocks from an aligned buffer.
     """
 
     def __init__(self) -> None:
         self._stage = disk_memory(STAGE_BYTES)
 
     def open_new(self, path: Path) -> int:
-        """Creates a file to write to; raises ``FileExistsError`` when it is there."""
+        """Creates a file for writing; raises ``FileExistsError`` if it exists."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         descriptor = os.open(path, flags, 0o600)
-        with contextlib.suppress(OSError):  # tmpfs and some others cannot: through the page cache, then
+        with contextlib.suppress(OSError):  # tmpfs and others do not support it: the page cache is used
             fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
         return descriptor
 
     def write(self, descriptor: int, pieces: Iterable[bytes | memoryview], offset: int) -> int:
-        """Writes pieces one after the other from ``offset`` on; returns the next whole block's start after them."""
+        """Writes the pieces contiguously from ``offset`` on; returns the start of the next block after them."""
         filled = 0
         for piece in pieces:
             after = filled + len(piece)
@@ -139,11 +133,11 @@ class Disk:
         return offset + size
 
     def sync(self, descriptor: int) -> None:
-        """Returns when what was written survives a power cut."""
+        """Returns once written data survives a power failure."""
         os.fdatasync(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """Returns when the names in the folder survive a power cut."""
+        """Returns once the names in the folder survive a power failure."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -157,24 +151,24 @@ def pack_path(folder: Path, pack: int) -> Path:
 
 
 def packs_in(folder: Path) -> list[int]:
-    """Returns the numbers of the packs that are there, oldest first; a folder is none, whatever its name."""
+    """Returns the numbers of the packs in the folder, oldest first."""
     return sorted(number for path, number in _numbered(folder) if path.is_file())
 
 
 def highest_number(folder: Path) -> int:
-    """Returns the highest number that any name in the folder takes; 0 for none."""
+    """Returns the highest number in use by any entry of the folder; 0 for none."""
     return max((number for _, number in _numbered(folder)), default=0)
 
 
 def _numbered(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yields what is named like a pack. No counter comes as far as ``MAX_DIGITS``, and the database holds no more."""
+    """Yields entries with the name of a pack, of at most ``MAX_DIGITS`` digits: what a database column holds."""
     for path in folder.glob("*.pack"):
         if path.stem.isascii() and path.stem.isdigit() and len(path.stem) <= MAX_DIGITS:
             yield path, int(path.stem)
 
 
 def is_locked(descriptor: int) -> bool:
-    """Returns True if another process holds the pack; when none does, the caller holds it from now on."""
+    """Returns True if another process holds the pack's lock; else acquires it for the caller."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -183,7 +177,7 @@ def is_locked(descriptor: int) -> bool:
 
 
 class _Record(NamedTuple):
-    """A blob with its header, made by the thread that brings it: checksums of many run side by side."""
+    """A blob with its header, computed in the caller's thread, so that checksums run in parallel."""
 
     blob: Blob
     header: bytes
@@ -191,7 +185,6 @@ class _Record(NamedTuple):
 
     @classmethod
     def of(cls, blob: Blob) -> _Record:
-        """Checks the data once, and says whose it is."""
         checksum = zlib_ng.crc32(blob.data)
         owner = blob.name if blob.name is not None else _owner(blob.owner, checksum)
         owner = owner[:OWNER_BYTES]
@@ -199,7 +192,7 @@ class _Record(NamedTuple):
 
 
 _SEAL: Sequence[_Record] = ()
-"""What is brought to the writer to have its pack sealed."""
+"""Work item that seals the current pack."""
 
 
 class PackWriter:
@@ -213,7 +206,7 @@ class PackWriter:
         limit_bytes: int = PACK_LIMIT_BYTES,
         next_number: Callable[[], int] | None = None,
     ) -> None:
-        """``next_number`` gives a number that no pack ever had; without it, one that none in the folder has."""
+        """``next_number`` returns a number that was never used; by default one that is free in the folder."""
         self._folder = folder
         self._next_number = next_number or (lambda: highest_number(folder) + 1)
         self._disk = disk or Disk()
@@ -225,29 +218,29 @@ class PackWriter:
         self._names: OrderedDict[bytes, BlobRef] = OrderedDict()
 
     def append(self, blobs: Sequence[Blob]) -> list[BlobRef]:
-        """Returns where each blob is, once all of them survive a power cut.
+        """Stores blobs and returns their refs, once all of them survive a power failure.
 
         Raises:
-            OSError: the disk is full or broken. Nothing of what this call brought is kept.
+            OSError: the disk is full or broken. No blob of this call is stored.
         """
         if not blobs:
             return []
-        places: list[BlobRef] = self._commits.run([_Record.of(blob) for blob in blobs])
-        return places
+        refs: list[BlobRef] = self._commits.run([_Record.of(blob) for blob in blobs])
+        return refs
 
     def seal(self) -> None:
-        """Appends no more to the pack of now, so that retention may remove it; the next append starts another."""
+        """Seals the current pack, so that retention may remove it; the next append starts another."""
         self._commits.run(_SEAL)
 
     def close(self) -> None:
-        """Lets go of the pack; the next append starts another."""
+        """Closes and unlocks the pack; the next append starts another."""
         descriptor, self._descriptor = self._descriptor, None
-        self._names.clear()  # only what lies in the pack that this process holds is safe from being purged
+        self._names.clear()  # only records of a locked pack are safe from retention
         if descriptor is not None:
             os.close(descriptor)
 
     def _append_batch(self, batch: Sequence[Ticket[Sequence[_Record]]]) -> None:
-        """One write and one fsync for everybody; only then are names remembered and callers answered."""
+        """One write and one fsync for the batch; names are cached and callers answered after that."""
         if any(ticket.work is _SEAL for ticket in batch) and self._descriptor is not None:
             self._seal(self._descriptor)
         batch = [ticket for ticket in batch if ticket.work is not _SEAL]
@@ -260,37 +253,34 @@ class PackWriter:
         pieces: list[bytes | memoryview] = []
         fresh: dict[bytes, BlobRef] = {}
         for ticket in batch:
-            ticket.result = [self._placed(record, pieces, fresh) for record in ticket.work]
+            ticket.result = [self._ref_of(record, pieces, fresh) for record in ticket.work]
         if not pieces:
             return
         try:
             self._end = self._disk.write(descriptor, pieces, start)
             self._disk.sync(descriptor)
         except BaseException:
-            self._give_up(descriptor, start)
+            self._abandon(descriptor, start)
             raise
-        self._remember(fresh)
+        self._names.update(fresh)
+        while len(self._names) > MAX_CACHED_NAMES:
+            self._names.popitem(last=False)
         if self._end >= self._limit:
             self._seal(descriptor)
 
-    def _placed(self, record: _Record, pieces: list[bytes | memoryview], fresh: dict[bytes, BlobRef]) -> BlobRef:
+    def _ref_of(self, record: _Record, pieces: list[bytes | memoryview], fresh: dict[bytes, BlobRef]) -> BlobRef:
         blob = record.blob
         if blob.name is not None and (known := fresh.get(blob.name) or self._names.get(blob.name)) is not None:
             return known
-        place = BlobRef(self._pack, self._end, len(blob.data), record.owner)
+        ref = BlobRef(self._pack, self._end, len(blob.data), record.owner)
         pieces += (record.header, blob.data)
-        self._end = place.end
+        self._end = ref.end
         if blob.name is not None:
-            fresh[blob.name] = place
-        return place
+            fresh[blob.name] = ref
+        return ref
 
-    def _remember(self, fresh: dict[bytes, BlobRef]) -> None:
-        self._names.update(fresh)
-        while len(self._names) > REMEMBERED_NAMES:
-            self._names.popitem(last=False)
-
-    def _give_up(self, descriptor: int, start: int) -> None:
-        """After a failed write or fsync nobody knows what the file holds beyond ``start``: a new pack goes on."""
+    def _abandon(self, descriptor: int, start: int) -> None:
+        """After a failed write or fsync the content beyond ``start`` is undefined: the pack is sealed."""
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, start)
             if start == 0:
@@ -298,34 +288,33 @@ class PackWriter:
         self._seal(descriptor)
 
     def _seal(self, descriptor: int) -> None:
-        """Nobody appends to it or cuts it any more: rows of what it holds may still be on their way."""
+        """A sealed pack is neither appended to nor truncated: rows that refer to it may not be committed yet."""
         with contextlib.suppress(OSError):
             os.fchmod(descriptor, SEALED_MODE)
         self.close()
 
     def _open(self) -> None:
-        """Starts a pack under a new number, and makes its name durable."""
+        """Creates a pack with a new number, and makes its name durable."""
         while True:
             number = self._next_number()
             path = pack_path(self._folder, number)
             try:
                 descriptor = self._disk.open_new(path)
             except FileExistsError:
-                continue  # another process was quicker
+                continue  # another process created it
             if not is_locked(descriptor) and path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
                 break
-            os.close(descriptor)  # mending took it between the two calls
+            os.close(descriptor)  # recovery removed it between the two calls
         self._disk.sync_folder(self._folder)
         self._descriptor, self._pack, self._end = descriptor, number, 0
 
 
-def header_of(place: BlobRef, data: bytes | memoryview) -> bytes:
-    """Returns what must stand before the data at a place."""
-    return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data), place.owner)
+def header_of(ref: BlobRef, data: bytes | memoryview) -> bytes:
+    """Returns the header that the record must have."""
+    return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data), ref.owner)
 
 
 def _owner(uid: str, checksum: int) -> bytes:
-    """A digest of whose bytes these are, and of which: no other record has it."""
     return hashlib.blake2b(
         uid.encode("utf-8", "surrogatepass") + checksum.to_bytes(4, "little"), digest_size=OWNER_BYTES
     ).digest()

@@ -1,8 +1,7 @@
-"""Payloads and screenshots: durable before the row that names them, and found again by it.
+"""Payloads and screenshots: durable before the row that refers to them.
 
-A payload is the JSON that only readers care about; its messages name screenshots by hash. Small payloads go into their
-row, large ones and screenshots into packs; a screenshot is kept once. What a row is to say of the bytes is
-``StoredPayload``.
+A payload is the JSON of a trajectory; its messages name screenshots by hash. Small payloads are stored in their row,
+large ones and screenshots in packs; each screenshot once. ``StoredPayload`` has the columns of the row.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Image
 
 Pieces = list[bytes]
-"""A payload, in the order of its pieces."""
+"""A payload as consecutive pieces of bytes."""
 
 INLINE_BODY_BYTES = 32 * 1024
-"""Payloads up to here live in their row: one fsync less. Larger ones would bloat the database's pages."""
+"""Payloads up to this size are stored in their row, which saves an fsync. Larger ones would bloat the database."""
 ALONGSIDE_BODY_BYTES = 2 * 1024
-"""Payloads from here on go with their screenshots, when those are written to a pack anyway."""
+"""Larger payloads go into the pack if screenshots of theirs are written to it anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingPayload:
-    """A payload on its way in, the screenshots and token records it needs, and those that came with it, by hash.
+    """A payload to store: ``needs`` are hashes of its screenshots and token records, ``came`` those in the request.
 
-    ``name`` stands for it in errors, ``uid`` is whose it is.
+    ``name`` identifies it in errors, ``uid`` its trajectory.
     """
 
     body: bytes
@@ -46,58 +45,58 @@ class PendingPayload:
     uid: str
 
     @property
-    def takes_place(self) -> bool:
-        """True when keeping it writes more than its row."""
+    def needs_pack(self) -> bool:
+        """True if storing it may write to a pack."""
         return bool(self.needs) or len(self.body) > INLINE_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPayload:
-    """A payload whose bytes are durable: in the row (``body``) or at a place. ``images`` are new places."""
+    """A payload whose bytes are durable: for the row (``body``) or in a pack (``ref``). ``images`` are new images."""
 
     body: bytes | None
-    place: BlobRef | None
+    ref: BlobRef | None
     size: int
     images: Mapping[str, BlobRef]
     known: Sequence[str] = ()
-    """Screenshots that were there already."""
+    """Screenshots that were stored already."""
 
     def columns(self) -> dict[str, Any]:
-        """Returns what the trajectory's row says of its payload."""
-        place = None if self.place is None else str(self.place)
-        return {"body": self.body, "body_place": place, "body_bytes": self.size}
+        """Returns the payload's columns of the trajectory's row."""
+        ref = None if self.ref is None else str(self.ref)
+        return {"body": self.body, "body_place": ref, "body_bytes": self.size}
 
     def record(self, connection: Connection, now: float) -> None:
-        """Makes the places known, in the transaction of the row that names them.
+        """Records the refs, in the transaction of the trajectory's row.
 
         Raises:
-            UnavailableError: a screenshot that was there has just been purged; the same write brings it again.
+            UnavailableError: a stored screenshot has just been purged; the client repeats the write with it.
         """
         if self.known and image_rows.mark_images_used(connection, self.known, now) != len(self.known):
             raise UnavailableError("a screenshot was purged while it was being named: write the item again")
         if self.images:
             image_rows.insert_images(connection, self.images, now)
-        if self.images or self.place is not None:
+        if self.images or self.ref is not None:
             pack_rows.mark_packs_used(
-                connection, [*self.images.values(), *([self.place] if self.place is not None else [])]
+                connection, [*self.images.values(), *([self.ref] if self.ref is not None else [])]
             )
 
 
 class PayloadStore:
-    """Keeps and finds the bytes of trajectories. Safe to use from many threads."""
+    """Stores and reads payloads and screenshots. Safe to use from many threads."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
-        """``clock`` gives seconds since the epoch; without one, the store's."""
+        """``clock`` returns seconds since the epoch; the default is the store's clock."""
         self._store = store
         self._clock = clock or store.clock
 
-    # --- keeping -----------------------------------------------------------------------------------------------------
+    # --- writing -----------------------------------------------------------------------------------------------------
 
     def store(self, pending: Sequence[PendingPayload]) -> list[StoredPayload]:
         """Makes payloads and their screenshots durable, all with one fsync.
 
         Raises:
-            UnavailableError: a screenshot was purged since ``check_named`` saw it; the same write brings it again.
+            UnavailableError: a screenshot was purged after ``check_named``; the client repeats the write with it.
             StorageFullError: the disk is full.
         """
         known = self._known({sha256 for one in pending for sha256 in one.needs})
@@ -107,11 +106,11 @@ class PayloadStore:
         for one, names, is_packed in zip(pending, missing, packed, strict=True):
             blobs += _screenshot_blobs(one, names)
             blobs += [Blob(one.body, owner=one.uid)] if is_packed else []
-        places = iter(self._store.append(blobs))
+        refs = iter(self._store.append(blobs))
         return [
             StoredPayload(
-                images={sha256: next(places) for sha256 in names},
-                place=next(places) if is_packed else None,
+                images={sha256: next(refs) for sha256 in names},
+                ref=next(refs) if is_packed else None,
                 body=None if is_packed else one.body,
                 size=len(one.body),
                 known=[sha256 for sha256 in dict.fromkeys(one.needs) if sha256 in known],
@@ -120,10 +119,10 @@ class PayloadStore:
         ]
 
     def check_named(self, connection: Connection, pending: PendingPayload) -> None:
-        """Checks that what a payload names came with it, or is stored.
+        """Checks that the images and records named by a payload are in the request or stored.
 
         Raises:
-            InvalidPayloadError: it names something that is not there.
+            InvalidPayloadError: one is missing.
         """
         named = [sha256 for sha256 in pending.needs if sha256 not in pending.came]
         known = image_rows.image_refs(connection, named) if named else {}
@@ -135,17 +134,17 @@ class PayloadStore:
                 )
 
     def store_image(self, image: Image) -> bool:
-        """Makes one screenshot durable; returns False when it was there already. Damaged bytes are replaced."""
+        """Makes one screenshot durable; returns False if it was stored already. Damaged bytes are replaced."""
         known = self._known([image.sha256])
         if known and self._is_whole(known[image.sha256]):
             return False
-        (place,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256), image.sha256)])
+        (ref,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256), image.sha256)])
 
         def record(connection: Connection) -> None:
-            image_rows.insert_images(connection, {image.sha256: place}, self._clock())
+            image_rows.insert_images(connection, {image.sha256: ref}, self._clock())
             if known:
-                image_rows.replace_image(connection, image.sha256, place)
-            pack_rows.mark_packs_used(connection, [place])
+                image_rows.replace_image(connection, image.sha256, ref)
+            pack_rows.mark_packs_used(connection, [ref])
 
         self._store.commit(record)
         return True
@@ -157,97 +156,97 @@ class PayloadStore:
         with self._store.read() as connection:
             return image_rows.image_refs(connection, wanted)
 
-    def _is_whole(self, place: BlobRef) -> bool:
+    def _is_whole(self, ref: BlobRef) -> bool:
         try:
-            self._store.fetch(place)
+            self._store.fetch(ref)
         except DamagedError:
             return False
         return True
 
-    # --- finding -----------------------------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     def image(self, sha256: str) -> bytes:
-        """Returns a screenshot: exactly the bytes that came in.
+        """Returns the bytes of a screenshot.
 
         Raises:
             NotFoundError: it was never stored, or its bytes are damaged.
         """
-        place = self._known([sha256] if wire.is_sha256(sha256) else []).get(sha256)
-        if place is None:
+        ref = self._known([sha256] if wire.is_sha256(sha256) else []).get(sha256)
+        if ref is None:
             raise NotFoundError(f"there is no image {sha256[:80]!r}")
         try:
-            return self._store.fetch(place)
+            return self._store.fetch(ref)
         except DamagedError as error:
             raise NotFoundError(f"image {sha256} is damaged: PUT it again ({error.message})") from error
 
     def inlined(self, body: bytes) -> Pieces:
-        """Returns a payload in pieces, with screenshots as data URIs where they were named by hash.
+        """Returns a payload in pieces, with the hashes of screenshots replaced by data URIs.
 
         Raises:
-            DamagedError: one of them is gone, or is not what was written.
+            DamagedError: a screenshot is missing or damaged.
         """
-        spots, places = self._shown(body)
-        return _pieces(body, spots, places, self._store.fetch_each(places.values()))
+        spots, refs = self._shown(body)
+        return _pieces(body, spots, refs, self._store.fetch_each(refs.values()))
 
     def begin_inlining(self, body: bytes, pool: Executor) -> Inlining:
-        """Has threads of a pool fetch a payload's screenshots; the pieces are made by who takes the result.
+        """Starts fetching a payload's screenshots in threads of a pool.
 
         Raises:
-            DamagedError: one of them is gone.
+            DamagedError: a screenshot is missing.
         """
-        spots, places = self._shown(body)
-        return Inlining(body, spots, places, self._store.fetch_ahead(places.values(), pool))
+        spots, refs = self._shown(body)
+        return Inlining(body, spots, refs, self._store.fetch_ahead(refs.values(), pool))
 
     def _shown(self, body: bytes) -> tuple[list[wire.ImageSpot], dict[str, BlobRef]]:
-        """Where a payload names screenshots, and where these are."""
+        """Returns the positions of image hashes in a payload, and the images' refs."""
         spots = wire.image_spots(body)
-        places = self._known({sha256 for _, _, sha256 in spots})
-        missing = next((sha256 for _, _, sha256 in spots if sha256 not in places), None)
+        refs = self._known({sha256 for _, _, sha256 in spots})
+        missing = next((sha256 for _, _, sha256 in spots if sha256 not in refs), None)
         if missing is not None:
             raise DamagedError(f"image {missing} is not stored")
-        return spots, places
+        return spots, refs
 
 
 @dataclass(frozen=True, slots=True)
 class Inlining:
-    """A payload whose screenshots are on their way from the disk."""
+    """A payload whose screenshots are being read."""
 
     body: bytes
     spots: Sequence[wire.ImageSpot]
-    places: Mapping[str, BlobRef]
+    refs: Mapping[str, BlobRef]
     reading: Reading
 
     def result(self) -> Pieces:
-        """Waits for the screenshots and returns the payload with them, as ``PayloadStore.inlined`` does.
+        """Waits for the screenshots and returns the payload as ``PayloadStore.inlined``.
 
         Raises:
-            DamagedError: one of them is not what was written.
+            DamagedError: a screenshot is damaged.
         """
-        return _pieces(self.body, self.spots, self.places, self.reading.each())
+        return _pieces(self.body, self.spots, self.refs, self.reading.each())
 
     def cancel(self) -> None:
-        """Says that nobody wants it any more."""
+        """Stops reading."""
         self.reading.cancel()
 
 
 def _pieces(
     body: bytes,
     spots: Sequence[wire.ImageSpot],
-    places: Mapping[str, BlobRef],
+    refs: Mapping[str, BlobRef],
     read: Iterable[tuple[BlobRef, memoryview]],
 ) -> Pieces:
-    shots = {place: _data_uri(data) for place, data in read}
+    shots = {ref: _data_uri(data) for ref, data in read}
     pieces: list[bytes] = []
     at = 0
     for start, end, sha256 in spots:
-        pieces += (body[at:start], *shots[places[sha256]])
+        pieces += (body[at:start], *shots[refs[sha256]])
         at = end
     return [*pieces, body[at:]]
 
 
 def _screenshot_blobs(one: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
     if any(sha256 not in one.came for sha256 in hashes):
-        raise UnavailableError(f"a screenshot that {one.name} names was purged meanwhile: write it again")
+        raise UnavailableError(f"a screenshot of {one.name} was purged meanwhile: write the item again")
     return [Blob(one.came[sha256], bytes.fromhex(sha256)) for sha256 in hashes]
 
 

@@ -1,7 +1,7 @@
-"""Retention purges: what was handed out long ago gives its bytes back; its row (reward, outcome, accounting) stays.
+"""Retention: purges payloads and screenshots delivered long ago; rows (reward, outcome, accounting) stay.
 
-Payloads and screenshots lie in packs, so the oldest go first and a pack goes as a whole. Nothing is purged while its
-group is still to be delivered, nor anything younger than that: one line in time, everything before it is released.
+Everything written before one point in time is purged, and packs without referenced records are removed. The point is
+never later than the oldest trajectory that is still to be delivered.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What one pass gave back."""
+    """What one pass purged."""
 
     payloads: int
     images: int
     packs: int
     bytes: int = field(default=0, compare=False)
-    """Of the packs that were removed: only they give room back."""
+    """Size of the removed packs: only they free disk space."""
 
 
 def purge(store: Store, *, now: float, retain_s: float) -> Purged:
-    """Forgets the bytes of trajectories that are older than ``retain_s`` and older than any still to be delivered.
+    """Purges payloads older than ``retain_s`` and older than any trajectory that is still to be delivered.
 
-    A screenshot goes when no younger trajectory named it. A trajectory that names one while it is being purged is
-    refused as unavailable, and written again with the screenshot.
+    A screenshot is purged if no younger trajectory names it. A write that names a screenshot while it is being purged
+    fails as unavailable; the client repeats it with the screenshot.
     """
     with store.write() as connection:
         payloads, images = _purge_rows(connection, now, retain_s)
@@ -53,9 +53,9 @@ def purge(store: Store, *, now: float, retain_s: float) -> Purged:
 
 
 def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
-    """Returns what ``purge`` would give back now. Does the very same to the rows, and takes it back."""
+    """Returns what ``purge`` would purge now: runs it on the rows, and rolls back."""
     packs = size = 0
-    with store.write() as connection, _taken_back(connection):
+    with store.write() as connection, _rolled_back(connection):
         payloads, images = _purge_rows(connection, now, retain_s)
         for number in _packs_without_contents(store, connection):
             path = pack_path(store.packs_dir, number)
@@ -69,19 +69,18 @@ def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
 
 
 @contextmanager
-def _taken_back(connection: Connection) -> Iterator[None]:
-    """Undoes what the block did to the rows."""
-    connection.execute("SAVEPOINT only_asking")
+def _rolled_back(connection: Connection) -> Iterator[None]:
+    connection.execute("SAVEPOINT dry_run")
     try:
         yield
     finally:
-        connection.execute("ROLLBACK TO only_asking")
-        connection.execute("RELEASE only_asking")
+        connection.execute("ROLLBACK TO dry_run")
+        connection.execute("RELEASE dry_run")
 
 
 def _purge_rows(connection: Connection, now: float, retain_s: float) -> tuple[int, int]:
     before = now - retain_s
-    before -= clock_rows.jumped_since(connection, before)  # no day has passed where the clock was set forward by one
+    before -= clock_rows.jumped_since(connection, before)  # a clock set forward by a day ages nothing
     before = min(before, payload_rows.oldest_undelivered(connection, now))
     trainer_rows.purge_log_probs(connection, before)
     attempt_rows.purge_transcripts(connection, before)
@@ -91,12 +90,12 @@ def _purge_rows(connection: Connection, now: float, retain_s: float) -> tuple[in
 def _packs_without_contents(store: Store, connection: Connection) -> list[int]:
     needed = pack_rows.referenced_packs(connection)
     recorded = set(pack_rows.used_pack_lengths(connection))
-    # A pack that was never recorded may hold bytes whose rows are on their way: mending looks after those.
+    # Rows that refer to a pack without a row may not be committed yet: recovery handles it.
     return [number for number in packs_in(store.packs_dir) if number in recorded and number not in needed]
 
 
 def _remove_empty_packs(store: Store) -> tuple[int, int]:
-    """Removes packs that no row names a byte of and no process appends to; returns how many, and their bytes."""
+    """Removes unreferenced packs that no process appends to; returns their number and size."""
     removed = size = 0
     with store.read() as connection:
         empty = _packs_without_contents(store, connection)

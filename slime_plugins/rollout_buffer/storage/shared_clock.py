@@ -1,9 +1,9 @@
-"""The time that all processes of a data directory go by: the machine's clock, but for a jump of it until that is noted.
+"""The clock of all processes of a data directory: the wall clock, corrected for jumps that are not applied yet.
 
-Leases, timeouts and retention compare times that are stored. When the machine's clock is set forward by a day, none of
-them has aged by a day. The supervisor therefore leaves a mark of both clocks, the one that may be set and the one that
-cannot, a few times a second. Whoever sees them apart by more than they can drift goes by the second one, until the
-supervisor has moved what is stored (``Buffer.follow_clock``) and left another mark.
+Leases, timeouts and retention compare stored times. If the wall clock is set forward by a day, none of them has aged by
+a day. The supervisor therefore stores a reference of both clocks, wall and monotonic, a few times a second. A process
+that sees them differ by more than drift subtracts the difference, until the supervisor has moved the stored times
+(``Buffer.follow_clock``) and stored a new reference.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import NamedTuple
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
 TOLERANCE_S = 1.0
-"""The two clocks drift by less between two marks."""
+"""The two clocks drift by less between two references."""
 _MARK = struct.Struct("<16sddI")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Mark(NamedTuple):
-    """What both clocks said at one moment."""
+    """Readings of both clocks at one moment."""
 
     boot: bytes
     wall: float
@@ -38,18 +38,18 @@ class SharedClock:
     def __init__(
         self, data_dir: Path, *, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """``wall`` is the clock that may be set, ``monotonic`` the one that counts since the machine was started."""
+        """``wall`` and ``monotonic`` are replaced in tests."""
         self._wall, self._monotonic = wall, monotonic
         self._boot = _boot()
         self._file: int | None = open_lock_file(data_dir / "clock")
 
     def __call__(self) -> float:
-        """Returns the time; after a jump of the machine's clock that nobody has noted yet, without it."""
+        """Returns the wall clock without a jump since the last reference."""
         jump = self.jump_s()
         return self._wall() - jump
 
     def jump_s(self) -> float:
-        """Returns by how much the machine's clock was set since the last mark; 0 for what is mere drift."""
+        """Returns the seconds by which the wall clock was set since the last reference; 0 within ``TOLERANCE_S``."""
         mark = self._read()
         if mark is None:
             return 0.0
@@ -57,7 +57,7 @@ class SharedClock:
         return ahead if abs(ahead) > TOLERANCE_S else 0.0
 
     def mark(self) -> None:
-        """Notes both clocks: everybody goes by the machine's clock again. For the supervisor."""
+        """Stores a new reference: all processes use the uncorrected wall clock again. For the supervisor."""
         content = _MARK.pack(self._boot, self._wall(), self._monotonic(), 0)[:-4]
         if self._file is not None:
             os.pwrite(self._file, content + zlib.crc32(content).to_bytes(4, "little"), 0)
@@ -69,7 +69,7 @@ class SharedClock:
             self._file = None
 
     def _read(self) -> _Mark | None:
-        """The last mark; None for none, a torn one, or one from before the machine was started again."""
+        """Returns the last reference; None if there is none, it is torn, or the machine was rebooted since."""
         try:
             content = b"" if self._file is None else os.pread(self._file, _MARK.size, 0)
         except OSError:

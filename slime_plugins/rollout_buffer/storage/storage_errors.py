@@ -1,4 +1,4 @@
-"""What the database and the disk say, as the buffer's own errors: a sentence with what to do, and a status for HTTP."""
+"""Translates errors of the database and the disk into the buffer's errors, with advice and an HTTP status."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ _LACKING = {
 
 
 class StorageErrors:
-    """Raises, for what the database or the disk raise in its block, the buffer's own error.
-
-    A class, because every write passes it twice.
-    """
+    """Context manager that translates errors of the database and the disk. A class, because it is faster."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -49,14 +46,14 @@ class StorageErrors:
 
 
 def _is_garbled(error: BaseException | None) -> bool:
-    """Returns True if what was read is no text, or no JSON: every text and JSON that was written is."""
-    if isinstance(error, sqlite3.OperationalError):  # of Python's module, which has no code for it
+    """Returns True if stored text or JSON could not be decoded."""
+    if isinstance(error, sqlite3.OperationalError):  # has no error code in Python's module
         return str(error).startswith("Could not decode to UTF-8")
     return isinstance(error, UnicodeDecodeError | json.JSONDecodeError)
 
 
 def storage_error(error: sqlite3.Error | OSError, data_dir: Path) -> RolloutBufferError | None:
-    """Returns what is to be raised for an error of the storage; None for one that is not the storage's."""
+    """Returns the buffer's error for an error of the storage; None for other errors."""
     if isinstance(error, OSError):
         return _of_the_disk(error, data_dir)
     code = getattr(error, "sqlite_errorcode", None)
@@ -64,7 +61,7 @@ def storage_error(error: sqlite3.Error | OSError, data_dir: Path) -> RolloutBuff
 
 
 def disk_is_full(data_dir: Path, why: object) -> StorageFullError:
-    """Returns what is said of a full disk."""
+    """Returns the error for a full disk."""
     return StorageFullError(
         f"the disk under {data_dir} is full ({why}): make room, or let delivered payloads be purged with "
         "--retain-delivered-s; what was acknowledged is safe"
@@ -96,7 +93,7 @@ def _of_the_database(error: sqlite3.Error, code: int, data_dir: Path) -> Rollout
 
 
 def damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
-    """Returns what is said of a database that is not what was written."""
+    """Returns the error for a damaged database."""
     return DatabaseDamagedError(
         f"the database {data_dir / 'buffer.sqlite3'} is damaged ({str(error)[:200]}): stop the service, keep a copy of "
         f"{data_dir}, and go on with a backup or another --data-dir; docs/troubleshooting.md says what can be saved"
@@ -104,7 +101,7 @@ def damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
 
 
 def _why_no_access(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
-    """SQLite calls by one name what has several causes: the file system knows which it is."""
+    """Finds the cause in the file system: SQLite uses one error code for several."""
     try:
         found = os.statvfs(data_dir)
     except OSError as gone:

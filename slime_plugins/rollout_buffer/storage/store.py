@@ -1,10 +1,9 @@
-"""The store: one SQLite database in WAL mode and a folder of packs. It keeps bytes safe and decides nothing.
+"""The store: one SQLite database in WAL mode and a folder of packs.
 
 Order of a write: payloads and screenshots into a pack, fsync, then the rows, then the commit (WAL with
-``synchronous=FULL``: the commit is an fsync), then the answer. A reader that sees a row therefore finds its bytes,
-whatever was killed in between. Writes that wait at the same time share both fsyncs. Every process opens its own
-``Store``; every thread gets its own connection to read with, and writes in turn with one that all share: what it has
-in its cache is then what the last writer left there.
+``synchronous=FULL``: the commit is an fsync), then the reply. A reader that sees a row therefore finds its bytes,
+whichever process was killed in between. Concurrent writes share both fsyncs. Every process opens its own ``Store``;
+each thread has a connection for reads, and all threads share one for writes, so that its page cache is up to date.
 """
 
 from __future__ import annotations
@@ -44,31 +43,31 @@ Work = Callable[[sqlite3.Connection], Any]
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 MIGRATIONS = Path(__file__).with_name("migrations")
-"""One file of SQL for each version after the first: ``to_2.sql``. One that was released never changes again."""
+"""One SQL file for each version after the first: ``to_2.sql``. Released files never change."""
 BUSY_TIMEOUT_S = 8.0
 PACKS_OF_A_QUOTA = 32
 MIN_PACK_BYTES = 1024 * 1024
 CHECKPOINT_PAGES = 4000
-"""16 MB of log between checkpoints: pages that change again and again are copied into the database once."""
+"""16 MB of WAL between checkpoints: pages that change often are copied into the database once."""
 CHECKPOINT_PAGES_ON_RESERVE = 100
-"""On a full disk the log starts again soon: it is to grow no further."""
+"""On a full disk the WAL must stay small."""
 
 
 class Store:
-    """The single truth on disk. Safe to use from many threads and processes at once."""
+    """Transactions on the database, and bytes in packs. Safe to use from many threads and processes."""
 
     def __init__(
         self, data_dir: Path, *, disk: Disk | None = None, max_bytes: int | None = None, owned: bool = False
     ) -> None:
-        """Opens the store under ``data_dir`` and creates it when it is not there, also on a full disk.
+        """Opens the store under ``data_dir``, also on a full disk; creates it if it is missing.
 
-        ``max_bytes`` caps what lies in the folder; None is unlimited. ``owned`` says that the caller holds the
-        directory's ``OwnerLock``: what another process holds is never migrated.
+        ``max_bytes`` is the quota of the folder; None is unlimited. ``owned`` is true if the caller holds the
+        directory's ``OwnerLock``: a store whose lock another process holds is never migrated.
 
         Raises:
-            ConfigError: the folder is on a network file system, was written before 0.1.0 or by a newer version, or is
-                of another version whose supervisor still lives.
-            UnavailableError, StorageFullError: the disk does not let it be opened, or the database is damaged.
+            ConfigError: the folder is on a network file system, was written before 0.1.0 or by a newer version, or
+                belongs to a running supervisor of another version.
+            UnavailableError, StorageFullError: the disk does not allow it, or the database is damaged.
         """
         self.data_dir = data_dir.resolve()
         self.packs_dir = self.data_dir / "packs"
@@ -86,8 +85,8 @@ class Store:
             prepare(self.data_dir)
             self.packs_dir.mkdir(exist_ok=True, mode=0o700)
             self._reserve = DiskReserve(self.data_dir)
-            self._reserve.is_used()  # on a full disk: makes room for what is opened now
-            self._turns = WriteLock(self.data_dir)
+            self._reserve.is_used()  # on a full disk this frees space
+            self._write_lock = WriteLock(self.data_dir)
             self.clock = SharedClock(self.data_dir)
         self._writer = PackWriter(
             self.packs_dir, disk=disk, limit_bytes=self._pack_bytes(), next_number=self._next_pack
@@ -103,15 +102,15 @@ class Store:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Runs a block in one write transaction: all of it is durable when the block ends, or none of it happened.
+        """Runs a block in one write transaction: all of it is durable when the block ends, or nothing is written.
 
-        On a full disk it writes into the room that was kept for it; what takes much room asks ``check_room`` before.
+        On a full disk it uses the reserved space; large writes call ``check_room`` before.
 
         Raises:
-            StorageFullError: the disk is full. Nothing of the block was kept.
-            UnavailableError: other writers held the turn for too long, or the disk does not work.
+            StorageFullError: the disk is full. Nothing was written.
+            UnavailableError: the write lock could not be acquired in time, or the disk does not work.
         """
-        with self._errors, self._turns.turn():
+        with self._errors, self._write_lock.hold():
             connection = self._writing = self._writing or self._connect()
             self._spare_room(connection)
             with _transaction(connection):
@@ -124,27 +123,27 @@ class Store:
             connection.execute(f"PRAGMA wal_autocheckpoint={pages}")
 
     def commit(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Runs ``work`` as ``write`` would, in one transaction with what other threads bring at the same time.
+        """Runs ``work`` in one transaction together with the work of other threads (group commit).
 
-        Each work stands in a savepoint of its own: one that raises is undone alone. For writes that come in numbers.
+        Each work has its own savepoint: one that raises is rolled back alone. For frequent writes.
 
         Raises:
-            StorageFullError, UnavailableError: as ``write``; and whatever ``work`` raises.
+            StorageFullError, UnavailableError: as ``write``; and any exception of ``work``.
         """
         result: Result = self._commits.run(work)
         return result
 
     def commit_each(self, works: Sequence[Callable[[sqlite3.Connection], Result]]) -> list[Result | Exception]:
-        """Runs works in one transaction, each in a savepoint; returns what each returned or raised.
+        """Runs works in one transaction, each in a savepoint; returns the result or exception of each.
 
-        An error of the database itself is everybody's.
+        An error of the database is returned for all of them.
         """
         if not works:
             return []
         tickets: list[Ticket[Work]] = [Ticket(work) for work in works]
         try:
             self._commit_batch(tickets)
-        except Exception as error:  # noqa: BLE001 - told to everybody who waits for it
+        except Exception as error:  # noqa: BLE001 - returned for each work
             return [error for _ in works]
         return [ticket.result if ticket.error is None else _as_exception(ticket.error) for ticket in tickets]
 
@@ -152,7 +151,7 @@ class Store:
         self.check_room()
         with self.write() as connection:
             if len(batch) == 1:
-                batch[0].result = batch[0].work(connection)  # undone with its transaction, should it raise
+                batch[0].result = batch[0].work(connection)  # if it raises, the transaction is rolled back
                 return
             for ticket in batch:
                 _run_in_savepoint(connection, ticket)
@@ -171,12 +170,12 @@ class Store:
 
     @contextlib.contextmanager
     def read_one(self) -> Iterator[sqlite3.Connection]:
-        """Runs a block that makes one single SELECT, which needs no transaction around it."""
+        """Runs a block with one SELECT statement, which needs no transaction."""
         with self._errors:
             yield self._connection()
 
     def data_version(self) -> int:
-        """Returns a number that changes when another connection commits: the cheapest way to wait for news."""
+        """Returns a number that changes when another connection commits: a cheap way to detect changes."""
         with self._errors:
             row = self._connection().execute("PRAGMA data_version").fetchone()
             return int(row[0])
@@ -184,48 +183,45 @@ class Store:
     # --- packs -------------------------------------------------------------------------------------------------------
 
     def append(self, blobs: Sequence[Blob]) -> list[BlobRef]:
-        """Makes bytes durable and returns where they are. Rows that name the places come after.
+        """Makes bytes durable and returns refs to them, for the rows that are written next.
 
         Raises:
-            StorageFullError: the disk is full, or its quota used up. Nothing of it was kept.
+            StorageFullError: the disk is full, or the quota is used up. Nothing was stored.
         """
         self.check_room()
         with self._errors:
             return self._writer.append(blobs)
 
     def _next_pack(self) -> int:
-        """Returns a number that no pack ever had, also none that was lost: it is durable before a file has it."""
+        """Returns a number that no pack ever had, lost packs included: it is durable before the file is created."""
         query = "UPDATE counters SET last = max(last, ?) + 1 WHERE name = 'pack' RETURNING last"
         with self.write() as connection:
             return int(connection.execute(query, (highest_number(self.packs_dir),)).fetchone()[0])
 
     def _pack_bytes(self) -> int:
-        """How large a pack becomes: under a quota small, since one that is written to is not given back."""
+        """The size limit of a pack: small under a quota, since a pack that is written to cannot be removed."""
         if self._max_bytes is None:
             return PACK_LIMIT_BYTES
         return min(PACK_LIMIT_BYTES, max(MIN_PACK_BYTES, self._max_bytes // PACKS_OF_A_QUOTA))
 
     def check_room(self) -> None:
-        """Raises ``StorageFullError`` when the disk, or the quota on it, has no room but for small writes."""
+        """Raises ``StorageFullError`` if the disk or the quota has space for small writes only."""
         try:
             self._check_room()
         except StorageFullError:
-            self._writer.seal()  # retention may now take what it holds
+            self._writer.seal()  # so that retention may remove the pack
             raise
 
     def _check_room(self) -> None:
         self._reserve.check()
         if self._max_bytes is not None and (used := self.used_bytes()) >= self._max_bytes:
             raise StorageFullError(
-                f"the data directory holds {used} bytes of the {self._max_bytes} it may: raise --max-data-bytes, or "
+                f"the data directory uses {used} of {self._max_bytes} bytes: raise --max-data-bytes, or "
                 "let delivered payloads be purged with --retain-delivered-s"
             )
 
     def used_bytes(self) -> int:
-        """Returns the size of database and packs; looked up at most once a second.
-
-        Pages of the database that retention has emptied do not count: they are used again.
-        """
+        """Returns the size of database and packs without free pages of the database; cached for a second."""
         looked_up, used = self._used_bytes
         if time.monotonic() - looked_up > 1.0:
             files = [*self.data_dir.glob("buffer.sqlite3*"), *self.packs_dir.glob("*.pack")]
@@ -243,19 +239,19 @@ class Store:
             )
         return int(pages) * int(size)
 
-    # --- how it is ---------------------------------------------------------------------------------------------------
+    # --- health ------------------------------------------------------------------------------------------------------
 
-    def keep_reserve(self) -> bool:
-        """Keeps room for a full disk, where there is room; for the supervisor, now and then. Returns whether it is."""
+    def allocate_reserve(self) -> bool:
+        """Allocates the disk reserve if there is space; returns True if it is allocated. The supervisor calls it."""
         with self._errors:
-            return self._reserve.keep()
+            return self._reserve.allocate()
 
-    def turn_owner(self) -> WriteLockOwner | None:
-        """Returns the living process that holds the writers' turn; None when nobody does."""
-        return self._turns.owner()
+    def write_lock_owner(self) -> WriteLockOwner | None:
+        """Returns the living process that holds the write lock; None if it is free."""
+        return self._write_lock.owner()
 
     def trouble(self) -> str | None:
-        """Says in a sentence why writes are refused, and what to do; None when nothing is wrong."""
+        """Returns a message on why writes are refused, with advice; None if they are not."""
         try:
             self._check_room()
             with self.read() as connection:
@@ -265,46 +261,46 @@ class Store:
             return error.message
         except OSError as error:
             return f"the data directory {self.data_dir} cannot be used: {error.strerror}"
-        owner = self.turn_owner()
+        owner = self.write_lock_owner()
         return f"nothing can be written: {owner}" if owner is not None and owner.held_s > BUSY_TIMEOUT_S else None
 
-    def fetch(self, place: BlobRef) -> bytes:
-        """Returns bytes that were appended.
+    def fetch(self, ref: BlobRef) -> bytes:
+        """Returns appended bytes.
 
         Raises:
-            DamagedError: they are gone, or are not what was written.
+            DamagedError: they are missing or differ from what was written.
         """
-        return self._reader.read(place)
+        return self._reader.read(ref)
 
-    def fetch_each(self, places: Iterable[BlobRef]) -> Iterator[tuple[BlobRef, memoryview]]:
-        """Yields every place once with its bytes, in the order of the disk; they are valid until the next step.
+    def fetch_each(self, refs: Iterable[BlobRef]) -> Iterator[tuple[BlobRef, memoryview]]:
+        """Yields every distinct ref with its bytes, in disk order; they are valid until the next step.
 
         Raises:
-            DamagedError: as ``fetch``, for the first place that is damaged.
+            DamagedError: as ``fetch``, at the first damaged record.
         """
-        return self._reader.each(places)
+        return self._reader.each(refs)
 
-    def fetch_ahead(self, places: Iterable[BlobRef], pool: Executor) -> Reading:
-        """Has threads of a pool fetch what is wanted soon; ``each`` of what is returned yields as ``fetch_each``."""
-        return self._reader.begin(places, pool)
+    def fetch_ahead(self, refs: Iterable[BlobRef], pool: Executor) -> Reading:
+        """Starts fetching in threads of a pool; ``Reading.each`` yields as ``fetch_each``."""
+        return self._reader.begin(refs, pool)
 
-    def get_payload(self, body: bytes | None, place: str | None) -> bytes:
+    def get_payload(self, body: bytes | None, ref: str | None) -> bytes:
         """Returns a payload from its row or its pack.
 
         Raises:
-            DamagedError: its bytes are gone, or are not what was written.
+            DamagedError: its bytes are missing or differ from what was written.
         """
         if body is not None:
             return whole_row(body)
-        if place is None:
+        if ref is None:
             raise DamagedError("the payload of this trajectory was purged: retention does not keep it any more")
-        return self.fetch(BlobRef.parse(place))
+        return self.fetch(BlobRef.parse(ref))
 
     def close(self) -> None:
         """Closes every file and connection of this process; a second call does nothing."""
         self._writer.close()
         self._reader.close()
-        self._turns.close()
+        self._write_lock.close()
         self.clock.close()
         with self._lock:
             connections, self._open_connections = self._open_connections, []
@@ -336,7 +332,7 @@ class Store:
         return connection
 
     def _try_the_disk(self) -> None:
-        """Does the least that a read-only file system refuses; once a second, however often somebody asks."""
+        """Makes a minimal write, which a read-only file system refuses; at most once a second."""
         if time.monotonic() - self._tried_at > 1.0:
             with self._errors:
                 os.utime(self.data_dir)
@@ -358,20 +354,20 @@ class Store:
             )
         if not owned and is_owned(self.data_dir):
             raise ConfigError(
-                f"{self.data_dir} belongs to a running rollout-buffer serve of another version, and is not changed "
-                "under it: stop it first, or use the version that it is of"
+                f"{self.data_dir} belongs to a running rollout-buffer serve of another version: stop it first, or use "
+                "its version"
             )
         if not is_there:
             with self._errors:
                 _create(self.data_dir)
         with self.write() as connection:
-            for step in range(_version(connection) + 1, SCHEMA_VERSION + 1):  # another process may have been quicker
+            for step in range(_version(connection) + 1, SCHEMA_VERSION + 1):  # another process may have migrated it
                 _run_script(connection, (MIGRATIONS / f"to_{step}.sql").read_text("utf-8"))
                 connection.execute(f"PRAGMA user_version={step}")
 
 
 def whole_row(body: bytes) -> bytes:
-    """Returns a payload that lay in its row, which has no checksum; raises ``DamagedError`` when it is garbled."""
+    """Returns a payload from a row, which has no checksum; raises ``DamagedError`` if it is not UTF-8 JSON."""
     if body[:1] + body[-1:] == b"{}" and b"\0" not in body:
         with contextlib.suppress(UnicodeDecodeError):
             if body.isascii() or body.decode():
@@ -405,7 +401,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _create(data_dir: Path) -> None:
-    """Makes a database of version 1. It appears under its name when it is whole, and once, whoever else makes one."""
+    """Creates a database of version 1, which gets its name when it is complete; another process may do so first."""
     descriptor, name = tempfile.mkstemp(
         prefix=f"{DATABASE}.", dir=data_dir
     )  # mode 0600: SQLite's other files take it on
@@ -413,7 +409,7 @@ def _create(data_dir: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(name, isolation_level=None)) as connection:
             marks = f"PRAGMA user_version=1; PRAGMA application_id={APPLICATION_ID};"
-            connection.execute("PRAGMA journal_mode=OFF")  # nobody sees it before all of it is on the disk
+            connection.execute("PRAGMA journal_mode=OFF")  # it gets its name only when it is complete
             connection.executescript(f"BEGIN; {SCHEMA_FILE.read_text('utf-8')}; {marks} COMMIT")
         with contextlib.suppress(FileExistsError):
             os.link(name, data_dir / DATABASE)
@@ -429,27 +425,27 @@ def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> N
         ticket.error = error
         connection.execute("ROLLBACK TO one")
     except sqlite3.Error:
-        raise  # a full disk or the like: nothing of the batch can be kept
-    except BaseException as error:  # noqa: BLE001 - it belongs to the caller who brought the work, and is raised there
+        raise  # such as a full disk: the whole batch is rolled back
+    except BaseException as error:  # noqa: BLE001 - raised in the thread of the work's caller
         ticket.error = error
         connection.execute("ROLLBACK TO one")
     connection.execute("RELEASE one")
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """Returns what a work raised; what ends a process is not a work's to raise, and ends it."""
+    """Returns an exception of a work; re-raises one that ends the process."""
     if isinstance(error, Exception):
         return error
     raise error
 
 
 def _run_script(connection: sqlite3.Connection, script: str) -> None:
-    """Runs statements inside the open transaction; ``executescript`` would commit it first."""
+    """Runs statements in the open transaction, which ``executescript`` would commit."""
     without_comments = re.sub(r"--[^\n]*", "", script)
     statement = ""
     for piece in without_comments.split(";"):
         statement += f"{piece};"
-        if sqlite3.complete_statement(statement):  # a trigger holds statements of its own
+        if sqlite3.complete_statement(statement):  # a trigger contains statements
             if statement.strip() != ";":
                 connection.execute(statement)
             statement = ""

@@ -163,7 +163,7 @@ class Supervisor:
 
     def _open(self) -> None:
         """Opens the store, once no process of the previous supervisor can write to it."""
-        data_dir.tighten(self.settings.data_dir)
+        data_dir.restrict_permissions(self.settings.data_dir)
         self._records = ChildRecords(self.settings.data_dir / "children.json")
         self._take_over()
         self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
@@ -258,7 +258,7 @@ class Supervisor:
 
     def _kill_stuck_lock_owner(self) -> None:
         """Kills a child that holds the write lock without progress: it would block all writes."""
-        owner = self._buffer.store.turn_owner()
+        owner = self._buffer.store.write_lock_owner()
         if owner is None or not self._write_lock_watch.is_stuck(owner):
             return
         for child in self._children():
@@ -316,7 +316,7 @@ class Supervisor:
             del self._to_fail[key]
 
     def _keep_reserve(self) -> None:
-        self._buffer.store.keep_reserve()
+        self._buffer.store.allocate_reserve()
 
     def _advance_clock(self) -> None:
         self._buffer.follow_clock()

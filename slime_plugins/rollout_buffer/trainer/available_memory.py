@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or what is left to its control group."""
+"""Reads how much memory is available to this process, on the machine and within its control group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = MEMINFO, control_group: Path = CONTROL_GROUP) -> int | None:
-    """Returns the bytes that can be had without swapping; None where nobody says."""
+    """Returns the bytes available without swapping; None if unknown."""
     known = [left for left in (_of_machine(meminfo), _of_group(control_group)) if left is not None]
     return min(known, default=None)
 
@@ -20,7 +20,7 @@ def _of_machine(meminfo: Path) -> int | None:
 
 
 def _of_group(folder: Path) -> int | None:
-    """Its limit less what it holds; pages of files that it could give back count as free."""
+    """The group's limit minus its usage, without reclaimable page cache."""
     limit, used = (_number(folder / name) for name in ("memory.max", "memory.current"))
     if limit is None or used is None:
         return None

@@ -1,7 +1,7 @@
-"""What a trainer gets, as frozen records: a batch of groups of trajectories of rows.
+"""Frozen records of a batch: ``RolloutBatch`` → ``RolloutGroup`` → ``RolloutTrajectory`` → ``RolloutRow``.
 
-Every trajectory of a job has as many siblings as the job plays of an instance. One that cannot be trained keeps its
-place in the group, without rows and with the reason.
+Every group has as many trajectories as the job has slots per group. A trajectory that cannot be trained stays in its
+group, without rows and with the reason.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory", "R
 
 
 class TokenSource(StrEnum):
-    """Where the tokens of a trajectory came from."""
+    """Origin of the tokens of a trajectory."""
 
     GENERATIONS = "generations"  # sampled by the engine, id by id
     MESSAGES = "messages"  # rebuilt with the tokenizer
-    DUMMY = "dummy"  # nothing of it is trained
+    DUMMY = "dummy"  # not trained
 
 
 class RowSource(StrEnum):
     """How the rows of a trajectory were made."""
 
-    GENERATIONS = "generations"  # of what was sampled
+    GENERATIONS = "generations"  # from the sampled tokens
     TURNS = "turns"  # rebuilt from messages turn by turn
-    CONVERSATION = "conversation"  # rebuilt from messages, one mask over the whole
+    CONVERSATION = "conversation"  # rebuilt from messages as one row with one mask
     DUMMY = "dummy"
 
 
@@ -39,22 +39,20 @@ class RowSource(StrEnum):
 class RolloutRow:
     """One sequence with a loss.
 
-    ``token_ids`` and ``loss_mask`` have one length: 1 stands on tokens that the policy sampled and that are trained.
-    ``log_probs`` is as long, with what the engine recorded at the ones and 0.0 elsewhere; None where it recorded
-    nothing. ``response_start`` is the place of the first trained token, never 0. ``reward`` is the trajectory's, which
-    its rows share: a loss counts each trajectory once, by ``uid``.
+    ``loss_mask`` is 1 at the trained tokens of ``token_ids``. ``log_probs`` are the engine's at these tokens, 0.0
+    elsewhere; None if the engine returned none. ``response_start`` is the index of the first trained token, never 0.
+    ``reward`` is the trajectory's and equal in all its rows: a loss counts each trajectory once, by ``uid``.
 
-    ``images`` names the screenshot (sha256) of each placeholder run in order. ``train_inputs`` holds what the model's
-    own processor made of them (``pixel_values``, ``image_grid_thw``, joined along dimension 0), None without images or
-    without a processor. ``weight_versions`` are those that sampled the row's turns, in order. ``prompt_tokens`` and
-    ``cached_tokens`` count what the engine was shown in those turns, and what of it was in its cache; 0 where it did
-    not tell.
+    ``images`` are the hashes (sha256) of the screenshots, one for each run of placeholders. ``train_inputs`` are the
+    outputs of the model's image processor (``pixel_values``, ``image_grid_thw``, joined along dimension 0), None
+    without images or processor. ``weight_versions`` are those that sampled the row's turns, in order.
+    ``prompt_tokens`` and ``cached_tokens`` count the prompt tokens of these turns, and those that were in the engine's
+    prefix cache; 0 if unknown.
 
-    ``version_spans`` say which weights sampled which trained tokens, as places in ``token_ids``, and
-    ``trainer_version`` which weights the trainer had when the row was made. ``returns``, as long as ``token_ids``, has
-    what is earned from each trained token on (``turn_rewards``) and 0.0 elsewhere; None where nobody asked, or its
-    turns earned nothing of their own. ``records`` has what was asked for of the engine beside: under ``routed_experts``
-    a record for every token but the first, under ``top_p_tokens`` one for every token from ``response_start`` on.
+    ``version_spans`` are the weight versions of trained tokens, by indices of ``token_ids``; ``trainer_version`` is the
+    trainer's version when the row was made. ``returns`` has the return of each trained token (``turn_rewards``), 0.0
+    elsewhere; None if they are not computed, or its turns have no rewards. ``records`` are the token records:
+    ``routed_experts`` for every token but the first, ``top_p_tokens`` for every token from ``response_start`` on.
     """
 
     uid: str
@@ -78,10 +76,10 @@ class RolloutRow:
 
     @property
     def version_lag(self) -> list[int | None] | None:
-        """How many versions older than the trainer's the weights were that sampled each token; at least 0.
+        """Lag of each token: the trainer's version minus the version that sampled it, at least 0.
 
-        As long as ``token_ids``, None at tokens that are not trained or of weights that nobody named. None altogether
-        where the trainer's version is not known.
+        None at tokens that are not trained or have no known version. None instead of a list if the trainer's version is
+        unknown.
         """
         if self.trainer_version is None:
             return None
@@ -105,15 +103,12 @@ class RolloutRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutTrajectory:
-    """One member of a group. ``rows`` is empty where it cannot be trained, and ``dummy_reason`` says why.
+    """One member of a group. ``rows`` is empty if it cannot be trained; ``dummy_reason`` is the reason.
 
-    ``reward`` is what the loss sees, ``raw_reward`` what the episode earned; those of a member that cannot be trained
-    are the means of its group's others, so that it moves no mean. ``weight_version`` is the oldest that sampled some
-    token of it. ``extra_info`` is what its generator says beside, ``replies`` the text that the
-    policy wrote, as far as its messages hold it.
-
-    ``turn_returns`` has, where returns were asked for and its turns earned rewards, what is earned from the beginning
-    of each trained turn on; None otherwise.
+    ``reward`` is used in the loss, ``raw_reward`` is the reward of the episode; both of a dummy are the means of its
+    group's other members, so that group means do not change. ``weight_version`` is the oldest that sampled a token.
+    ``extra_info`` comes from its generator, ``replies`` is the text of the assistant messages. ``turn_returns`` has the
+    return of each trained turn, None if they are not computed or its turns have no rewards.
     """
 
     uid: str
@@ -138,18 +133,18 @@ class RolloutTrajectory:
 
     @property
     def is_dummy(self) -> bool:
-        """Whether nothing of it is trained."""
+        """True if it is not trained."""
         return not self.rows
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit cut it: its outcome says so, or, of slime's own generators, ``extra_info.finish_reason``."""
+        """True if a limit truncated it, by its outcome or (slime's own generators) ``extra_info.finish_reason``."""
         return self.outcome == Outcome.TRUNCATED.value or self.extra_info.get("finish_reason") == "length"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutGroup:
-    """All members of one (job, epoch, instance), in the order of their slots as they were delivered."""
+    """All members of one (job, epoch, instance), in delivery order."""
 
     group_index: int
     instance_id: str
@@ -163,10 +158,10 @@ class RolloutGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBatch:
-    """Groups for one step of a trainer, and what the buffer said beside them.
+    """Groups for one training step, with metrics.
 
-    ``group_numbers`` name what came for it, and are acknowledged with it. ``finished_elsewhere`` names the instances of
-    groups that ended without a row of theirs in a batch: they are consumed as well.
+    ``group_numbers`` are the delivered groups that are acknowledged with it. ``finished_elsewhere`` are instances of
+    groups that finished without rows in a batch (filtered or failed): they are consumed as well.
     """
 
     groups: tuple[RolloutGroup, ...]
@@ -192,5 +187,5 @@ class RolloutBatch:
 
     @property
     def consumed(self) -> list[str]:
-        """Instance ids to put on the skip list of a resumed run, one for each group that this batch used up."""
+        """Instance ids for the skip list of a resumed run, one for each group that this batch consumed."""
         return [*self.finished_elsewhere, *(group.instance_id for group in self.groups)]

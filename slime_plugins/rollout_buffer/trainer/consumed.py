@@ -1,8 +1,8 @@
-"""What a trainer remembers of a job: which groups it received, and consumed instance ids in its checkpoint's metadata.
+"""A trainer's progress in a job: received groups, and consumed instance ids in the metadata of its checkpoint.
 
-The metadata maps ``str(rollout_id)`` to the ids of the groups that rollout consumed, once per group. Where the input is
-played more than once (``rollout_buffer_on_exhausted: repeat``), ``rollout_buffer_passes`` says for a rollout which pass
-its last ids belong to, because only those matter to the job of that pass.
+The metadata maps ``str(rollout_id)`` to the instance ids that the rollout consumed, one per group. If the input is
+repeated (``rollout_buffer_on_exhausted: repeat``), ``rollout_buffer_passes`` holds the pass of a rollout's last ids:
+the job of a pass needs only the ids of that pass.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from slime_plugins.rollout_buffer.wire import RolloutData
 
 PASSES_KEY = "rollout_buffer_passes"
 FINISHED_KEY = "finished_groups"
-"""Ids that were consumed before any rollout of this metadata."""
+"""Key of ids that were consumed before all rollouts of the metadata."""
 
 
 @dataclass(kw_only=True, slots=True)
 class JobProgress:
-    """How far this process got with a job it started."""
+    """Progress of this process in a job that it started."""
 
     pass_number: int = 0
     last_returned: int | None = None
     groups_in_pass: int = 0
     seen_groups: set[int] = field(default_factory=set)
     lost_deliveries: set[str] = field(default_factory=set)
-    """Received, and given to another consumer before they were acknowledged: theirs to train."""
+    """Deliveries that went to another consumer before they were acknowledged: it trains them."""
 
     def went_back_to(self, rollout_id: int) -> bool:
-        """Returns True if a rollout that was already returned is asked for again."""
+        """Returns True if a rollout id is requested again."""
         return self.last_returned is not None and rollout_id <= self.last_returned
 
     def new_part(self, delivery: RolloutData) -> RolloutData | None:
-        """Returns what of a delivery was not received before; None when that is nothing.
+        """Returns a delivery without groups that were received before; None if no group remains.
 
-        Groups come back when their acknowledgement was lost for longer than their lease, alone or beside others.
+        Groups are redelivered if their lease expired before the acknowledgement.
         """
         items = tuple(item for item in delivery.items if item.group_index not in self.seen_groups)
         if len(items) == len(delivery.items):
@@ -51,29 +51,29 @@ class JobProgress:
         )
 
     def remember(self, delivery: RolloutData) -> None:
-        """Notes that the groups of a delivery are safe with the trainer."""
+        """Records the groups of a delivery as received."""
         self.seen_groups |= delivery.group_numbers
 
     def lose(self, deliveries: Mapping[str, frozenset[int]]) -> None:
-        """Notes deliveries, with their groups, that are another consumer's now."""
+        """Records deliveries, with their groups, that went to another consumer."""
         self.lost_deliveries |= deliveries.keys()
         self.seen_groups.difference_update(*deliveries.values())
 
     def owns(self, delivery_id: str | None) -> bool:
-        """Returns True if a delivery is still this trainer's."""
+        """Returns True if a delivery has not gone to another consumer."""
         return delivery_id not in self.lost_deliveries
 
     def begin_next_pass(self) -> None:
-        """Forgets the groups of the pass that ended."""
+        """Starts the next pass, without received groups."""
         self.pass_number += 1
         self.groups_in_pass = 0
         self.seen_groups.clear()
 
 
 def skip_list(metadata: Mapping[str, Any]) -> list[str]:
-    """Returns all consumed ids of the metadata, one entry per group, earliest rollout first.
+    """Returns all consumed ids of the metadata, one per group, earliest rollout first.
 
-    A list under ``finished_groups``, the form that a trainer of one's own may keep, comes before them.
+    The ids of ``finished_groups``, which a custom trainer may store, come first.
     """
     earlier = metadata.get(FINISHED_KEY) or ()
     listed = [str(instance_id) for instance_id in earlier] if isinstance(earlier, list | tuple) else []
@@ -83,7 +83,7 @@ def skip_list(metadata: Mapping[str, Any]) -> list[str]:
 def consumed_before(metadata: Mapping[str, Any], rollout_id: int, pass_number: int) -> dict[str, list[str]]:
     """Returns, by rollout, the ids of one pass that rollouts before ``rollout_id`` consumed.
 
-    A trainer that generates ahead saves ids of a rollout that it had not trained yet: those must come again.
+    A trainer that generates ahead also saves ids of a rollout that is not trained yet: these are not included.
     """
     earlier = {rollout: ids for rollout, ids in _rollouts(metadata).items() if rollout < rollout_id}
     before = {str(rollout): _of_pass(metadata, rollout, ids, pass_number) for rollout, ids in earlier.items()}
@@ -101,7 +101,7 @@ def pass_before(metadata: Mapping[str, Any], rollout_id: int) -> int:
 def consumed_metadata(
     metadata: Mapping[str, Any], rollout_id: int, ids_by_pass: Mapping[int, Sequence[str]], pass_number: int
 ) -> dict[str, Any]:
-    """Returns the metadata entries that say what a rollout consumed."""
+    """Returns the changed metadata entries for the ids that a rollout consumed."""
     ids = [instance_id for number in sorted(ids_by_pass) for instance_id in ids_by_pass[number]]
     changes: dict[str, Any] = {str(rollout_id): ids}
     passes = {rollout: entry for rollout, entry in metadata.get(PASSES_KEY, {}).items() if rollout != str(rollout_id)}
@@ -128,6 +128,6 @@ def _of_pass(metadata: Mapping[str, Any], rollout: int, ids: list[str], pass_num
 
 
 def _pass_of(metadata: Mapping[str, Any], rollout: int) -> tuple[int, int | None]:
-    """Returns the pass that a rollout ended in, and how many of its ids belong to it (None: all)."""
+    """Returns the pass in which a rollout ended, and how many of its ids belong to that pass (None: all)."""
     entry = metadata.get(PASSES_KEY, {}).get(str(rollout))
     return (0, None) if entry is None else (int(entry["pass"]), int(entry["ids"]))

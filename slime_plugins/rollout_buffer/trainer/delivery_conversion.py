@@ -1,4 +1,4 @@
-"""Deliveries become groups of rows beside the event loop, with their screenshots where the model takes images."""
+"""Converts deliveries into groups of rows in a thread, with their screenshots if the model takes images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DeliveryConverter:
-    """Turns the items of deliveries into groups. ``images`` None leaves screenshots out of the rows."""
+    """Converts the items of deliveries into groups. With ``images`` None, rows have no screenshots."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class DeliveryConverter:
         max_failures: int | None,
         trajectories: int | None = None,
     ) -> None:
-        """``trajectories`` is how many a batch has: whether all of them fit the memory is said with the first ones."""
+        """``trajectories`` is the batch size: with the first delivery it is estimated whether a batch fits memory."""
         self._checkpoint = rows.masks.tokenizer_path
         self._image_settings = images
         self._rows = RowBuilder(rows)
@@ -43,28 +43,28 @@ class DeliveryConverter:
             at_once=settings.fetches_at_once,
             max_failures=max_failures,
         )
-        # Each is needed by one trajectory alone: keeping them would only push screenshots out.
+        # Token records belong to one trajectory each, so that caching is useless.
         self._records = ImageFetcher(client, ImageCache(0), at_once=settings.fetches_at_once, max_failures=max_failures)
         self._record_kinds = rows.records
         self.counts = self._rows.counts
         self._trajectories = trajectories
 
     async def load_vision(self) -> None:
-        """Loads the model's image processor, before anything is played for it.
+        """Loads the model's image processor, before episodes are played.
 
         Raises:
-            ConfigError: the model sees, and its processor cannot be loaded or is of a family that is not known.
+            ConfigError: the processor of a vision model cannot be loaded, or its family is not supported.
         """
         await self._vision()
 
     async def groups(self, items: Sequence[RolloutItem], *, trainer_version: int | None = None) -> list[RolloutGroup]:
-        """Returns the groups of one delivery. The work is done in a thread: images are large.
+        """Returns the groups of one delivery, converted in a thread because images are large.
 
-        ``trainer_version`` is that of the weights that train them, as ``RowBuilder.groups`` takes it.
+        ``trainer_version`` is the trainer's weight version, as in ``RowBuilder.groups``.
 
         Raises:
-            RetriesUsedUpError: a screenshot or token records could not be fetched: the buffer stayed out of reach.
-            ConfigError: as ``load_vision``; or the tensors of the screenshots do not fit the memory that is left.
+            RetriesUsedUpError: the buffer stayed out of reach while screenshots or token records were fetched.
+            ConfigError: as ``load_vision``; or the tensors of the screenshots do not fit the available memory.
         """
         hashes = [sha256 for item in items if not item.remove_sample for sha256 in images_of(item)]
         vision = await self._vision() if hashes else None
@@ -94,7 +94,7 @@ class DeliveryConverter:
         return make(vision=vision, images=images, image_threads=self._image_settings.threads)
 
     def _check_memory(self, played: Sequence[RolloutItem], vision: VisionFamily, images: FetchedImages) -> None:
-        """Says what the tensors will take before they are made, going by one picture and the areas of the others."""
+        """Estimates the size of the tensors before they are made, from one image and the areas of the others."""
         left = available_bytes()
         shown = [sha256 for item in played for sha256 in images_of_rows(item)]
         needed = tensor_bytes(vision, shown, images)

@@ -1,4 +1,4 @@
-"""Which weights the engines sample with now, as they say it: the trainer's newest version at the start of a rollout."""
+"""Asks the engines for their weight version: the trainer's newest version at the start of a rollout."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TIMEOUT_S = 5.0
 
 
 async def weight_version_of(engine_url: str | None) -> int | None:
-    """Returns the newest weight version of the engine at an address, or of those behind a router.
+    """Returns the newest weight version of an engine, or of the engines behind a router.
 
-    None where nobody tells a number, or when nobody answers in a few seconds. A rollout does without; what the engines
-    say with each reply tells the buffer later.
+    None if no engine reports a number within ``TIMEOUT_S``. The rollout continues: replies of the engines name their
+    version as well.
     """
     if not engine_url:
         return None
     try:
         async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as session:
             return await _newest(session, engine_url.rstrip("/"))
-    except Exception as error:  # noqa: BLE001 - a number beside the polls must not stop a rollout
+    except Exception as error:  # noqa: BLE001 - the version is optional
         is_network = isinstance(error, aiohttp.ClientError | OSError)
         logger.info("no weight version of %s: %s", engine_url, network_reason(error) if is_network else repr(error))
         return None
@@ -43,7 +43,7 @@ async def _newest(session: aiohttp.ClientSession, url: str) -> int | None:
 
 
 async def _workers(session: aiohttp.ClientSession, router_url: str) -> list[str]:
-    """The engines behind a router, which answers for no version itself; older routers know another route."""
+    """Returns the engines behind a router; older routers have another route."""
     listed = await _get(session, f"{router_url}/workers")
     urls = [worker.get("url") for worker in listed.get("workers") or () if isinstance(worker, dict)]
     if not urls:

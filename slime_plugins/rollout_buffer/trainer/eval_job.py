@@ -1,4 +1,4 @@
-"""An evaluation from the trainer's side: a job of its own, played once, every group of it fetched."""
+"""Runs an evaluation for a trainer: a separate job that is played once, with all its groups fetched."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, RowSetti
 async def play_once(
     client: AsyncRolloutBufferClient, settings: FeedSettings, payload: Mapping[str, Any], rows: RowSettings
 ) -> tuple[list[RolloutGroup], int]:
-    """Plays the job of ``payload`` to its end.
+    """Runs the job of ``payload`` until it has finished.
 
-    Returns the groups that came, without tensors of screenshots, and how many trajectories were to be played: a group
-    that failed does not come. When something breaks on the way, the job is cancelled: its devices and the engine are
-    wanted elsewhere.
+    Returns the delivered groups, without tensors of screenshots, and the planned number of trajectories: failed groups
+    are not delivered. After an error the job is cancelled, to free its devices and the engine.
 
     Raises:
         JobEndedError, RetriesUsedUpError, RequestError: as ``JobFeed.next_delivery`` and ``send_start``.

@@ -1,8 +1,8 @@
-"""Screenshots by their hash: fetched several at a time, each once per process, taken only if their bytes hash right.
+"""Fetches screenshots by hash, several at a time, and verifies their bytes.
 
-What was fetched stays in a cache of bounded size: the members of a group share their first screens, and a screen on
-which nothing happened comes again. A screenshot that the buffer does not have, or whose bytes stay wrong, is named as
-missing, for whoever wanted it to say so; a buffer that is out of reach is tried again as for every other call.
+Fetched images are cached up to a size limit: the members of a group share their first screens, and unchanged screens
+repeat. An image that the buffer does not have, or whose bytes do not match its hash, is reported as missing; network
+failures are retried as for every other call.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from slime_plugins.rollout_buffer.trainer.job_feed import with_retries
 
 logger = logging.getLogger(__name__)
 
-TRIES_OF_A_DAMAGED_IMAGE = 3
+MAX_DOWNLOADS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchedImages:
-    """Encoded images by sha256, and for each that could not be had, why."""
+    """Encoded images by sha256, and the reason for each missing one."""
 
     data: Mapping[str, bytes] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
 class ImageCache:
-    """Keeps the bytes used last, at most ``max_bytes`` of them. Safe to use from several threads."""
+    """LRU cache of at most ``max_bytes``. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -44,30 +44,30 @@ class ImageCache:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept at present."""
+        """Size of the cached images."""
         return self._held_bytes
 
     def get(self, sha256: str) -> bytes | None:
-        """Returns the bytes, None when they are not kept."""
+        """Returns a cached image."""
         with self._lock:
             if sha256 in self._images:
                 self._images.move_to_end(sha256)
             return self._images.get(sha256)
 
     def put(self, sha256: str, data: bytes) -> None:
-        """Keeps the bytes; what was not used for longest makes room."""
+        """Adds an image; evicts the least recently used ones."""
         with self._lock:
             self._held_bytes += len(data) - len(self._images.pop(sha256, b""))
             self._images[sha256] = data
-            self._make_room()
+            self._evict()
 
     def resize(self, max_bytes: int) -> None:
-        """Changes how much is kept."""
+        """Changes the size limit."""
         with self._lock:
             self._max_bytes = max_bytes
-            self._make_room()
+            self._evict()
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         while self._held_bytes > self._max_bytes:
             _, dropped = self._images.popitem(last=False)
             self._held_bytes -= len(dropped)
@@ -77,18 +77,18 @@ _process_cache = ImageCache(0)
 
 
 def process_cache(max_bytes: int) -> ImageCache:
-    """Returns the one cache of this process, holding at most ``max_bytes`` from now on."""
+    """Returns the cache of this process, resized to ``max_bytes``."""
     _process_cache.resize(max_bytes)
     return _process_cache
 
 
 class ImageFetcher:
-    """Fetches for one rollout. ``fetched`` counts the images that came over the network."""
+    """Fetches images for one rollout. ``fetched`` counts downloads."""
 
     def __init__(
         self, client: AsyncRolloutBufferClient, cache: ImageCache, *, at_once: int, max_failures: int | None
     ) -> None:
-        """At most ``at_once`` requests are under way; ``max_failures`` in a row of one tolerated; None: 15 min."""
+        """``at_once`` limits concurrent requests, ``max_failures`` the failures in a row of one (None: 15 min)."""
         self._client = client
         self._cache = cache
         self._gate = asyncio.Semaphore(at_once)
@@ -96,11 +96,11 @@ class ImageFetcher:
         self.fetched = 0
 
     async def fetch(self, hashes: Iterable[str]) -> FetchedImages:
-        """Returns the images, whatever the cache still holds of them without asking.
+        """Returns the images, from the cache where possible.
 
         Raises:
             RetriesUsedUpError: the buffer stayed out of reach.
-            RequestError: the buffer refuses the request for another reason than that it has no such image.
+            RequestError: the buffer refuses a request, other than for a missing image.
         """
         wanted = list(dict.fromkeys(hashes))
         data = {sha256: kept for sha256 in wanted if (kept := self._cache.get(sha256)) is not None}
@@ -119,26 +119,26 @@ class ImageFetcher:
         return FetchedImages(data=data, missing=missing)
 
     async def _download(self, sha256: str) -> bytes | str:
-        """Returns the bytes that hash to ``sha256``, or why there are none."""
-        for _ in range(TRIES_OF_A_DAMAGED_IMAGE):
+        """Returns the bytes of an image, or the reason why it is missing."""
+        for _ in range(MAX_DOWNLOADS):
             found = await with_retries(f"image {sha256[:12]}", self._max_failures, lambda: self._ask(sha256))
             if isinstance(found, str):
                 return found
             self.fetched += 1
             if hashlib.sha256(found).hexdigest() == sha256:
                 return found
-            logger.warning("image %s came with other bytes than its name says", sha256)
-        return f"the buffer's image {sha256[:12]} has other bytes than its name says"
+            logger.warning("the downloaded bytes of image %s do not match its hash", sha256)
+        return f"the downloaded bytes of image {sha256[:12]} do not match its hash"
 
     async def _ask(self, sha256: str) -> bytes | str:
         try:
             return await self._client.get_image(sha256)
-        except (NotFoundError, DamagedError) as error:  # asking again would not bring it back
+        except (NotFoundError, DamagedError) as error:  # a retry would not help
             return error.message
 
 
 async def _all_or_none(fetches: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Awaits all; when one fails, the others are cancelled before its error goes on."""
+    """Awaits all; if one fails, the others are cancelled before its error is raised."""
     tasks = [asyncio.create_task(fetch) for fetch in fetches]
     try:
         await asyncio.gather(*tasks)

@@ -1,7 +1,7 @@
-"""The trainer's end of one job: fetches its finished groups, each once, and never waits in silence.
+"""Fetches the finished groups of one job, with retries, and logs the reason of a long wait.
 
-A delivery is leased: it comes back unless it is acknowledged. Acknowledgements ride on the next poll; ``flush_acks``
-sends the last ones. A poll whose reply was lost is repeated under the same id and gets the same delivery.
+A delivery is leased: it is redelivered unless it is acknowledged. Acknowledgements are sent with the next poll;
+``flush_acks`` sends the last ones. A poll whose reply was lost is repeated with its id and gets the same delivery.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ Result = TypeVar("Result")
 
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 10.0
-MALFORMED_REPLIES_TOLERATED = 5
+MAX_MALFORMED_REPLIES = 5
 MAX_OUTAGE_S = 900.0
-"""How long a buffer may be out of reach where no number of failures is set."""
-SECONDS_BETWEEN_NOTES = 60.0
+"""How long the buffer may be out of reach if ``max_failures`` is None."""
+LOG_INTERVAL_S = 60.0
 MAX_STANDSTILL_S = 3600.0
-"""How long a job may stand still until somebody does something; one that a person paused, for ever."""
+"""How long a job may be blocked before the wait fails; a job that a person paused, without limit."""
 MIN_POLL_S = 0.5
 JOB_END_TIMEOUT_S = 10.0
-"""How long a job whose last group is closed may take to say how it ended."""
+"""How long a job whose last group is closed may take to reach its final state."""
 
 
 class InputExhaustedError(RolloutBufferError):
-    """Every group of the job was handed out, and the rollout needs more."""
+    """All groups of the job were delivered, and the rollout needs more."""
 
     code = "input_exhausted"
 
 
 class JobEndedError(RolloutBufferError):
-    """The job was cancelled or has failed: no group will come any more."""
+    """The job was cancelled or has failed: it delivers no more groups."""
 
     code = "job_ended"
 
 
 class JobStalledError(RolloutBufferError):
-    """The buffer is well, and said for an hour that nothing of the job moves unless somebody mends it."""
+    """The buffer reported for an hour that the job is blocked until somebody fixes it."""
 
     code = "job_stalled"
 
@@ -66,10 +66,10 @@ class RetriesUsedUpError(RolloutBufferError):
 
 
 class FailureTally:
-    """Counts the failures of one call in a row and decides how long to wait, or that it is enough.
+    """Retry policy of one call: counts failures in a row and returns the delay before the next attempt.
 
-    What may pass by itself is tried again: the network, a server that restarts, a reply cut short. What the server
-    refuses (4xx) is the caller's to mend and is raised at once. ``max_failures`` None bounds the time instead.
+    Network errors, server errors (5xx) and malformed replies are retried; refusals (4xx) are raised at once.
+    ``max_failures`` None limits the time to ``MAX_OUTAGE_S`` instead.
     """
 
     def __init__(self, what: str, max_failures: int | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,23 +81,23 @@ class FailureTally:
         self._malformed = 0
 
     def pause_after(self, error: Exception) -> float:
-        """Returns the seconds to wait before the next try.
+        """Returns the delay before the next attempt.
 
         Raises:
-            RetriesUsedUpError: there is no next try.
-            Exception: ``error`` itself, when trying again cannot help.
+            RetriesUsedUpError: the limit is reached.
+            Exception: ``error`` itself, if it cannot be retried.
         """
-        if not _may_pass(error):
+        if not _is_retryable(error):
             raise error
         self._failures += 1
         self._malformed += isinstance(error, ValueError)
-        if self._used_up() or self._malformed > MALFORMED_REPLIES_TOLERATED:
+        if self._used_up() or self._malformed > MAX_MALFORMED_REPLIES:
             raise RetriesUsedUpError(
                 f"{self._what} failed {self._failures} times, the last time with {_named(error)}",
                 {"failures": self._failures},
             ) from error
         pause = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=MAX_PAUSE_S, jitter=random.random())
-        logger.warning("%s failed (%s); try %d in %.1f s", self._what, _named(error), self._failures + 1, pause)
+        logger.warning("%s failed (%s); retry %d in %.1f s", self._what, _named(error), self._failures, pause)
         return pause
 
     def _used_up(self) -> bool:
@@ -108,7 +108,7 @@ class FailureTally:
         return self._failures > self._max_failures
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_retryable(error: Exception) -> bool:
     if isinstance(error, RolloutBufferError):
         return error.http_status >= 500 and not isinstance(error, ValueError)
     passing = (aiohttp.ClientError, requests.RequestException, TimeoutError, OSError, ValueError)
@@ -116,7 +116,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _named(error: Exception) -> str:
-    """What the buffer said of itself, or in a few words what the network did."""
+    """The buffer's message, or a short description of a network error."""
     if isinstance(error, RolloutBufferError):
         return error.message
     if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
@@ -125,32 +125,32 @@ def _named(error: Exception) -> str:
 
 
 async def with_retries(what: str, max_failures: int | None, attempt: Callable[[], Awaitable[Result]]) -> Result:
-    """Returns what ``attempt`` returns, through as many failures as are tolerated.
+    """Calls ``attempt`` until it succeeds, as ``FailureTally`` allows.
 
     Raises:
-        RetriesUsedUpError: it failed more often than that.
+        RetriesUsedUpError: the limit is reached.
     """
     tally = FailureTally(what, max_failures)
     while True:
         try:
             return await attempt()
-        except Exception as error:  # noqa: BLE001 - pause_after raises again what trying again cannot mend
+        except Exception as error:  # noqa: BLE001 - pause_after re-raises errors that cannot be retried
             await asyncio.sleep(tally.pause_after(error))
 
 
 def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Sends ``start_rollout`` until it is answered, and returns ``job_id``, ``state`` and ``message``.
+    """Sends ``start_rollout`` with retries, and returns ``job_id``, ``state`` and ``message``.
 
     Raises:
-        RequestError: the buffer refuses the payload; its sentence says what to fix.
-        RetriesUsedUpError: it could not be reached as often as is tolerated.
+        RequestError: the buffer refuses the payload; the message names the error.
+        RetriesUsedUpError: the buffer stayed out of reach.
     """
     client = RolloutBufferClient(settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s)
     tally = FailureTally("start_rollout", settings.max_failures)
     while True:
         try:
             reply = client.start_rollout(payload)
-        except Exception as error:  # noqa: BLE001 - pause_after raises again what trying again cannot mend
+        except Exception as error:  # noqa: BLE001 - pause_after re-raises errors that cannot be retried
             time.sleep(tally.pause_after(error))
         else:
             for note in reply.notes:
@@ -169,7 +169,7 @@ class JobFeed:
         *,
         weight_version: int | None = None,
     ) -> None:
-        """``weight_version`` is the trainer's newest: the buffer learns it with every poll."""
+        """``weight_version`` is the trainer's newest, sent with every poll."""
         self._client = client
         self._settings = settings
         self.job_id = job_id or settings.job_id
@@ -178,15 +178,15 @@ class JobFeed:
         self.lost: dict[str, frozenset[int]] = {}
         """Deliveries, with their groups, that went to another consumer before they were acknowledged."""
         self._taken: dict[str, frozenset[int]] = {}
-        """Deliveries, with their groups, that were taken and are not to be acknowledged yet."""
+        """Deliveries, with their groups, that were taken and may not be acknowledged yet."""
         self._poll_id = uuid.uuid4().hex
         self.waited_s = 0.0
 
     async def resume(self) -> None:
-        """Lets a paused job go on.
+        """Resumes a paused job.
 
         Raises:
-            NotFoundError: the buffer does not know the job.
+            NotFoundError: there is no such job.
             JobEndedError: it was cancelled or has failed.
         """
         job = await self._job()
@@ -194,16 +194,16 @@ class JobFeed:
             await self._with_retries("resume", lambda: self._client.resume(self.job_id))
 
     async def pause(self) -> None:
-        """Stops new episodes until the next ``resume``; a job that has ended already stays as it is."""
+        """Starts no new episodes until the next ``resume``; does nothing to a job that is not running."""
         job = await self._with_retries("jobs", lambda: self._client.job(self.job_id))
         if job.get("state") == "running":
             await self._with_retries("pause", lambda: self._client.pause(self.job_id))
 
     async def drain(self, *, stop: bool = False) -> None:
-        """Pauses the job and waits until nothing of it runs; ``stop`` gives up what does, to be played again.
+        """Pauses the job and waits until no attempt runs; ``stop`` gives up running attempts, which are repeated later.
 
         Raises:
-            NotFoundError: the buffer does not know the job.
+            NotFoundError: there is no such job.
             RetriesUsedUpError: the buffer stayed out of reach.
         """
         while True:
@@ -213,13 +213,13 @@ class JobFeed:
             await asyncio.sleep(MIN_POLL_S)
 
     async def next_delivery(self, max_groups: int | None = None) -> RolloutData:
-        """Waits until groups are ready and returns at most ``max_groups``; call ``received`` when they are safe.
+        """Waits for ready groups and returns at most ``max_groups``; call ``received`` once they are processed.
 
         Raises:
-            InputExhaustedError: no group will ever be ready again. What was received is acknowledged by then; what was
-                only taken is still leased.
+            InputExhaustedError: all groups were delivered. Received deliveries are acknowledged; deliveries that were
+                only taken are still leased.
             JobEndedError: the job was cancelled or has failed.
-            JobStalledError: for an hour nothing moved, and nothing would without somebody.
+            JobStalledError: the job was blocked for ``MAX_STANDSTILL_S``.
             RetriesUsedUpError: the buffer stayed out of reach.
         """
         began = noted = time.monotonic()
@@ -238,12 +238,12 @@ class JobFeed:
                 exhausted_at = exhausted_at or asked
                 if job.get("state") != "running" or time.monotonic() - exhausted_at > JOB_END_TIMEOUT_S:
                     raise _input_used_up(self.job_id, job)
-            if time.monotonic() - noted > SECONDS_BETWEEN_NOTES:
+            if time.monotonic() - noted > LOG_INTERVAL_S:
                 noted = time.monotonic()
                 why = await self._why_it_waits(job)
                 logger.info("waited %.0f s for %s: %s", noted - began, self._wanted(max_groups), why["sentence"])
                 standstill.note(why, noted)
-            # A busy server answers a long poll at once; asking again at once would only keep it busy.
+            # A busy server answers a long poll at once: do not poll again without a pause.
             await asyncio.sleep(max(0.0, min(MIN_POLL_S, self._settings.wait_s) - (time.monotonic() - asked)))
 
     def _wanted(self, max_groups: int | None) -> str:
@@ -251,50 +251,50 @@ class JobFeed:
         return f"{groups} of job {self.job_id}"
 
     async def _why_it_waits(self, job: Mapping[str, Any]) -> dict[str, str]:
-        """Returns ``code``, ``severity`` and one ``sentence``: the buffer's first explanation of its job."""
+        """Returns ``code``, ``severity`` and ``sentence`` of the buffer's first explanation of the job."""
         try:
             first = (await self._client.explanation(self.job_id))["explanation"][0]
             sentence = " ".join(part for part in (first["message"], first["advice"]) if part)
             return {"code": first["code"], "severity": first["severity"], "sentence": sentence}
-        except Exception as error:  # noqa: BLE001 - a reason is good to have; without it the wait goes on as well
+        except Exception as error:  # noqa: BLE001 - the explanation is optional
             logger.debug("the buffer does not explain job %s: %r", self.job_id, error)
             return {"code": "", "severity": "", "sentence": f"it is {job.get('state')}"}
 
     def received(self, delivery: RolloutData) -> None:
-        """Marks a delivery to be acknowledged by the next poll, or by ``flush_acks``."""
+        """Marks a delivery for acknowledgement by the next poll, or by ``flush_acks``."""
         self.taken(delivery)
         if delivery.delivery_id is not None:
             self.acknowledge_later({delivery.delivery_id: delivery.group_numbers})
 
     def taken(self, delivery: RolloutData) -> None:
-        """Makes the next poll ask for other groups; those of this one stay leased until they are acknowledged."""
+        """Makes the next poll ask for other groups; the delivery stays leased until it is acknowledged."""
         self._poll_id = uuid.uuid4().hex
         if delivery.delivery_id is not None:
             self._taken[delivery.delivery_id] = delivery.group_numbers
 
     def acknowledge_later(self, deliveries: Mapping[str, frozenset[int]]) -> None:
-        """Marks deliveries, with their groups, to be acknowledged by the next poll, or by ``flush_acks``."""
+        """Marks deliveries, with their groups, for acknowledgement by the next poll, or by ``flush_acks``."""
         self._to_acknowledge.update(deliveries)
         for delivery_id in deliveries:
             self._taken.pop(delivery_id, None)
 
     def release(self) -> None:
-        """Marks all that was taken to be acknowledged: a job that plays so many groups ahead has room for others."""
+        """Marks all taken deliveries for acknowledgement, so that the job may play further groups ahead."""
         self.acknowledge_later(dict(self._taken))
 
     @property
     def groups_held(self) -> int:
-        """How many groups are leased to this trainer and not to be acknowledged yet."""
+        """Number of groups that are leased to this trainer and not marked for acknowledgement."""
         return sum(map(len, self._taken.values()))
 
     async def flush_acks(self) -> None:
-        """Acknowledges what no poll has acknowledged yet."""
+        """Sends pending acknowledgements."""
         if self._to_acknowledge:
             pending = list(self._to_acknowledge)
             try:
                 self._note_acknowledged(await self._with_retries("ack", lambda: self._client.ack(pending)))
             except NotFoundError as error:
-                logger.warning("the buffer has purged what it delivered: %s", error)
+                logger.warning("the buffer no longer has the deliveries to acknowledge: %s", error)
             self._to_acknowledge.clear()
 
     async def _poll(self, max_groups: int | None) -> RolloutData:
@@ -316,18 +316,18 @@ class JobFeed:
         return data
 
     def _note_acknowledged(self, answer: Any) -> None:
-        """Keeps what came too late: after its lease ran out, it was given to somebody else."""
+        """Records deliveries whose acknowledgement was too late: they were redelivered to another consumer."""
         late = answer.get("expired") if isinstance(answer, Mapping) else None
         for delivery_id in late or ():
             logger.warning(
-                "delivery %s of job %s was acknowledged after its lease had run out and its groups had gone to another "
-                "consumer: they are left out here (rollout_buffer_lease_s is %g s)",
+                "delivery %s of job %s was acknowledged after its lease had expired and its groups had gone to another "
+                "consumer: they are not trained here (rollout_buffer_lease_s is %g s)",
                 delivery_id, self.job_id, self._settings.lease_s,
             )  # fmt: skip
             self.lost[delivery_id] = self._to_acknowledge.get(delivery_id, frozenset())
 
     def _holds_the_rest(self, job: Mapping[str, Any]) -> bool:
-        """Returns True if all that is left of a job is leased to this trainer, which cannot wait for itself."""
+        """Returns True if all remaining groups of the job are leased to this trainer: waiting would never end."""
         groups = job.get("groups") or {}
         to_come = groups.get("open", 0) + groups.get("ready", 0)
         return self.groups_held > 0 and not to_come and groups.get("leased", 0) <= self.groups_held
@@ -345,31 +345,31 @@ class JobFeed:
 
 
 def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:
-    """Says that no group will come, and which groups gave nothing; where all did, the job's cause says it."""
+    """Returns the error with the numbers of failed and filtered groups, unless the job has a cause."""
     cause, groups = str(job.get("cause") or ""), job.get("groups") or {}
     without = ", ".join(f"{groups[state]} {state}" for state in ("failed", "filtered") if groups.get(state))
     of_those = f" (of its groups {without})" if without and not cause else ""
     return InputExhaustedError(f"the input of job {job_id} is used up{of_those}", {"job_id": job_id, "cause": cause})
 
 
-_GOES_ON = ("paused", "nothing_kept")
-"""What a person did on purpose, and episodes that end, though none of them is of use: neither ends a training."""
+_TOLERATED_CODES = ("paused", "nothing_kept")
+"""A person paused the job, or episodes run and all groups are filtered: neither fails a training."""
 
 
 class _Standstill:
-    """Ends a wait that only a person could end, after as long as a person may take."""
+    """Fails a wait for a job that has been blocked for ``MAX_STANDSTILL_S``."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self._since: float | None = None
 
     def note(self, why: Mapping[str, str], now: float) -> None:
-        """Takes what the buffer says of its job now.
+        """Records the buffer's present explanation.
 
         Raises:
-            JobStalledError: it has said for ``MAX_STANDSTILL_S`` that the job stands still.
+            JobStalledError: the job has been blocked for ``MAX_STANDSTILL_S``.
         """
-        if why["severity"] != "stopped" or why["code"] in _GOES_ON:
+        if why["severity"] != "stopped" or why["code"] in _TOLERATED_CODES:
             self._since = None
             return
         self._since = now if self._since is None else self._since
@@ -381,7 +381,7 @@ class _Standstill:
 
 
 def warn_of_prompts(job: Mapping[str, Any]) -> None:
-    """Says once in the log what the job's engine was found to do to prompts."""
+    """Logs each finding of the engine's prompt probe once."""
     for finding in job.get("prompt_findings") or ():
         _warn_of_finding(str(job.get("engine_url")), str(finding))
 

@@ -1,13 +1,13 @@
-"""Which loss mask a trainer uses for trajectories that come as messages: a built-in type, or one of the user's own.
+"""Selects the loss mask for trajectories that consist of messages: a built-in type or a custom one.
 
-A type of one's own is a class with ``get_loss_mask(messages)``, usually a subclass of ``MultiTurnLossMaskGenerator``,
-or a method given to ``register_loss_mask_type``. slime's parser knows a fixed list of types, so that both are named in
-the file of ``--custom-config-path``:
+A custom mask is a class with ``get_loss_mask(messages)``, usually a subclass of ``MultiTurnLossMaskGenerator``, or a
+function passed to ``register_loss_mask_type``. slime's parser accepts a fixed list of types, so that custom ones are
+set in the file of ``--custom-config-path``:
 
     rollout_buffer_loss_mask: my_masks:CustomTaskLossMaskGenerator    # or /path/my_masks.py:Class, or a module alone
-    loss_mask_type: custom_task                                       # the type that the class is asked for
+    loss_mask_type: custom_task                                       # the type that the class is called with
 
-Loading it runs code that the trainer's user named, as slime does with its own ``--*-path`` arguments.
+Loading it runs code that the trainer's user configured, like slime's own ``--*-path`` arguments.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HOW = (
     "register_loss_mask_type) in the file of --custom-config-path"
 )
 WANTS_OTHER_MESSAGES = (KeyError, IndexError, AttributeError)
-"""What a mask for messages of its own kind raises when it is tried on plain ones."""
+"""Errors of a mask for special messages when it is called with ``PROBE``."""
 PROBE: Sequence[dict[str, Any]] = (
     {"role": "user", "content": "What is 2 + 2?"},
     {"role": "assistant", "content": "4"},
@@ -58,22 +58,22 @@ PROBE: Sequence[dict[str, Any]] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskSettings:
-    """What decides the mask of messages. ``source`` names the user's class or module, None where there is none."""
+    """Settings of the loss mask. ``source`` names the user's class or module, None for a built-in type."""
 
     tokenizer_path: str | None
     loss_mask_type: str
     source: str | None
     chat_template_kwargs: str = "{}"
-    """JSON, so that settings can be compared."""
+    """JSON, so that settings are hashable."""
 
     @property
     def is_own(self) -> bool:
-        """Whether the user says what is trained."""
+        """True if the mask is not built-in."""
         return self.source is not None or self.loss_mask_type not in BUILT_IN_TYPES
 
 
 class ClassWithoutRows:
-    """A class that only has ``get_loss_mask``, slime's own for instance, where rows are wanted: one for all turns."""
+    """Adapter for a class that only has ``get_loss_mask``, such as slime's own: one row for all turns."""
 
     is_built_in = False
 
@@ -82,7 +82,7 @@ class ClassWithoutRows:
         self.tokenizer = getattr(own, "tokenizer", None)
 
     def get_loss_mask(self, messages: Any, tools: Any = None) -> tuple[list[int], list[int]]:
-        """Returns what the class gives, checked."""
+        """Calls the class and checks its result."""
         return call_with_tools(self.own.get_loss_mask, messages, tools)
 
     def rebuild_rows(self, messages: Any, tools: Any = None, **_: Any) -> RebuiltRows:
@@ -97,10 +97,10 @@ Masks = MultiTurnLossMaskGenerator | ClassWithoutRows
 
 @functools.lru_cache(maxsize=8)
 def check_masks(settings: MaskSettings) -> None:
-    """Tries the user's own mask on a small conversation, before anything is played; built-in types need no trial.
+    """Calls a custom mask with a small conversation, before episodes are played.
 
     Raises:
-        ConfigError: the class or module cannot be loaded, the type is not known, or what it gives is no mask.
+        ConfigError: the class or module cannot be loaded, the type is unknown, or the result is no valid mask.
     """
     if not settings.is_own:
         return
@@ -108,7 +108,7 @@ def check_masks(settings: MaskSettings) -> None:
     try:
         call_with_tools(generator.get_loss_mask, list(PROBE), None)
     except WANTS_OTHER_MESSAGES as error:
-        logger.warning("the loss mask of %s does not take a plain conversation: %r", _shown(settings), error)
+        logger.warning("the loss mask of %s does not accept a plain conversation: %r", _shown(settings), error)
 
 
 @functools.lru_cache(maxsize=4)
@@ -116,7 +116,7 @@ def mask_generator(settings: MaskSettings) -> Masks:
     """Returns the mask generator of these settings, loaded once per process.
 
     Raises:
-        ConfigError: as ``check_masks``. What loading the tokenizer raises comes through for the built-in types.
+        ConfigError: as ``check_masks``. For built-in types, errors of loading the tokenizer are not translated.
     """
     if not settings.is_own:
         return _made(MultiTurnLossMaskGenerator, settings, _tokenizer(settings.tokenizer_path), settings.loss_mask_type)
@@ -134,7 +134,7 @@ def mask_generator(settings: MaskSettings) -> Masks:
             try:
                 generator = _made(kind, settings, tokenizer, loss_mask_type)
                 _try(generator)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's class raises is told in a sentence
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the user's class is reported below
                 problem = problem or error
             else:
                 return generator
@@ -142,7 +142,7 @@ def mask_generator(settings: MaskSettings) -> Masks:
 
 
 def _try(generator: Masks) -> None:
-    with contextlib.suppress(*WANTS_OTHER_MESSAGES):  # check_masks tells
+    with contextlib.suppress(*WANTS_OTHER_MESSAGES):  # check_masks logs it
         call_with_tools(generator.get_loss_mask, list(PROBE), None)
 
 
@@ -166,9 +166,9 @@ def _made(kind: Any, settings: MaskSettings, tokenizer: Any, loss_mask_type: str
 
 
 def _types_for(kind: Any, wanted: str) -> list[str]:
-    """Returns the types to ask a class for: those that are its own, unless one of somebody's own was set.
+    """Returns the types to call a class with: a custom type that is set, or else the types that the class defines.
 
-    A class with a type of its own is never asked for a built-in one: what is wrong with it would go unsaid.
+    A class that defines a type is not called with a built-in one, which would hide errors of its own.
     """
     if wanted not in BUILT_IN_TYPES:
         return [wanted]
@@ -182,7 +182,7 @@ def _types_for(kind: Any, wanted: str) -> list[str]:
 
 
 def _classes(settings: MaskSettings) -> list[Any]:
-    """Returns the classes that may know the type, best first; loading a module may register it as well."""
+    """Returns the classes that may implement the type, best first; loading a module may register the type."""
     if settings.source is None:
         return _classes_of_slimes_module(settings.loss_mask_type)
     module_name, _, class_name = _split(settings.source)
@@ -205,7 +205,7 @@ def _classes(settings: MaskSettings) -> list[Any]:
 
 
 def _classes_of_slimes_module(loss_mask_type: str) -> list[Any]:
-    """Returns who may know a type that no source was named for: registered, or in slime's own edited module."""
+    """Returns the classes that may implement a type without a source: registered, or in slime's edited module."""
     if loss_mask_type in known_loss_mask_types():
         return [MultiTurnLossMaskGenerator]
     module = importlib.import_module(SLIMES_MODULE)
@@ -252,7 +252,7 @@ def _module(name: str, source: str) -> ModuleType:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """Runs a file as a module. Names that slime's own mask_utils.py has are there, so that its code can be pasted."""
+    """Runs a file as a module, with the names of slime's mask_utils.py defined, so that its code can be pasted."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     name = f"rollout_buffer_loss_mask_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"

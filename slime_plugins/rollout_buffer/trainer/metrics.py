@@ -1,9 +1,9 @@
-"""What a rollout says about itself, as numbers under ``rollout/``. Pure.
+"""The metrics of a rollout, under ``rollout/``. Pure.
 
-Every trajectory counts once, however many rows it has; dummies count only where the name says so. Names with a last
-part of their own (a task, an app, a reason, a state) are shares or counts of that value. What the buffer counts has the
-name of its Prometheus metric with slashes for underscores, and the label's value as last part: ``rollout_buffer_slots``
-of state ``ready`` is ``rollout/buffer/slots/ready``.
+Every trajectory counts once, regardless of its number of rows; dummies count only in metrics that mention them. Names
+that end in a task, an app, a reason or a state are shares or counts of that value. Metrics of the buffer are named
+after its Prometheus metrics, with slashes for underscores and the label's value at the end: ``rollout_buffer_slots`` of
+state ``ready`` is ``rollout/buffer/slots/ready``.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/poll/wait/seconds/<statistic>": "seconds that polls waited for their delivery: mean, max",
     "rollout/buffer/attempts/failed/<error>": "failed attempts of the job by error: devices, engine, environment",
 }
-"""Every metric that a training rollout reports, and what it says."""
+"""Every metric of a training rollout, with its description."""
 REPETITION_CHARACTERS = 10_000
 REPETITION_RATIO = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryFacts:
-    """What the metrics of a batch say of one trajectory. ``extra_info`` is its generator's: success, app …"""
+    """The values of one trajectory that metrics of a batch use. ``extra_info`` is its generator's: success, app …"""
 
     is_dummy: bool
     outcome: str | None
@@ -113,7 +113,6 @@ class TrajectoryFacts:
 
 
 def facts_of(trajectory: RolloutTrajectory) -> TrajectoryFacts:
-    """Returns what counts of a trajectory."""
     return TrajectoryFacts(
         is_dummy=trajectory.is_dummy,
         outcome=trajectory.outcome,
@@ -131,7 +130,7 @@ def facts_of(trajectory: RolloutTrajectory) -> TrajectoryFacts:
 
 
 def no_filter_metrics(all_meta_info: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Returns how many samples the buffer saw and their rewards, weighted over all replies; {} when none said."""
+    """Returns the number of samples before filtering and their rewards, over all deliveries; {} without samples."""
     counted = [meta for meta in all_meta_info if meta.get("total_samples")]
     if not counted:
         return {}
@@ -148,7 +147,7 @@ def no_filter_metrics(all_meta_info: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def batch_metrics(trajectories: Iterable[TrajectoryFacts]) -> Metrics:
-    """Returns what the trajectories of a batch have in common."""
+    """Returns shares and means over the trajectories of a batch."""
     members = list(trajectories)
     trained = [member for member in members if not member.is_dummy]
     metrics = _shares("rollout/outcome", [member.outcome for member in members])
@@ -174,7 +173,7 @@ def batch_metrics(trajectories: Iterable[TrajectoryFacts]) -> Metrics:
 
 
 def equal_rewards(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
-    """Returns the share of groups, of those with two members or more, whose played members all earned the same."""
+    """Returns the share of groups with at least two played members whose rewards are all equal."""
     rewards = [[member.raw_reward for member in group if not member.is_dummy] for group in groups]
     several = [of_group for of_group in rewards if len(of_group) > 1]
     if not several:
@@ -183,9 +182,10 @@ def equal_rewards(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
 
 
 def pass_at(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
-    """Returns the unbiased estimate of pass@k over groups, for every power of two that each of them has members for.
+    """Returns the unbiased estimate of pass@k over groups, for powers of two up to the size of the smallest group.
 
-    A trajectory succeeded where it says so, or else earned 1. From Chen et al., arXiv 2107.03374, eq. 1.
+    A trajectory succeeded if its ``success`` is true or, without one, its reward is 1. Chen et al., arXiv 2107.03374,
+    eq. 1.
     """
     counts = [[_succeeded(member) for member in group if not member.is_dummy] for group in groups]
     counts = [members for members in counts if members]
@@ -205,7 +205,7 @@ def _succeeded(member: TrajectoryFacts) -> bool:
 
 
 def _repeats(text: str) -> bool:
-    """Returns True if a long text says the same again and again, by the measure of slime's ``repetition_frac``."""
+    """Returns True if a long text is repetitive, by the measure of slime's ``repetition_frac``."""
     end = text[-REPETITION_CHARACTERS:].encode()
     return len(text) > REPETITION_CHARACTERS and len(end) > REPETITION_RATIO * len(zlib.compress(end, 9))
 
@@ -217,7 +217,7 @@ def _prefix_cache(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
 
 
 def job_metrics(job: Mapping[str, Any]) -> Metrics:
-    """Returns the accounting of a job as ``GET /jobs/<id>`` tells them."""
+    """Returns the accounting of a job in the reply of ``GET /jobs/<id>``."""
     slots = {f"rollout/buffer/slots/{state}": float(count) for state, count in (job.get("slots") or {}).items()}
     outcomes = {
         f"rollout/buffer/trajectories/{outcome}": float(count) for outcome, count in (job.get("outcomes") or {}).items()
@@ -279,7 +279,7 @@ def _success(facts: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def _staleness(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
-    """The trainer's own version is not known here: the newest one that sampled anything stands for it."""
+    """The newest version in the batch stands for the trainer's, which is unknown here."""
     by_trajectory = [[version_number(str(version)) for version in member.weight_versions] for member in trajectories]
     known = [seen for numbers in by_trajectory if (seen := [number for number in numbers if number is not None])]
     if not known:

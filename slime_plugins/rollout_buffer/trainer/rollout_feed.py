@@ -1,7 +1,7 @@
-"""A trainer's whole end of a job in one object: start it, take batches of rows, acknowledge them.
+"""The client side of a job for trainers of any framework: start it, take batches of rows, acknowledge them.
 
-For trainers of any framework; slime's rollout function stands on the same parts. The calls block and may come from any
-thread, also from one whose event loop runs: what goes over the network does so on a loop of the feed's own.
+slime's rollout function uses the same parts. The methods block and may be called from any thread, also from one with a
+running event loop: the feed has an event loop in a thread of its own.
 
     with RolloutFeed("http://127.0.0.1:8889", payload) as feed:
         feed.start(skip=consumed_before_this_run)
@@ -38,11 +38,11 @@ __all__ = ["RolloutFeed"]
 Result = TypeVar("Result")
 
 DEFAULT_GROUPS_AHEAD = 256
-"""What the buffer takes for ``max_groups_ahead`` of a payload that does not say it."""
+"""The buffer's default of ``max_groups_ahead``."""
 
 
 class RolloutFeed:
-    """Feeds one trainer from one job. A context manager; what is never acknowledged comes back when its lease ends."""
+    """Feeds one trainer from one job; a context manager. Unacknowledged groups are redelivered after their lease."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class RolloutFeed:
 
         Args:
             buffer_url: like ``http://127.0.0.1:8889``.
-            payload: ``task_type``, ``input_file`` and what else the job needs; ``job_id`` names it across restarts.
-            token: bearer token; the environment's ``ROLLOUT_BUFFER_TOKEN`` when it is None.
+            payload: ``task_type``, ``input_file`` and further settings; ``job_id`` identifies the job across restarts.
+            token: bearer token; None reads ``ROLLOUT_BUFFER_TOKEN`` from the environment.
             rows: how trajectories become rows; by default with ``tokenizer_path`` of the payload.
             images: how screenshots become tensors, which needs torch; None leaves one placeholder for each.
-            max_failures: failed calls in a row that are tolerated; None: what fits into a quarter of an hour.
-            wait_s, lease_s, timeout_s: as ``FeedSettings``. A batch is to be acknowledged within ``lease_s``.
+            max_failures: limit of failed calls in a row; None limits the time to 15 minutes.
+            wait_s, lease_s, timeout_s: as ``FeedSettings``. A batch must be acknowledged within ``lease_s``.
 
         Raises:
             ConfigError: the payload has no ``job_id``.
@@ -108,16 +108,16 @@ class RolloutFeed:
         return self._settings.job_id
 
     def start(self, *, skip: Sequence[str] = (), fresh: bool = False) -> StartReply:
-        """Starts the job, or attaches to it, and lets it go on if it was paused.
+        """Starts the job or attaches to it, and resumes it if it is paused.
 
         Args:
-            skip: instance ids of all groups that earlier runs trained, once per group: ``RolloutBatch.consumed`` of
-                their batches. What was handed out and is not among them comes again.
-            fresh: starts a new job even when one of that name exists.
+            skip: instance ids of all groups that earlier runs trained, one per group: ``RolloutBatch.consumed`` of
+                their batches. Delivered groups that are not among them are delivered again.
+            fresh: starts a new job even if the job exists.
 
         Raises:
-            RequestError: the buffer refuses the payload; its sentence says what to fix.
-            RetriesUsedUpError: it could not be reached as often as ``max_failures`` allows.
+            RequestError: the buffer refuses the payload; the message names the error.
+            RetriesUsedUpError: the buffer could not be reached within ``max_failures``.
         """
         start = {"skip_instance_ids": list(skip), "fresh": fresh, "start_id": uuid.uuid4().hex}
         reply = send_start(self._settings, {**self._payload, **start})
@@ -127,53 +127,53 @@ class RolloutFeed:
         return StartReply(job_id=reply["job_id"], state=reply["state"], message=reply["message"])
 
     def next_batch(self, n_groups: int, *, weight_version: int | None = None) -> RolloutBatch:
-        """Waits for ``n_groups`` groups of which something can be trained, and returns them.
+        """Waits for ``n_groups`` groups with trainable rows, and returns them.
 
-        The last batch of a job may have fewer. ``weight_version`` is the trainer's newest: what was sampled by weights
-        older than ``max_weight_version_lag`` allows is not handed out.
+        The last batch of a job may have fewer. ``weight_version`` is the trainer's newest: groups older than
+        ``max_weight_version_lag`` allows are not delivered.
 
         Raises:
             InputExhaustedError: there is no group left.
-            GeneratorError: groups came and nothing of them can be trained, ``n_groups`` in a row.
+            GeneratorError: ``n_groups`` delivered groups in a row have no trainable rows.
             JobEndedError: the job was cancelled or has failed.
-            JobStalledError: it stood still for an hour, and somebody has to mend something.
+            JobStalledError: the job was blocked for an hour until somebody fixes it.
             RetriesUsedUpError: the buffer stayed out of reach.
             RuntimeError: ``start`` was not called.
         """
         return self._loop.run(self._next_batch(n_groups, weight_version))
 
     def ack(self, batch: RolloutBatch) -> frozenset[int]:
-        """Acknowledges a batch, after what it consumed is in a checkpoint.
+        """Acknowledges a batch; call it after ``batch.consumed`` is in a checkpoint.
 
-        Returns the ``group_index`` of groups whose lease had run out and that went to another consumer, which has them
-        to train: none, where batches are acknowledged in time.
+        Returns the ``group_index`` of groups that went to another consumer because their lease had expired: the other
+        consumer trains them.
         """
         return self._loop.run(self._ack(batch))
 
     def report(self, rows: Sequence[RowReport], *, step: int | None = None) -> bool:
-        """Tells the buffer what the trainer computed of rows, in the background: log-probs, advantage, entropy.
+        """Sends the trainer's log-probs, advantage and entropy of rows to the buffer, in the background.
 
-        Returns whether they are on their way; a step's are left out while those before are. Never raises.
+        Returns False if the report was dropped because the previous one is still being sent. Never raises.
         """
         return self._reporter.report({self.job_id: rows}, step=step)
 
     def pause(self) -> None:
-        """Starts no new episodes until ``resume``; those that run go on."""
+        """Starts no new episodes until ``resume``; running ones continue."""
         self._loop.run(self._started().pause())
 
     def drain(self, *, stop: bool = False) -> None:
-        """Pauses the job and waits until nothing of it runs: then new weights change nothing under way.
+        """Pauses the job and waits until no episode runs, so that none is sampled by two weight versions.
 
-        What runs comes to its end, or with ``stop`` is given up and played again after ``resume``.
+        Running episodes are completed, or with ``stop`` given up and played again after ``resume``.
         """
         self._loop.run(self._started().drain(stop=stop))
 
     def resume(self) -> None:
-        """Goes on after ``pause`` or ``drain``."""
+        """Resumes the job after ``pause`` or ``drain``."""
         self._loop.run(self._started().resume())
 
     def close(self) -> None:
-        """Waits for a report under way and closes the connections. The job goes on; cancel it, or start it again."""
+        """Waits for a pending report and closes the connections. The job continues to run until it is cancelled."""
         self._reporter.flush()
         client, self._client, self._feed = self._client, None, None
         if client is not None:
@@ -194,7 +194,7 @@ class RolloutFeed:
 
     def _started(self) -> JobFeed:
         if self._feed is None:
-            raise RuntimeError("call start() first: nothing is known of the job")
+            raise RuntimeError("call start() first")
         return self._feed
 
     async def _next_batch(self, n_groups: int, weight_version: int | None) -> RolloutBatch:
@@ -203,7 +203,7 @@ class RolloutFeed:
         batch = _OpenBatch(n_groups)
         while batch.missing:
             if self._groups_ahead is not None and feed.groups_held >= self._groups_ahead:
-                feed.release()  # the job plays no further group before
+                feed.release()  # the job plays no further groups before
             try:
                 delivery = await feed.next_delivery(batch.missing)
             except InputExhaustedError:
@@ -217,7 +217,7 @@ class RolloutFeed:
         return batch.close()
 
     def _note(self, delivery: RolloutData) -> RolloutData | None:
-        """Returns what of a delivery is new. A group that comes again is acknowledged by its newest delivery."""
+        """Returns the new groups of a delivery. A redelivered group is acknowledged by its newest delivery."""
         new = self._progress.new_part(delivery)
         self._progress.remember(delivery)
         if delivery.delivery_id is not None:
@@ -249,11 +249,11 @@ class _OpenBatch:
 
     @property
     def missing(self) -> int:
-        """How many groups are still to come."""
+        """Number of missing groups."""
         return self._n_groups - len(self.groups)
 
     def add(self, delivery: RolloutData, groups: Sequence[RolloutGroup]) -> None:
-        """Takes the groups of a delivery; one of which nothing can be trained is consumed and left out.
+        """Adds the groups of a delivery; groups without trainable rows are consumed and left out.
 
         Raises:
             GeneratorError: as ``RolloutFeed.next_batch``.
@@ -286,7 +286,7 @@ class _OpenBatch:
 
 
 class _LoopThread:
-    """An event loop on a thread of its own, started by its first use."""
+    """An event loop in a thread, started at first use."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -294,7 +294,7 @@ class _LoopThread:
         self._lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Runs a coroutine there and waits for its result; an interrupt cancels it."""
+        """Runs a coroutine and waits for its result; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._running())
         try:
             return future.result()
@@ -311,7 +311,7 @@ class _LoopThread:
             return self._loop
 
     def close(self) -> None:
-        """Ends the thread; a second call does nothing."""
+        """Stops the thread; a second call does nothing."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None and self._thread is not None:

@@ -1,11 +1,10 @@
-"""From delivered items to training rows. Pure but for loading a tokenizer.
+"""Converts delivered items to training rows. Pure, except for loading a tokenizer.
 
-An item becomes one row or several: from its generations, token by token as they were sampled, or rebuilt turn by turn
-from its messages when it carries none. Rows that show images get them as the model's own processor makes them, where
-there is one (``vision.py``).
+An item becomes one or more rows: from its generations, with the sampled tokens, or rebuilt turn by turn from its
+messages if it has none. Rows with images get the outputs of the model's image processor (``vision.py``).
 
-An item that cannot be trained keeps its place in the group, without rows. It carries the mean reward of its group's
-other members, so that it moves no mean.
+An item that cannot be trained stays in its group as a dummy without rows, with the mean reward of the other members, so
+that group means do not change.
 """
 
 from __future__ import annotations
@@ -65,32 +64,32 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
-"""Stop reasons that say that the last reply itself was cut."""
+"""Stop reasons of a truncated last reply."""
 STOPS_BETWEEN_TURNS = frozenset(
     {StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED, StopReason.TASK_ENDED, StopReason.REPEATED}
 )
 FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
 MANY_ROW_TOKENS = 500_000
-"""Tokens in all rows of one rebuilt trajectory from which on their cost is warned of."""
+"""Tokens in all rows of one rebuilt trajectory above which a warning is logged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Packed:
-    """The rows of a trajectory with the generations that they index, and where they came from."""
+    """The rows of a trajectory with the generations that they index."""
 
     rows: list[TrainingRow]
     generations: Sequence[Generation]
     token_source: TokenSource
     row_source: RowSource
     returns: list[list[float]] | None = None
-    """Of each generation's output tokens, where the trajectory's turns earned rewards and somebody asked."""
+    """Returns of the output tokens of each generation; None if the turns have no rewards, or no discount is set."""
     old_tokens: int = 0
-    """Masked, because their weights were too old."""
+    """Number of tokens masked because of ``max_token_lag``."""
     records: ReadRecords = ()
 
 
 class RowBuilder:
-    """Turns delivered items into groups of exactly n members, and counts what it met on the way."""
+    """Converts delivered items to groups of exactly n members, and counts rows, dummies and problems."""
 
     def __init__(self, settings: RowSettings) -> None:
         self._settings = settings
@@ -109,11 +108,11 @@ class RowBuilder:
         records: FetchedImages | None = None,
         image_threads: int = 1,
     ) -> list[RolloutGroup]:
-        """Returns the groups of one delivery, each filled up or cut to exactly n members.
+        """Returns the groups of one delivery, each padded or cut to exactly n members.
 
-        ``vision`` gives the rows their ``images``; without it they keep one placeholder for each. ``trainer_version``
-        is that of the weights that train them, None when it is unknown: then no token is too old. ``records`` are the
-        token records that the generations name. ``image_threads`` make the tensors of a group's images at once.
+        ``vision`` converts ``images``; without it rows keep one placeholder per image. ``trainer_version`` is the
+        trainer's weight version, None if unknown: then no token is too old. ``records`` are the fetched token records.
+        ``image_threads`` convert the images of a group in parallel.
         """
         self._trainer_version = trainer_version
         self._fetched_records = records or FetchedImages()
@@ -122,7 +121,7 @@ class RowBuilder:
         with ThreadPoolExecutor(image_threads, thread_name_prefix="images") as pool:
             for members in members_by_group:
                 if vision is not None:
-                    # What is made of an image lives while its group is at work: siblings share it, and it is large.
+                    # The tensors of an image are large: they are shared within a group, and freed after it.
                     self._row_images = RowImages(vision, images or FetchedImages())
                     self._row_images.prepare(_shown(members[: self._settings.samples_per_group]), pool)
                 groups.append(self._group(members, ungrouped))
@@ -148,7 +147,7 @@ class RowBuilder:
         )
 
     def _member(self, item: RolloutItem) -> RolloutTrajectory:
-        """Returns an item with its rows, or without any and with the reason."""
+        """Returns an item with its rows, or a dummy with the reason."""
         refusal = _refusal(item)
         if refusal is not None:
             self.counts["malformed_items"] += item.error is not None
@@ -163,7 +162,7 @@ class RowBuilder:
             logger.warning("trajectory %s is not trained: %s", item.uid, problem)
             self.counts[problem.counter] += 1
             return _dummy(item, str(problem))
-        except Exception as error:  # one broken record must not block the delivery it came in
+        except Exception as error:  # one broken item must not fail its delivery
             logger.exception("trajectory %s cannot be turned into tokens", item.uid)
             self.counts["malformed_items"] += 1
             return _dummy(item, f"{type(error).__name__}: {error}")
@@ -185,10 +184,10 @@ class RowBuilder:
         )
 
     def _with_returns(self, item: RolloutItem, packed: _Packed) -> _Packed:
-        """Adds what is earned from each sampled token on, where its turns earned rewards and somebody asks.
+        """Adds the return of each sampled token, if the turns have rewards and ``turn_discount`` is set.
 
         Raises:
-            ValueError: the rows were not made turn by turn, or of other turns than earned something.
+            ValueError: the numbers of trained turns and of rewards differ.
         """
         discount = self._settings.turn_discount
         if discount is None or (item.turn_rewards is None and item.token_rewards is None):
@@ -197,8 +196,8 @@ class RowBuilder:
         earned = item.turn_rewards if item.turn_rewards is not None else item.token_rewards
         if len(trained) != len(earned or ()):
             raise ValueError(
-                f"{len(earned or ())} turns earned rewards, and its rows were made of {len(trained)}: which token is "
-                "of which turn is not known"
+                f"{len(earned or ())} turns have rewards, but the rows consist of {len(trained)} turns: tokens cannot "
+                "be assigned to turns"
             )
         lengths = [len(one.output_ids) for one in trained]
         of_trained = iter(token_returns(item.turn_rewards, item.token_rewards, lengths, discount))
@@ -218,7 +217,7 @@ class RowBuilder:
         if not self._settings.records or not any(1 in row.loss_mask for row in packed.rows):
             return packed
         if packed.token_source is not TokenSource.GENERATIONS:
-            raise RecordProblemError("its tokens were rebuilt from messages, and no engine told anything of them")
+            raise RecordProblemError("its tokens were rebuilt from messages, which have no token records")
         records = read_records(packed.generations, self._settings.records, self._fetched_records)
         return replace(packed, records=records)
 
@@ -253,17 +252,13 @@ class RowBuilder:
         )
 
     def _check_vocabulary(self, rows: Sequence[TrainingRow]) -> None:
-        """An id without an embedding would end the training of the whole batch, on the device and without a name.
-
-        Raises:
-            ValueError: the model does not have an id.
-        """
+        """Raises ``ValueError`` for an id without an embedding, which would crash the training of the whole batch."""
         size = vocabulary_size(self._settings.masks.tokenizer_path) or MAX_VOCABULARY
         for odd in (token_id for row in rows for token_id in _extremes(row.token_ids) if not 0 <= token_id < size):
             raise ValueError(f"the token id {odd} is not in the vocabulary of {size} ids")
 
     def _rebuilt(self, item: RolloutItem) -> _Packed:
-        """Rebuilds rows from the messages: all that the policy wrote, in every turn, unless the type says otherwise."""
+        """Rebuilds rows from the messages: by default all assistant messages are trained."""
         messages = list(item.messages)
         rebuilt = mask_generator(self._settings.masks).rebuild_rows(
             messages,
@@ -339,7 +334,7 @@ class RowBuilder:
         return self._row_images.attach(row, generations)
 
     def _count_drift(self, item: RolloutItem) -> None:
-        """Counts what rebuilding the tokens from messages would have changed; the sampled ones are trained anyway."""
+        """Counts the differences that rebuilding the tokens from messages would cause; the sampled ones are trained."""
         if not self._settings.report_drift or not item.messages:
             return
         generator = self._drift_measure
@@ -356,7 +351,7 @@ class RowBuilder:
 
     @property
     def _drift_measure(self) -> MultiTurnLossMaskGenerator | None:
-        """What drift is measured with; None where there is no tokenizer, which sampled tokens do not need."""
+        """Returns the mask generator that measures drift; None without a tokenizer, which is optional."""
         if not self._settings.masks.tokenizer_path:
             return None
         generator = _mask_generator_or_none(self._settings.masks)
@@ -364,7 +359,7 @@ class RowBuilder:
 
 
 def _shown(members: Sequence[RolloutItem]) -> Iterator[str]:
-    """The images to make tensors of: those of members that may be trained, and show what the engine was sent."""
+    """Yields the images of members that may be trained and whose images were sent to the engine."""
     for item in members:
         if _refusal(item) is None and not why_not_sent(item.generations):
             yield from images_of(item)
@@ -377,7 +372,7 @@ def images_of(item: RolloutItem) -> list[str]:
 
 
 def images_of_rows(item: RolloutItem) -> list[str]:
-    """Returns the images of a trajectory's rows, each as often as a row shows it: what tensors are joined of."""
+    """Returns the images of a trajectory's rows, with repetitions, as their tensors are joined."""
     if not item.generations:
         return list(shown_in_messages(item.messages))
     rows = _with_image_hashes(pack_training_rows(item.generations), item)
@@ -388,7 +383,7 @@ def images_of_rows(item: RolloutItem) -> list[str]:
 
 
 def _by_group(items: Iterable[RolloutItem]) -> tuple[list[list[RolloutItem]], list[RolloutItem]]:
-    """Sorts items into their groups; a malformed item that no longer says where it belongs is a stray."""
+    """Returns the items by group, and malformed items without a known group."""
     groups: dict[Any, list[RolloutItem]] = {}
     ungrouped = []
     for item in items:
@@ -402,7 +397,7 @@ def _by_group(items: Iterable[RolloutItem]) -> tuple[list[list[RolloutItem]], li
 
 
 def _refusal(item: RolloutItem) -> str | None:
-    """Says why an item is not trained, None when it may be."""
+    """Returns why an item is not trained; None if it may be."""
     if item.error is not None:
         return item.error
     if item.remove_sample:
@@ -413,7 +408,7 @@ def _refusal(item: RolloutItem) -> str | None:
 
 
 def _stand_in(member: RolloutItem, slot: int) -> RolloutItem:
-    """Returns a record for the missing member of a group, under a uid of its own."""
+    """Returns a dummy item for a missing member of a group."""
     return RolloutItem(
         uid=f"{member.instance_id}.{member.epoch}.{slot}.dummy",
         instance_id=member.instance_id,
@@ -426,7 +421,7 @@ def _stand_in(member: RolloutItem, slot: int) -> RolloutItem:
 
 
 def _with_neutral_dummies(members: Sequence[RolloutTrajectory]) -> tuple[RolloutTrajectory, ...]:
-    """Gives members that are not trained the mean of the group's others, as reward and as raw reward."""
+    """Sets the rewards of dummies to the means of the group's other members."""
     real = [member for member in members if not member.is_dummy]
     reward, raw_reward = mean([one.reward for one in real]), mean([one.raw_reward for one in real])
     return tuple(
@@ -462,7 +457,7 @@ def _dummy(item: RolloutItem, reason: str) -> RolloutTrajectory:
 
 
 def _turn_returns(packed: _Packed) -> tuple[float, ...] | None:
-    """Returns what is earned from the beginning of each trained turn on; None where its turns earned nothing."""
+    """Returns the return of each trained turn; None without rewards of turns."""
     return None if packed.returns is None else tuple(tokens[0] for tokens in packed.returns if tokens)
 
 
@@ -480,37 +475,34 @@ def _version_spans(packed: _Packed, row: TrainingRow, expanded: TrainingRow) -> 
 
 
 def _along(row: TrainingRow, values: Sequence[Value], elsewhere: Value) -> list[Value]:
-    """Lays values of trained tokens out along a row. The first token of all is never trained."""
+    """Distributes values of trained tokens along a row. The first token is never trained."""
     found = laid_out(row.loss_mask, values, elsewhere)
     return [elsewhere, *found[1:]]
 
 
 def _response_start(row: TrainingRow) -> int | None:
-    """Returns the place of the first trained token; None when nothing is trained.
-
-    The first token of all has nothing before it that could predict it, so it is always prompt.
-    """
+    """Returns the index of the first trained token, None if there is none. Token 0 is never trained."""
     token_ids, loss_mask, log_probs = row.token_ids, row.loss_mask, row.log_probs
     if len(loss_mask) != len(token_ids) or (log_probs is not None and len(log_probs) != len(token_ids)):
-        raise ValueError(f"{len(token_ids)} tokens came with a mask or log-probs of another length")
+        raise ValueError(f"the mask or log-probs of {len(token_ids)} tokens have another length")
     return next((index for index, trained in enumerate(loss_mask) if trained and index), None)
 
 
 def _with_image_hashes(rows: list[TrainingRow], item: RolloutItem) -> list[TrainingRow]:
-    """Fills in, for generations that do not say it, what an append-only episode of one row saw: all it was shown."""
+    """Adds the images of the messages to a single row whose generations do not name their images."""
     if len(rows) != 1 or rows[0].images is not None:
         return rows
     return [replace(rows[0], images=shown_in_messages(item.messages))]
 
 
 def _replies(item: RolloutItem) -> str:
-    """Returns the text of the policy's messages, one after the other; parts that are no text say nothing."""
+    """Returns the joined text of the assistant messages."""
     written = [message.get("content") for message in item.messages if message.get("role") == "assistant"]
     return "\n".join(content for content in written if isinstance(content, str))
 
 
 def _versions(sampled: Sequence[Generation]) -> list[str]:
-    """Returns the weight versions that sampled the row's turns, in order; a resumed turn has several."""
+    """Returns the weight versions of the row's turns, in order; a resumed turn has several."""
     versions: list[str] = []
     for generation in sampled:
         spans = [span.weight_version for span in generation.weight_version_spans]
@@ -524,9 +516,10 @@ def _tools(item: RolloutItem) -> list[dict[str, Any]] | None:
 
 
 def _was_cut(item: RolloutItem) -> bool:
-    """Returns True if the last reply never came to its end of turn, as far as the item says so.
+    """Returns True if the last reply was truncated before its end of turn.
 
-    The buffer calls every truncated episode ``length``, also one that ran out of turns; its stop reason tells.
+    ``finish_reason`` is ``length`` for every truncated episode, also for one that ran out of turns: the stop reason
+    decides first.
     """
     if item.stop_reason in STOPS_BETWEEN_TURNS:
         return False
@@ -545,15 +538,15 @@ def _reward(value: Any) -> float:
     return 0.0 if value is None else float(value)
 
 
-# --- said once -------------------------------------------------------------------------------------------------------
+# --- logged once -----------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4)
 def _mask_generator_or_none(settings: MaskSettings) -> Masks | None:
-    """Returns the mask generator, or None where it cannot be loaded, which is tried once per process and said once."""
+    """Returns the mask generator, or None, with a warning, if it cannot be loaded."""
     try:
         return mask_generator(settings)
-    except Exception as error:  # noqa: BLE001 - a report that fails must not cost a rollout
+    except Exception as error:  # noqa: BLE001 - a failed report must not fail a rollout
         logger.warning("token drift is not measured: the tokenizer cannot be loaded: %s", error)
         return None
 
@@ -561,16 +554,16 @@ def _mask_generator_or_none(settings: MaskSettings) -> Masks | None:
 @functools.lru_cache(maxsize=1)
 def _warn_of_unused_mask() -> None:
     logger.warning(
-        "trajectories carry the tokens that were sampled, and exactly those are trained: the loss mask of one's own "
-        "decides only for trajectories that come as messages alone"
+        "trajectories contain the sampled tokens, and exactly these are trained: the custom loss mask applies only to "
+        "trajectories that consist of messages alone"
     )
 
 
 @functools.lru_cache(maxsize=1)
 def _warn_of_missing_log_probs(flag: str) -> None:
     logger.warning(
-        "%s computes the loss from the engine's log-probs: trajectories without them are not trained. They come with "
-        "generations, never with messages alone",
+        "%s computes the loss from the engine's log-probs: trajectories without them are not trained. Only "
+        "trajectories with generations have them",
         flag,
     )
 
@@ -578,8 +571,8 @@ def _warn_of_missing_log_probs(flag: str) -> None:
 @functools.lru_cache(maxsize=1)
 def _warn_of_long_rows(rows: int, tokens: int) -> None:
     logger.warning(
-        "a trajectory rebuilt from its messages is %d rows of %d tokens in all, because its template drops earlier "
-        "reasoning: rollout_buffer_max_row_tokens bounds that, and rollout/buffer/row_tokens says what rows cost",
+        "a trajectory rebuilt from its messages has %d rows with %d tokens in total, because its template drops "
+        "earlier reasoning: rollout_buffer_max_row_tokens limits it, and rollout/buffer/row_tokens measures it",
         rows,
         tokens,
     )

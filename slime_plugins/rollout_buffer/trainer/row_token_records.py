@@ -1,8 +1,8 @@
-"""What an engine told of a row's tokens: their experts and the ids that top_p kept, put together turn by turn. Pure.
+"""Assembles the token records of a row from those of its turns: routed experts and top-p token ids. Pure.
 
-The rule: a token's experts are those of the pass that sampled it; of a token that came in from outside, those of the
-first pass of its row that read the token before it. Kept ids belong to sampled tokens alone. Nothing is moved to fit:
-records that are not of exactly these tokens are a ``RecordProblemError``.
+A sampled token has the experts of the forward pass that sampled it; another token has those of the first pass of its
+row that read the token before it. Top-p ids belong to sampled tokens only. Records are never shifted: records that do
+not belong to exactly these tokens raise ``RecordProblemError``.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out, trained_values
 
 MAX_SHARE_OUTSIDE = 0.25
-"""Of sampled tokens that are not among their kept ids: engines' kernels differ at the edge, and no more than that."""
+"""Tolerated share of sampled tokens outside of their top-p ids: kernels of engines differ at the threshold."""
 MIN_TOKENS_TO_JUDGE = 8
 
 ReadRecords = Sequence[Mapping[str, TokenRecords]]
-"""For each generation its records by kind."""
+"""The records of each generation, by kind."""
 
 
 class RecordProblemError(ValueError):
-    """A trajectory whose records are missing, or not of its tokens."""
+    """The records of a trajectory are missing, or do not belong to its tokens."""
 
     counter: ClassVar[str] = "record_problems"
 
 
 def read_records(generations: Sequence[Generation], kinds: Iterable[str], fetched: FetchedImages) -> ReadRecords:
-    """Returns the records that generations name, of the kinds that are wanted.
+    """Returns the records of the wanted kinds, which generations refer to by hash.
 
     Raises:
-        RecordProblemError: one has none, or its bytes are missing or cut.
+        RecordProblemError: a generation has none, or their bytes are missing or truncated.
     """
     return [{kind: _read(index, one, kind, fetched) for kind in kinds} for index, one in enumerate(generations)]
 
@@ -42,7 +42,7 @@ def read_records(generations: Sequence[Generation], kinds: Iterable[str], fetche
 def _read(index: int, generation: Generation, kind: str, fetched: FetchedImages) -> TokenRecords:
     named = generation.records.get(kind)
     if named is None:
-        raise RecordProblemError(f"turn {index} has no {kind}: the engine was not asked for them, or did not answer")
+        raise RecordProblemError(f"turn {index} has no {kind}: they were not requested, or the engine returned none")
     data = named.data or fetched.data.get(named.sha256)
     if data is None:
         reason = fetched.missing.get(named.sha256, "they were not fetched")
@@ -56,10 +56,10 @@ def _read(index: int, generation: Generation, kind: str, fetched: FetchedImages)
 def routed_experts_of_row(
     row: TrainingRow, expanded: TrainingRow, generations: Sequence[Generation], records: ReadRecords, width: int | None
 ) -> TokenRecords:
-    """Returns the experts of every token of a row but its first; ``expanded`` has the row's images expanded.
+    """Returns the experts of every token of a row but its first; ``expanded`` is the row with images expanded.
 
     Raises:
-        RecordProblemError: some token's are missing, or there are more than tokens, or not ``width`` for each.
+        RecordProblemError: experts of a token are missing, there are more than tokens, or not ``width`` per token.
     """
     at = row.generation_indices[-1]
     parts = [records[at][ROUTED_EXPERTS]]
@@ -76,14 +76,14 @@ def routed_experts_of_row(
         )
     if width is not None and experts.width != width:
         raise RecordProblemError(
-            f"the engine told {experts.width} experts for each token, and the trainer's model has layers times "
-            f"experts per token of {width}"
+            f"the engine returned {experts.width} experts for each token, and the trainer's model has {width} (layers "
+            "times experts per token)"
         )
     return experts
 
 
 def _continued(index: int, start: int, generations: Sequence[Generation], records: ReadRecords) -> int:
-    """Returns the turn that ends where the experts of this one begin, and whose tokens its prompt begins with."""
+    """Returns the earlier turn that this one continues: its tokens are a prefix of the prompt."""
     prompt, shown = generations[index].prompt_ids, generations[index].images
     for at in range(index - 1, -1, -1):
         before = generations[at]
@@ -92,16 +92,16 @@ def _continued(index: int, start: int, generations: Sequence[Generation], record
         same_images = shown is None or before.images is None or shown[: len(images)] == images
         if records[at][ROUTED_EXPERTS].end == start and list(prompt[: len(ids)]) == ids and same_images:
             return at
-    raise RecordProblemError(f"nobody told the experts of the first {start} tokens of turn {index}")
+    raise RecordProblemError(f"no turn has the experts of the first {start} tokens of turn {index}")
 
 
 def kept_ids_of_row(
     row: TrainingRow, expanded: TrainingRow, generations: Sequence[Generation], records: ReadRecords, start: int
 ) -> TokenRecords:
-    """Returns the kept ids of the tokens from ``start`` on, none at those that are not trained.
+    """Returns the top-p ids of the tokens from ``start`` on, an empty set at tokens that are not trained.
 
     Raises:
-        RecordProblemError: they are not one set for each sampled token, or hardly ever hold the token that was sampled.
+        RecordProblemError: there is not one set per sampled token, or too many sampled tokens are outside of their set.
     """
     of_output: list[list[array[int]]] = [[] for _ in generations]
     for index in row.generation_indices:
@@ -125,6 +125,5 @@ def _check_holds_sampled(row: TrainingRow, along: Sequence[array[int]], start: i
     outside = sum(row.token_ids[place] not in along[place - start] for place in trained)
     if len(trained) >= MIN_TOKENS_TO_JUDGE and outside > MAX_SHARE_OUTSIDE * len(trained):
         raise RecordProblemError(
-            f"{outside} of {len(trained)} sampled tokens are not among the ids that top_p kept for them: "
-            "these are kept ids of other tokens"
+            f"{outside} of {len(trained)} sampled tokens are not among their top-p ids: the ids belong to other tokens"
         )

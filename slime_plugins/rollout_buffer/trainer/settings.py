@@ -1,4 +1,4 @@
-"""What a trainer wants of its buffer, as records. Who reads them from where is the trainer's business."""
+"""Settings of the trainer side, as records. Each trainer's binding reads them from its own configuration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedSettings:
-    """Where the buffer is, which job is fetched, and for how long. ``max_failures`` None bounds time.
+    """The buffer's address, the job, and timeouts.
 
-    ``wait_s`` is how long one poll waits for a group, ``lease_s`` how long a delivery may stay unacknowledged before it
-    comes back, ``timeout_s`` how long one call may take beyond what it waits.
+    ``max_failures`` limits failed calls in a row; None limits the time instead. ``wait_s`` is how long one poll waits
+    for a group, ``lease_s`` how long a delivery may stay unacknowledged before it is redelivered, ``timeout_s`` how
+    long one call may take in addition to ``wait_s``.
     """
 
     buffer_url: str
@@ -27,7 +28,7 @@ class FeedSettings:
 
     @property
     def consumer_id(self) -> str:
-        """Names this trainer to the buffer; the same after a restart."""
+        """The trainer's id at the buffer, equal after a restart."""
         return f"trainer-{hashlib.sha256(self.job_id.encode()).hexdigest()[:16]}"
 
 
@@ -35,12 +36,12 @@ class FeedSettings:
 class RowSettings:
     """How trajectories become training rows.
 
-    ``log_probs_wanted_by`` names what computes the loss from the engine's log-probs, None where nothing does: then
-    trajectories without them are trained as well. ``keep_pictures`` leaves pictures beside the tensors made of them.
-    ``turn_discount`` makes the returns of rows whose turns earned rewards; None leaves the trajectory's reward alone.
-    ``max_token_lag`` masks tokens of weights that are more versions older than the trainer's; None masks none.
-    ``records`` are the kinds of token records (``slime.utils.mask_token_records``) without which nothing is trained;
-    ``experts_width`` is how many experts the model chooses for one token in all its layers, None when it is unknown.
+    ``log_probs_wanted_by`` names the option that computes the loss from the engine's log-probs; None if there is none,
+    so that trajectories without log-probs are trained as well. ``keep_pictures`` keeps images next to their tensors.
+    ``turn_discount`` is the discount for returns of turns with rewards; None uses the trajectory's reward only.
+    ``max_token_lag`` masks tokens whose weights are more versions older than the trainer's; None masks none.
+    ``records`` are the required kinds of token records (``slime.utils.mask_token_records``); ``experts_width`` is the
+    number of experts per token over all layers, None if unknown.
     """
 
     samples_per_group: int
@@ -57,9 +58,9 @@ class RowSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSettings:
-    """How screenshots reach the trainer. ``pixel_dtype`` None leaves pixels as the image processor makes them.
+    """How screenshots are fetched and converted.
 
-    ``threads`` make tensors of them at once.
+    ``pixel_dtype`` None keeps the dtype of the image processor. ``threads`` convert images in parallel.
     """
 
     cache_bytes: int = 512_000_000
@@ -70,7 +71,7 @@ class ImageSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackingSettings:
-    """Which sinks there are. ``example_interval`` rollouts lie between two tables of examples; 0 makes none."""
+    """Sinks of metrics. Examples are logged every ``example_interval`` rollouts; 0 logs none."""
 
     use_wandb: bool = False
     json_lines: Path | None = None
@@ -78,6 +79,6 @@ class TrackingSettings:
     example_interval: int = 10
 
     def wants_examples(self, rollout_id: int) -> bool:
-        """Returns True if this rollout shows examples to anybody."""
-        heard = self.use_wandb or self.json_lines is not None or self.tensorboard is not None
-        return heard and self.example_interval > 0 and rollout_id % self.example_interval == 0
+        """Returns True if examples of this rollout are logged."""
+        has_sink = self.use_wandb or self.json_lines is not None or self.tensorboard is not None
+        return has_sink and self.example_interval > 0 and rollout_id % self.example_interval == 0

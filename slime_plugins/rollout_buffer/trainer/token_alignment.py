@@ -1,8 +1,8 @@
-"""What is known of single tokens of a packed row: where each output stands, and which weights sampled it. Pure.
+"""Aligns values of single tokens (weight versions, returns, records) with the tokens of a packed row. Pure.
 
-A generation that a row holds has its output behind its prompt: from ``len(prompt_ids)`` on, in the row as it is packed,
-with one placeholder for each image. Expanding images moves every place and no order: what is known of the trained
-tokens is kept one after the other, and laid out again along the mask of the expanded row.
+In a packed row, which has one placeholder per image, the output of a generation starts at index ``len(prompt_ids)``.
+Expanding images shifts indices but keeps the order: values of the trained tokens are collected in order, and
+distributed along the mask of the expanded row (``laid_out``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def output_versions(generation: Generation) -> list[str | None]:
-    """Returns which weights sampled each output token: its span's, the generation's where no span tells."""
+    """Returns the weight version of each output token: that of its span, or else of the generation."""
     versions: list[str | None] = [generation.weight_version] * len(generation.output_ids)
     for span in generation.weight_version_spans:
         covered = range(max(0, span.start), min(span.end, len(versions)))
@@ -30,9 +30,9 @@ def output_versions(generation: Generation) -> list[str | None]:
 def mask_old_tokens(
     row: TrainingRow, generations: Sequence[Generation], trainer_version: int, max_lag: int
 ) -> TrainingRow:
-    """Returns the row without tokens that weights sampled more than ``max_lag`` versions before the trainer's.
+    """Returns the row with tokens masked whose version lags the trainer's by more than ``max_lag``.
 
-    Nothing is ever unmasked; a token of weights that nobody named stays.
+    Tokens without a known version stay trained.
     """
     mask = list(row.loss_mask)
     for index, start in _outputs(row, generations):
@@ -51,9 +51,10 @@ def mask_old_tokens(
 def trained_values(
     row: TrainingRow, generations: Sequence[Generation], of_output: Sequence[Sequence[Value]]
 ) -> list[Value]:
-    """Returns what is known of the row's trained tokens, in their order; ``of_output`` has a value for each output id.
+    """Returns the values of the row's trained tokens, in order.
 
-    It is indexed as ``generations``; what it says of a generation that is not trained is not looked at.
+    ``of_output`` has a value for each output id of each of ``generations``; generations that are not trained are
+    skipped.
     """
     return [
         value
@@ -65,7 +66,7 @@ def trained_values(
 
 
 def laid_out(loss_mask: Sequence[int], values: Iterable[Value], elsewhere: Value) -> list[Value]:
-    """Returns the values along a mask: the next at every 1, ``elsewhere`` at every 0.
+    """Distributes values along a mask: the next value at every 1, ``elsewhere`` at every 0.
 
     Raises:
         ValueError: there are more or fewer values than ones.
@@ -73,12 +74,12 @@ def laid_out(loss_mask: Sequence[int], values: Iterable[Value], elsewhere: Value
     left = iter(values)
     found = [next(left, None) if trained else elsewhere for trained in loss_mask]
     if None in found or next(left, None) is not None:
-        raise ValueError(f"the mask has {sum(map(bool, loss_mask))} trained tokens, and another number of values came")
+        raise ValueError(f"the mask has {sum(map(bool, loss_mask))} trained tokens, but not as many values")
     return found  # type: ignore[return-value]  # none of them is None
 
 
 def version_spans(along: Sequence[str]) -> tuple[WeightVersionSpan, ...]:
-    """Returns which weights sampled which tokens, as spans of places; ``along`` names them at each, "" where nobody."""
+    """Returns spans of equal weight versions; ``along`` has the version of each token, "" if unknown."""
     return tuple(_runs(along))
 
 
@@ -92,6 +93,6 @@ def _runs(along: Sequence[str]) -> Iterator[WeightVersionSpan]:
 
 
 def _outputs(row: TrainingRow, generations: Sequence[Generation]) -> Iterator[tuple[int, int]]:
-    """Yields the index of each generation in the row, and the place of its first output token."""
+    """Yields the index of each generation in the row, and the index of its first output token."""
     for index in row.generation_indices if generations else ():
         yield index, len(generations[index].prompt_ids)

@@ -1,8 +1,8 @@
-"""Where metrics and example trajectories go: W&B, TensorBoard, a JSONL file. No sink ever stops a training.
+"""Logs metrics and example trajectories to W&B, TensorBoard or a JSONL file. A failing sink never stops a training.
 
-slime logs what a rollout function returns by itself, to its own W&B run and TensorBoard. What goes out here is what
-slime does not log: the buffer's numbers before filtering, tables of example trajectories with screenshots, and, where
-asked for, all metrics of a rollout as a line of a file or as TensorBoard events, for runs without slime.
+slime itself logs the metrics that a rollout function returns. This module logs the rest: metrics before filtering,
+tables of example trajectories with screenshots, and optionally all metrics of a rollout as JSON lines or TensorBoard
+events, for runs without slime.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ STEP = "rollout/step"
 EXAMPLES = "rollout/examples"
 TEXT_LIMIT = 4000
 TIMEOUT_S = 30.0
-"""How long a rollout waits for a sink to take its metrics."""
+"""How long a rollout waits for a sink."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One trajectory of a table: its facts, the last thing the model said, its first and its last screenshot."""
+    """One trajectory of a table: its values, last reply, first and last screenshot."""
 
     uid: str
     instance_id: str
@@ -47,37 +47,37 @@ class Example:
 
     @staticmethod
     def columns() -> list[str]:
-        """The columns of a table, in the order of ``cells``."""
+        """Column names, in the order of ``cells``."""
         return ["uid", "instance_id", "task", "reward", "success", "stop_reason", "turns", "last_words"]
 
     def cells(self) -> list[Any]:
-        """What stands in the columns."""
+        """Values of the columns."""
         return [getattr(self, column) for column in self.columns()]
 
 
 class MetricSink(Protocol):
-    """Takes the metrics of a rollout, and now and then examples. May raise whatever it likes."""
+    """Logs metrics and examples. May raise any exception."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Takes the metrics of one step."""
+        """Logs the metrics of one step."""
 
     def log_examples(self, examples: Sequence[Example], step: int) -> None:
-        """Takes a table of examples."""
+        """Logs a table of examples."""
 
 
 class Tracker:
-    """Sends to every sink what it should get. A failure, or a sink that hangs, is said once and costs nothing else."""
+    """Sends metrics to all sinks. A sink that fails or hangs is logged once and otherwise ignored."""
 
     def __init__(self, before_filter: Sequence[MetricSink], everything: Sequence[MetricSink]) -> None:
         self._before_filter = [_SinkThread(sink) for sink in before_filter]
         self._everything = [_SinkThread(sink) for sink in everything]
 
     def log_before_filter(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs what slime does not see: the buffer's numbers before any filter."""
+        """Logs the buffer's metrics before filtering, which slime does not log."""
         self._send(self._before_filter, lambda sink: sink.log(metrics, step))
 
     def log_rollout(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs all metrics of a rollout, where slime does not do it."""
+        """Logs all metrics of a rollout, for sinks that slime does not have."""
         self._send(self._everything, lambda sink: sink.log(metrics, step))
 
     def log_examples(self, examples: Sequence[Example], step: int) -> None:
@@ -91,7 +91,7 @@ class Tracker:
 
 
 class _SinkThread:
-    """Brings one sink its metrics, on a thread of its own: one that hangs holds up no rollout, and no process."""
+    """Calls one sink in a thread, so that a sink that hangs blocks neither the rollout nor the end of the process."""
 
     def __init__(self, sink: MetricSink) -> None:
         self._sink = sink
@@ -100,7 +100,7 @@ class _SinkThread:
         self._thread: threading.Thread | None = None
 
     def carry(self, send: Callable[[MetricSink], None]) -> None:
-        """Has the sink take something, and waits for it; a sink that still hangs with what came before gets nothing."""
+        """Calls the sink and waits at most ``TIMEOUT_S``; skips a sink that still hangs in an earlier call."""
         if self._unfinished is not None and not self._unfinished.is_set():
             return
         if self._thread is None:
@@ -109,7 +109,7 @@ class _SinkThread:
         self._unfinished = threading.Event()
         self._orders.put((send, self._unfinished))
         if not self._unfinished.wait(TIMEOUT_S):
-            _warn_once(f"{self._name} has not taken the metrics for {TIMEOUT_S:g} s: it gets none until it has")
+            _warn_once(f"{self._name} did not finish within {TIMEOUT_S:g} s: it gets no metrics until it has")
 
     @property
     def _name(self) -> str:
@@ -120,14 +120,14 @@ class _SinkThread:
             send, done = self._orders.get()
             try:
                 send(self._sink)
-            except Exception as error:  # noqa: BLE001 - a metric is not worth a training run
-                _warn_once(f"{self._name} did not take the metrics: {type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - a failed sink must not stop a training
+                _warn_once(f"{self._name} failed: {type(error).__name__}: {error}")
             finally:
                 done.set()
 
 
 class WandbSink:
-    """Logs to the W&B run of this process, and not at all when there is none."""
+    """Logs to the W&B run of this process, if there is one."""
 
     def __init__(self) -> None:
         self._defined_for: str | None = None
@@ -139,7 +139,7 @@ class WandbSink:
             run.log({**metrics, STEP: step})
 
     def log_examples(self, examples: Sequence[Example], step: int) -> None:
-        """Logs a W&B table with the screenshots in it."""
+        """Logs a W&B table with screenshots."""
         run = self._run()
         if run is None:
             return
@@ -180,7 +180,7 @@ class TensorBoardSink:
         self._writer.add_text(EXAMPLES, "\n".join([" | ".join(Example.columns()), rule, *lines]), step)
 
     def close(self) -> None:
-        """Writes what is still in memory; otherwise that happens every ten seconds, and at the end of the process."""
+        """Flushes and closes the event file, which is flushed every ten seconds otherwise."""
         self._writer.close()
 
     @functools.cached_property
@@ -221,7 +221,7 @@ class JsonLinesSink:
 
 @functools.lru_cache(maxsize=8)
 def tracker_for(settings: TrackingSettings) -> Tracker:
-    """Returns the tracker of these settings, one per process: sinks keep files and definitions open."""
+    """Returns the tracker of these settings, one per process, because sinks hold open files."""
     everything: list[MetricSink] = []
     if settings.json_lines is not None:
         everything.append(JsonLinesSink(settings.json_lines))
@@ -231,7 +231,7 @@ def tracker_for(settings: TrackingSettings) -> Tracker:
 
 
 def chosen_examples(items: Sequence[RolloutItem]) -> list[RolloutItem]:
-    """Returns the worst, the middle and the best trajectory by raw reward; fewer when there are fewer."""
+    """Returns the worst, the median and the best trajectory by raw reward; fewer if there are fewer."""
     played = [item for item in items if not item.remove_sample and item.error is None]
     ranked = sorted(played, key=lambda item: (_raw_reward(item), item.uid))
     places = dict.fromkeys((0, len(ranked) // 2, len(ranked) - 1))
@@ -239,7 +239,7 @@ def chosen_examples(items: Sequence[RolloutItem]) -> list[RolloutItem]:
 
 
 def example_of(item: RolloutItem, screenshots: Mapping[str, bytes]) -> Example:
-    """Returns what a table shows of an item; a screenshot that could not be had is left out."""
+    """Returns the table row of an item; missing screenshots are left out."""
     shown = [sha256 for sha256 in dict.fromkeys((*item.images[:1], *item.images[-1:])) if sha256 in screenshots]
     success, turns = item.extra_info.get("success"), item.extra_info.get("turns")
     return Example(

@@ -1,7 +1,7 @@
-"""What a trainer tells the buffer of the rows that it trained, in the background and never in its way.
+"""Sends a trainer's report on trained rows to the buffer, in the background.
 
-The buffer compares the trainer's log-probs with the engine's (``GET /jobs/<id>/mismatch``). A report that fails is
-said once and stops nothing.
+The buffer compares the trainer's log-probs with the engine's (``GET /jobs/<id>/mismatch``). The first failure is
+logged; failures never stop the training.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 logger = logging.getLogger(__name__)
 
 ROWS_OF_A_REPORT = 64
-"""Rows that are reported of a step by default; those with the largest gap."""
+"""Rows reported of a step by default: those with the largest gap."""
 DIGITS = 5
 REPORT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowReport:
-    """What a trainer computed of one row. ``log_probs`` and ``rollout_log_probs`` are of its trained tokens, in order.
+    """A trainer's values for one row. ``log_probs`` and ``rollout_log_probs`` belong to its trained tokens, in order.
 
-    ``entropy`` is the mean over them in nats, ``loss_share`` the row's weight in the step's mean, ``clip_share`` the
-    share of them whose ratio was clipped.
+    ``entropy`` is the mean over these tokens in nats, ``loss_share`` the row's weight in the step's mean,
+    ``clip_share`` the share of these tokens whose ratio was clipped.
     """
 
     uid: str
@@ -41,13 +41,13 @@ class RowReport:
 
     @property
     def gap(self) -> float:
-        """The largest distance between the two; -1 where one is not known."""
+        """Largest |train - rollout log-prob|; -1 if one of them is unknown."""
         if not self.log_probs or not self.rollout_log_probs:
             return -1.0
         return max(abs(one - other) for one, other in zip(self.log_probs, self.rollout_log_probs, strict=True))
 
     def body(self) -> dict[str, Any]:
-        """Returns it as the buffer takes it; numbers with five digits after the point."""
+        """Returns the JSON body, with numbers rounded to five decimals."""
         body: dict[str, Any] = {"uid": self.uid, "row": self.row}
         if self.log_probs is not None:
             body["log_probs"] = [round(value, DIGITS) for value in self.log_probs]
@@ -59,7 +59,7 @@ class RowReport:
 
 
 class TrainingReporter:
-    """Sends reports of one trainer, one at a time; a step's is left out while the one before is still on its way."""
+    """Sends reports of one trainer, one at a time; a step's report is dropped while the previous one is being sent."""
 
     def __init__(self, url: str, *, token: str | None = None, most_rows: int = ROWS_OF_A_REPORT) -> None:
         """``most_rows`` 0 reports nothing."""
@@ -70,7 +70,7 @@ class TrainingReporter:
         self._has_warned = False
 
     def report(self, rows_by_job: Mapping[str, Sequence[RowReport]], *, step: int | None = None) -> bool:
-        """Sends the rows with the largest gaps; returns whether they are on their way. Never raises, never waits."""
+        """Starts sending the rows with the largest gaps; returns True if it did. Never raises, never blocks."""
         if not self._most_rows or not any(rows_by_job.values()):
             return False
         if self._pending is not None and not self._pending.done():
@@ -83,7 +83,7 @@ class TrainingReporter:
         return True
 
     def flush(self) -> None:
-        """Waits until what was handed over is sent, or has failed."""
+        """Waits until the pending report is sent or has failed."""
         if self._pending is not None:
             self._pending.result()
 
@@ -91,11 +91,11 @@ class TrainingReporter:
         for job_id, rows in rows_by_job.items():
             try:
                 reply = self._client.report_training(job_id, [row.body() for row in rows], step=step)
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-                self._log("what the trainer computed could not be reported to job %s: %r", job_id, error)
+            except Exception as error:  # noqa: BLE001 - a failed report must not stop the training
+                self._log("the training report could not be sent to job %s: %r", job_id, error)
             else:
                 for refused in reply["refused"][:1]:
-                    self._log("job %s took no report of %s: %s", job_id, refused["uid"], refused["reason"])
+                    self._log("job %s refused the report on %s: %s", job_id, refused["uid"], refused["reason"])
 
     def _log(self, text: str, *values: Any) -> None:
         if not self._has_warned:

@@ -1,12 +1,12 @@
-"""From training rows with one placeholder per image to what a vision model is trained on.
+"""Converts training rows with one placeholder per image to inputs of a vision model.
 
-An engine gets one placeholder for each image and expands it; a training row holds the expanded run, and beside it go
-the tensors that the model's own image processor makes of the images, joined along their first dimension in the order
-of the placeholders. Nothing here is guessed or mended: a row whose tokens, images and grids do not agree, or whose
-prompt the engine counted otherwise, is refused with its reason.
+An engine gets one placeholder per image and expands it; a training row has the expanded run of tokens, together with
+the outputs of the model's image processor, joined along dimension 0 in the order of the placeholders. A row whose
+tokens, images and grids do not agree, or whose prompt has another number of tokens in the engine, is refused with the
+reason.
 
-torch and the processor are imported when the first trajectory with images comes, and only here. A model family is one
-class with three methods (``VisionFamily``) and one line in ``FAMILIES``.
+torch and the processor are imported with the first trajectory that has images, and only here. To add a model family,
+write a class with three methods (``VisionFamily``) and a line in ``FAMILIES``.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ IMAGE_URL_PREFIX = "sha256:"
 
 
 class ImageProblemError(ValueError):
-    """A trajectory that cannot be trained because of its images. ``counter`` is the metric that counts it."""
+    """A trajectory cannot be trained because of its images. ``counter`` is the metric that counts it."""
 
     counter: ClassVar[str] = "image_mismatches"
 
 
 class ImageMismatchError(ImageProblemError):
-    """Tokens, images and grids do not agree, or the engine counted otherwise than the processor."""
+    """Tokens, images and grids do not agree, or engine and processor count different numbers of tokens."""
 
 
 class ImageUnavailableError(ImageProblemError):
-    """An image could not be had, or is none."""
+    """An image is missing or cannot be decoded."""
 
     counter: ClassVar[str] = "images_missing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFeatures:
-    """What the processor made of one image: tensors to join along dimension 0, and how many tokens it becomes."""
+    """The processor's output for one image: tensors to join along dimension 0, and its number of tokens."""
 
     tensors: Mapping[str, Any]
     tokens: int
@@ -58,7 +58,7 @@ class ImageFeatures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowInputs:
-    """A row with its placeholders expanded, the model's inputs beside it (None without images), and the pictures."""
+    """A row with expanded placeholders, the inputs of the model (None without images), and the decoded images."""
 
     row: TrainingRow
     train_inputs: dict[str, Any] | None
@@ -66,30 +66,30 @@ class RowInputs:
 
 
 class VisionFamily(Protocol):
-    """What differs between models that see. One object serves all trajectories of a process."""
+    """The differences between vision models. One object serves all trajectories of a process."""
 
     @property
     def placeholder_id(self) -> int:
-        """The token that stands for one image in a prompt, and for one image token in a training row."""
+        """The token for one image in a prompt, and for one image token in a training row."""
         ...
 
     def prepare(self, picture: Any) -> ImageFeatures:
-        """Returns what the model's own processor makes of one picture (a PIL image)."""
+        """Returns the output of the model's processor for one image (PIL)."""
         ...
 
     def check_tokens(self, token_ids: Sequence[int]) -> None:
-        """Looks at a row with one placeholder per image.
+        """Checks a row with one placeholder per image.
 
         Raises:
-            ImageMismatchError: vision tokens stand where the model would not understand them.
+            ImageMismatchError: a vision token is at a position that the model does not support.
         """
         ...
 
     def join(self, features: Sequence[ImageFeatures]) -> dict[str, Any]:
-        """Returns the inputs of several images, in their order.
+        """Returns the joined inputs of several images, in order.
 
         Raises:
-            ImageMismatchError: the joined tensors do not fit each other.
+            ImageMismatchError: the joined tensors do not agree.
         """
         ...
 
@@ -97,8 +97,8 @@ class VisionFamily(Protocol):
 class QwenVision:
     """Qwen-VL models: ``pixel_values`` holds one row per patch, ``image_grid_thw`` one row per image.
 
-    An image becomes ``grid.prod() / merge_size ** 2`` tokens between its two markers. Positions are computed by the
-    model from tokens and grids: it looks for an image behind each opening marker, so each placeholder must follow one.
+    An image becomes ``grid.prod() / merge_size ** 2`` tokens between its two markers. The model computes positions from
+    tokens and grids and expects an image after each opening marker, so that each placeholder must follow one.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class QwenVision:
         tensor_type: str = "pt",
         cast: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``concat`` joins the tensors of ``tensor_type`` along dimension 0; ``cast`` changes the pixels' type."""
+        """``concat`` joins tensors of ``tensor_type`` along dimension 0; ``cast`` converts the pixels' dtype."""
         self._image_processor = processor.image_processor
         self._concat = concat
         self._tensor_type = tensor_type
@@ -137,10 +137,10 @@ class QwenVision:
     def check_tokens(self, token_ids: Sequence[int]) -> None:
         """As ``VisionFamily``."""
         if self._video_id in token_ids:
-            raise ImageMismatchError("a video token stands in a row, and no video was ever shown")
-        for place, token_id in enumerate(token_ids):
-            if token_id == self._placeholder_id and (not place or token_ids[place - 1] != self._opening_id):
-                raise ImageMismatchError(f"the image placeholder at {place} does not follow <|vision_start|>")
+            raise ImageMismatchError("the row has a video token, but no video was shown")
+        for index, token_id in enumerate(token_ids):
+            if token_id == self._placeholder_id and (not index or token_ids[index - 1] != self._opening_id):
+                raise ImageMismatchError(f"the image placeholder at {index} does not follow <|vision_start|>")
 
     def join(self, features: Sequence[ImageFeatures]) -> dict[str, Any]:
         """As ``VisionFamily``."""
@@ -149,7 +149,7 @@ class QwenVision:
         grids = joined["image_grid_thw"].tolist()
         patches = sum(math.prod(grid) for grid in grids)
         if len(grids) != len(features) or int(joined["pixel_values"].shape[0]) != patches:
-            raise ImageMismatchError(f"{len(features)} images have {len(grids)} grids that stand for {patches} patches")
+            raise ImageMismatchError(f"{len(features)} images have {len(grids)} grids with {patches} patches")
         return joined
 
 
@@ -157,23 +157,22 @@ FAMILIES: Mapping[str, Callable[..., VisionFamily]] = {
     "Qwen2_5_VLProcessor": QwenVision,
     "Qwen3VLProcessor": QwenVision,
 }
-"""By the class of the model's processor. Called with the processor, ``concat`` and ``cast``."""
+"""By the class name of the model's processor. Called with the processor, ``concat`` and ``cast``."""
 
 
 @functools.lru_cache(maxsize=2)
 def load_vision(checkpoint: str, pixel_dtype: str | None = None) -> VisionFamily | None:
-    """Returns how the model of ``checkpoint`` sees, loaded once per process; None, with a warning, if it sees nothing.
+    """Returns the vision family of a model, loaded once per process; None, with a warning, for a text model.
 
-    ``pixel_dtype`` (``bfloat16``, for instance) changes the type of the pixels; None leaves them as the processor
-    made them.
+    ``pixel_dtype`` (for instance ``bfloat16``) is the dtype of the pixels; None keeps that of the processor.
 
     Raises:
-        ConfigError: the processor of a vision model cannot be loaded, or is of a family that is not in the table.
+        ConfigError: the processor of a vision model cannot be loaded, or its family is not in ``FAMILIES``.
     """
-    why = "there is none beside its tokenizer"
+    why = "the checkpoint has none"
     try:
         name, processor = _load_processor(checkpoint)
-    except Exception as error:  # noqa: BLE001 - whatever is missing, the answer is the same: there is no processor
+    except Exception as error:  # noqa: BLE001 - any error means that there is no processor
         why = str(error).strip()[:300]
     else:
         if getattr(processor, "image_processor", None) is not None:
@@ -198,9 +197,10 @@ def _is_vision_model(checkpoint: str) -> bool:
 
 
 def _load_processor(checkpoint: str) -> tuple[str, Any]:
-    """Returns the name of a model's processor and the processor.
+    """Returns the class name of a model's processor, and the processor.
 
-    Its part for videos needs torchvision. Where the whole cannot be had, its parts for images and text are taken.
+    If the complete processor cannot be loaded (its part for videos needs torchvision), its image processor and
+    tokenizer are loaded alone.
     """
     from transformers import AutoImageProcessor, AutoProcessor, ImageProcessingMixin
 
@@ -229,7 +229,7 @@ def _family_of(name: str, processor: Any, pixel_dtype: str | None) -> VisionFami
 
 
 class RowImages:
-    """Gives rows their images. One for each group: what is made of an image serves all rows that show it."""
+    """Attaches images to rows. One object per group: all rows that show an image share its tensors."""
 
     def __init__(self, vision: VisionFamily, images: FetchedImages) -> None:
         self._vision = vision
@@ -237,20 +237,20 @@ class RowImages:
         self._features: dict[str, tuple[Any, ImageFeatures] | Exception] = {}
 
     def prepare(self, hashes: Iterable[str], pool: Executor) -> None:
-        """Makes what rows will ask for, in the threads of ``pool``."""
+        """Converts images in the threads of ``pool``."""
         wanted = list(dict.fromkeys(hashes))
         self._features.update(zip(wanted, pool.map(self._made, wanted), strict=True))
 
     def attach(self, row: TrainingRow, generations: Sequence[Generation] = ()) -> RowInputs:
-        """Returns the row as it is trained. ``generations`` are those of the trajectory, as the row counts them.
+        """Returns the row with expanded placeholders and inputs. ``generations`` are those that the row indexes.
 
         Raises:
-            ImageMismatchError: the numbers of placeholders and images differ, a vision token was sampled or stands
-                where none belongs, or the engine counted another number of tokens in a prompt.
-            ImageUnavailableError: an image is missing or cannot be read.
+            ImageMismatchError: the numbers of placeholders and images differ, a vision token was sampled or is at an
+                unsupported position, or the engine reports another number of tokens in a prompt.
+            ImageUnavailableError: an image is missing or cannot be decoded.
         """
         if row.images is None:
-            raise ImageMismatchError("the generations do not say which images they saw")
+            raise ImageMismatchError("the generations do not name their images")
         self._vision.check_tokens(row.token_ids)
         prepared = [self._prepared(sha256) for sha256 in row.images]
         counts = [features.tokens for _, features in prepared]
@@ -268,15 +268,15 @@ class RowImages:
         return made
 
     def _made(self, sha256: str) -> tuple[Any, ImageFeatures] | Exception:
-        """A picture and what the one call of the processor made of it; or why that cannot be had."""
+        """Returns an image with its features, or the error."""
         try:
             picture = _picture(sha256, self._images)
             return picture, self._vision.prepare(picture)
-        except Exception as error:  # noqa: BLE001 - each trajectory that shows it is refused, and no other
+        except Exception as error:  # noqa: BLE001 - raised for each trajectory that shows the image
             return error
 
     def _check_turns(self, row: TrainingRow, generations: Sequence[Generation]) -> None:
-        """Checks the images of each turn's prompt: the engine made its tokens with a processor of its own."""
+        """Compares the image tokens of each turn's prompt with those of the engine's processor."""
         for index in row.generation_indices if generations else ():
             generation = generations[index]
             placeholders = list(generation.prompt_ids).count(self._vision.placeholder_id)
@@ -287,7 +287,7 @@ class RowImages:
 
 
 def why_not_sent(generations: Sequence[Generation]) -> str:
-    """Says which image of a turn is not the one whose bytes the engine was sent in its place; empty where all are."""
+    """Returns a message if an image of a turn differs from the one that was sent to the engine; empty if none does."""
     for index, generation in enumerate(generations):
         sent = () if generation.prompt_receipt is None else generation.prompt_receipt.images
         if not sent or generation.images is None:
@@ -302,7 +302,7 @@ def why_not_sent(generations: Sequence[Generation]) -> str:
 
 
 def _check_images_of_turn(generation: Generation, index: int, placeholders: int) -> None:
-    """An engine ignores images beyond the placeholders without a word."""
+    """An engine silently ignores images beyond the placeholders."""
     if generation.images is not None and len(generation.images) != placeholders:
         raise ImageMismatchError(
             f"the prompt of turn {index} has {placeholders} image placeholders for {len(generation.images)} images"
@@ -310,7 +310,7 @@ def _check_images_of_turn(generation: Generation, index: int, placeholders: int)
 
 
 def _check_tokens_of_turn(generation: Generation, index: int, tokens: Sequence[int]) -> None:
-    """Compares image by image what both processors made; by the sum where the engine tells no more than that."""
+    """Compares the tokens of each image, or their sum if the engine reports only the prompt's length."""
     receipt = generation.prompt_receipt
     if receipt is not None and receipt.image_tokens is not None:
         of_engine = receipt.image_tokens
@@ -334,16 +334,13 @@ def _check_tokens_of_turn(generation: Generation, index: int, tokens: Sequence[i
 
 
 def tensor_bytes(vision: VisionFamily, shown: Iterable[str], images: FetchedImages) -> int:
-    """Returns about how much the tensors of images will take: one is made, the others go by their areas.
-
-    0 where none of them can be read.
-    """
+    """Estimates the size of images' tensors from one conversion and the areas of the others; 0 if none is readable."""
     areas = {sha256: area for sha256, data in images.data.items() if (area := _area(data))}
     readable = [sha256 for sha256 in shown if sha256 in areas]
     for sha256 in dict.fromkeys(readable):
         try:
             tensors = vision.prepare(_picture(sha256, images)).tensors.values()
-        except Exception:  # noqa: BLE001 - trajectories that show it are refused later, each with its reason
+        except Exception:  # noqa: BLE001 - trajectories that show it are refused later with the reason
             continue
         made = sum(getattr(tensor, "nbytes", 0) for tensor in tensors)
         return round(made / areas[sha256] * sum(areas[one] for one in readable))
@@ -351,7 +348,7 @@ def tensor_bytes(vision: VisionFamily, shown: Iterable[str], images: FetchedImag
 
 
 def _area(data: bytes) -> int:
-    """The pixels of an encoded picture, by its head alone; 0 for what is none."""
+    """Number of pixels, read from the header; 0 if the data is no image."""
     from PIL import Image
 
     try:
@@ -362,9 +359,9 @@ def _area(data: bytes) -> int:
 
 
 def shown_in_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns the hashes of the images that an append-only conversation had shown by its last reply, in order.
+    """Returns the hashes of the images before the last reply of an append-only conversation, in order.
 
-    What is shown after the last reply stands in no generation.
+    Images after the last reply are in no generation.
     """
     shown: list[str] = []
     by_last_reply = 0
@@ -381,7 +378,7 @@ def _is_image(part: Any) -> bool:
 
 
 def _hash_of(part: Mapping[str, Any]) -> str:
-    """Returns the sha256 an image part names; one that names none is refused later, as an image nobody has."""
+    """Returns the sha256 of an image part; a part without one is refused later as a missing image."""
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, Mapping) else None
     return str(url).removeprefix(IMAGE_URL_PREFIX)
@@ -390,7 +387,7 @@ def _hash_of(part: Mapping[str, Any]) -> str:
 def _token_id(processor: Any, token: str) -> int:
     token_id = processor.tokenizer.convert_tokens_to_ids(token)
     if token_id is None or token_id == getattr(processor.tokenizer, "unk_token_id", None):
-        raise ConfigError(f"the tokenizer beside the image processor has no {token}: it belongs to another model")
+        raise ConfigError(f"the processor's tokenizer has no {token}: it belongs to another model")
     return int(token_id)
 
 
@@ -398,7 +395,7 @@ def _picture(sha256: str, images: FetchedImages) -> Any:
     from PIL import Image
 
     if sha256 not in images.data:
-        reason = images.missing.get(sha256, "nobody has it")
+        reason = images.missing.get(sha256, "it was not fetched")
         raise ImageUnavailableError(f"image {sha256[:12]} is missing: {reason}")
     try:
         picture = Image.open(io.BytesIO(images.data[sha256]))
@@ -418,7 +415,7 @@ def _expanded(row: TrainingRow, placeholder_id: int, counts: Sequence[int]) -> T
 
 
 def _check_expansion(before: TrainingRow, after: TrainingRow, placeholder_id: int, counts: Sequence[int]) -> None:
-    """Looks at the result and not at how it came about: runs as long as the grids say, all else as it was."""
+    """Checks the result: runs of placeholders as long as the grids require, all other tokens unchanged."""
     runs = _run_lengths(after.token_ids, placeholder_id)
     trained_images = any(
         mask for token, mask in zip(after.token_ids, after.loss_mask, strict=True) if token == placeholder_id

@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause, Shortfall
 from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
 from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
-from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
+from slime_plugins.rollout_buffer.rules.stuck_weights import StuckCounter, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
 
 AT_WORK = JobSnapshot(
@@ -162,12 +162,12 @@ def test_backpressure_says_whether_anybody_ever_polled() -> None:
 @pytest.mark.parametrize(
     ("who", "words"),
     [
-        (StuckParty.ENGINE, "the trainer is at 9, and 12 of the newest 16 episodes were sampled by 1 or older"),
-        (StuckParty.TRAINER, "it came back for groups 12 times after training, and the only version is 1"),
-        (StuckParty.UNKNOWN, "none of the newest 16 episodes names a version"),
+        (StuckCounter.ENGINE, "the trainer is at 9, and 12 of the newest 16 episodes were sampled by 1 or older"),
+        (StuckCounter.TRAINER, "it came back for groups 12 times after training, and the only version is 1"),
+        (StuckCounter.UNKNOWN, "none of the newest 16 episodes names a version"),
     ],
 )
-def test_weights_that_stand_still_are_said_beside_what_moves(who: StuckParty, words: str) -> None:
+def test_weights_that_stand_still_are_said_beside_what_moves(who: StuckCounter, words: str) -> None:
     stuck = StuckWeights(who=who, count=12, looked_at=16, version=1, trainers_version=9)
     found = explain_job(replace(AT_WORK, stuck_weights=stuck, max_weight_version_lag=4))
     assert [one.code for one in found] == ["weights_stand_still", "moving"]

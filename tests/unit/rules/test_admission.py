@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.rules.admission import (
     pace_of,
     room_for_groups,
     should_defer,
-    should_wait_for_the_slow,
+    should_wait_for_slow_groups,
     version_at,
 )
 from tests.example_counts import examples
@@ -93,7 +93,7 @@ def test_a_slow_group_lets_others_first_only_while_a_backlog_makes_the_trainer_q
 def test_a_trainer_waits_for_the_slow_for_two_versions_time_at_most(
     lag: int, pace: Pace, now: GroupsAhead, behind: int | None, waited_s: float
 ) -> None:
-    if should_wait_for_the_slow(lag, pace, now, oldest_is_behind=behind, waited_s=waited_s):
+    if should_wait_for_slow_groups(lag, pace, now, oldest_is_behind=behind, waited_s=waited_s):
         assert pace.version_s is not None
         assert waited_s < 2 * pace.version_s
         assert behind is not None
@@ -102,7 +102,7 @@ def test_a_trainer_waits_for_the_slow_for_two_versions_time_at_most(
 
 def test_a_trainer_waits_for_the_slow_only_while_the_devices_have_room() -> None:
     def waits(now: GroupsAhead, *, behind: int = 2, waited_s: float = 0.0) -> bool:
-        return should_wait_for_the_slow(2, PACE, now, oldest_is_behind=behind, waited_s=waited_s)
+        return should_wait_for_slow_groups(2, PACE, now, oldest_is_behind=behind, waited_s=waited_s)
 
     assert waits(ahead(ready=8, running=8))
     assert not waits(ahead(ready=12, running=8)), "the devices would soon have nothing to begin"

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from benchmarks.simulate_concurrency import SETTINGS, Setting, Simulation, share_of_best
 from slime_plugins.rollout_buffer.rules.concurrency import (
     Bounds,
+    ConcurrencyState,
     Load,
     Observation,
     Reason,
-    Steering,
-    first_steering,
-    steer,
+    adjust,
+    initial_state,
 )
 
 BOUNDS = st.tuples(st.integers(1, 64), st.integers(0, 400), st.integers(1, 64)).map(
@@ -39,9 +39,9 @@ SOME = Bounds(least=4, most=1024, step=4)
 
 @given(BOUNDS, st.lists(LOADS, max_size=40))
 def test_it_stays_within_its_bounds_whatever_happens(bounds: Bounds, loads: list[Load]) -> None:
-    now = first_steering(bounds)
+    now = initial_state(bounds)
     for load in loads:
-        now = steer(now, load, bounds)
+        now = adjust(now, load, bounds)
         assert 1 <= bounds.least <= now.limit <= bounds.most
 
 
@@ -50,49 +50,49 @@ def test_it_is_never_stuck_low_where_devices_idle_and_nothing_queues(
     bounds: Bounds, loads: list[Load], free: int
 ) -> None:
     """After whatever happened: as soon as each further episode brings its share, it reaches its ceiling again."""
-    now = first_steering(bounds)
+    now = initial_state(bounds)
     for load in loads:
-        now = steer(now, load, bounds)
+        now = adjust(now, load, bounds)
     for _ in range(bounds.most + 100):
-        now = steer(now, Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free), bounds)
+        now = adjust(now, Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free), bounds)
     reached = Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free)
-    assert steer(now, reached, bounds).limit >= min(bounds.most, now.limit + (free > 0))
+    assert adjust(now, reached, bounds).limit >= min(bounds.most, now.limit + (free > 0))
 
 
 @given(BOUNDS, st.lists(LOADS, max_size=10), st.floats(0, 1000))
 def test_it_shrinks_when_the_engine_queues(bounds: Bounds, loads: list[Load], running: float) -> None:
-    now = first_steering(bounds)
+    now = initial_state(bounds)
     for load in loads:
-        now = steer(now, load, bounds)
+        now = adjust(now, load, bounds)
     queued = Load(playing=now.limit, wanted=True, engine_running=running, engine_waiting=running + 2, rate=1.0)
-    after = steer(now, queued, bounds)
+    after = adjust(now, queued, bounds)
     assert after.reason is Reason.ENGINE_QUEUES
     assert after.limit < now.limit or after.limit == bounds.least
-    again = steer(after, replace(queued, playing=now.limit), bounds)
+    again = adjust(after, replace(queued, playing=now.limit), bounds)
     assert again.limit == after.limit or now.limit == after.limit, "those that are over play on, and count once"
 
 
 @given(st.integers(4, 1000), st.integers(1, 64))
 def test_it_grows_while_devices_idle_and_nothing_queues(limit: int, free: int) -> None:
-    now = Steering(limit=limit, searching=False)
+    now = ConcurrencyState(limit=limit, searching=False)
     load = Load(playing=limit, wanted=True, engine_running=limit, engine_waiting=0, devices_free=free)
-    assert limit < steer(now, load, SOME).limit <= limit + SOME.step
+    assert limit < adjust(now, load, SOME).limit <= limit + SOME.step
 
 
 def test_the_first_search_doubles_and_ends_where_more_bring_nothing() -> None:
-    now, limits = first_steering(SOME), []
+    now, limits = initial_state(SOME), []
     for _ in range(6):
         limits.append(now.limit)
-        now = steer(now, Load(playing=now.limit, wanted=True, rate=min(now.limit, 100.0)), SOME)
+        now = adjust(now, Load(playing=now.limit, wanted=True, rate=min(now.limit, 100.0)), SOME)
     assert limits == [16, 32, 64, 128, 256, 204]
     assert now.reason is Reason.NO_GAIN
 
 
 @pytest.mark.parametrize("knee", [20, 100, 500])
 def test_it_settles_where_the_rate_stops_growing(knee: int) -> None:
-    now, limits = first_steering(SOME), []
+    now, limits = initial_state(SOME), []
     for _ in range(200):
-        now = steer(now, Load(playing=now.limit, wanted=True, rate=float(min(now.limit, knee))), SOME)
+        now = adjust(now, Load(playing=now.limit, wanted=True, rate=float(min(now.limit, knee))), SOME)
         limits.append(now.limit)
     settled = limits[100:]
     assert min(settled) >= 0.75 * knee
@@ -100,15 +100,15 @@ def test_it_settles_where_the_rate_stops_growing(knee: int) -> None:
 
 
 def test_there_are_no_more_episodes_than_devices_and_a_few_that_wait() -> None:
-    now = Steering(limit=200)
-    after = steer(now, Load(playing=200, wanted=True, devices_free=0, devices_waited_for=136), SOME)
+    now = ConcurrencyState(limit=200)
+    after = adjust(now, Load(playing=200, wanted=True, devices_free=0, devices_waited_for=136), SOME)
     assert (after.limit, after.reason) == (68, Reason.DEVICES)
-    assert steer(after, Load(playing=68, wanted=True, devices_free=0, devices_waited_for=4), SOME).limit == 68
+    assert adjust(after, Load(playing=68, wanted=True, devices_free=0, devices_waited_for=4), SOME).limit == 68
 
 
 def test_while_more_play_than_may_nothing_is_decided_by_what_they_bring() -> None:
-    now = Steering(limit=64, searching=False, seen=(Observation(0, 32.0, 100.0),))
-    assert steer(now, Load(playing=80, wanted=True, rate=1.0), SOME).limit == 64
+    now = ConcurrencyState(limit=64, searching=False, seen=(Observation(0, 32.0, 100.0),))
+    assert adjust(now, Load(playing=80, wanted=True, rate=1.0), SOME).limit == 64
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.rules.admission import VersionSeen
-from slime_plugins.rollout_buffer.rules.stuck_weights import SampledEpisode, StuckParty, stuck_weights
+from slime_plugins.rollout_buffer.rules.stuck_weights import SampledEpisode, StuckCounter, stuck_weights
 
 STEP_S = 100.0
 
@@ -26,7 +26,7 @@ def episodes(count: int, *, began_at: float, version: int | None) -> list[Sample
 def test_episodes_that_begin_late_and_are_sampled_by_old_weights_say_that_the_engine_stands_still() -> None:
     found = stuck_weights(1, versions(8), episodes(32, began_at=650.0, version=1), steps=7)
     assert found is not None
-    assert (found.who, found.count, found.version, found.trainers_version) == (StuckParty.ENGINE, 32, 1, 8)
+    assert (found.who, found.count, found.version, found.trainers_version) == (StuckCounter.ENGINE, 32, 1, 8)
 
 
 @given(
@@ -56,7 +56,7 @@ def test_an_engine_that_stands_is_named_as_soon_as_enough_episodes_show_it(
     seen = versions(stands_at + lag + 2)
     newest = episodes(count, began_at=seen[-1].since + 1, version=stands_at)
     found = stuck_weights(lag, seen, newest, steps=0)
-    assert (found is not None and found.who is StuckParty.ENGINE) is (count >= 12)
+    assert (found is not None and found.who is StuckCounter.ENGINE) is (count >= 12)
     assert stuck_weights(lag, seen[:-1], newest, steps=0) is None
 
 
@@ -69,7 +69,7 @@ def test_a_trainer_that_trains_and_never_counts_is_named_where_a_lag_is_asked_fo
     newest = episodes(32, began_at=5.0, version=1)
     found = stuck_weights(1, versions(1), newest, steps=3)
     assert found is not None
-    assert (found.who, found.count, found.version) == (StuckParty.TRAINER, 3, 1)
+    assert (found.who, found.count, found.version) == (StuckCounter.TRAINER, 3, 1)
     assert stuck_weights(1, versions(1), newest, steps=2) is None
     assert stuck_weights(None, versions(1), newest, steps=30) is None
     assert stuck_weights(1, versions(2), newest, steps=30) is None
@@ -80,6 +80,6 @@ def test_an_engine_that_names_no_version_leaves_the_age_unknown() -> None:
     for seen in ([], versions(9)):
         found = stuck_weights(4, seen, newest, steps=0)
         assert found is not None
-        assert found.who is StuckParty.UNKNOWN
+        assert found.who is StuckCounter.UNKNOWN
     assert stuck_weights(None, [], newest, steps=9) is None
     assert stuck_weights(4, [], newest[:11], steps=0) is None

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.rules.token_validity import (
     MAX_VOCABULARY,
     UNKNOWN_PADDING,
     checked_log_prob,
-    first_beyond,
+    first_invalid_id,
     vocabulary_size,
 )
 
@@ -63,11 +63,11 @@ def test_without_a_folder_a_tokenizer_says_it_or_nobody() -> None:
 
 
 def test_the_first_id_that_is_none_is_found() -> None:
-    assert first_beyond([0, 9], 10) is None
-    assert first_beyond([0, 10, 11], 10) == 10
-    assert first_beyond([-1], None) == -1
-    assert first_beyond([MAX_VOCABULARY - 1], None) is None
-    assert first_beyond([MAX_VOCABULARY], None) == MAX_VOCABULARY
+    assert first_invalid_id([0, 9], 10) is None
+    assert first_invalid_id([0, 10, 11], 10) == 10
+    assert first_invalid_id([-1], None) == -1
+    assert first_invalid_id([MAX_VOCABULARY - 1], None) is None
+    assert first_invalid_id([MAX_VOCABULARY], None) == MAX_VOCABULARY
 
 
 @pytest.mark.parametrize("value", [None, True, "0", [0.0], math.nan, math.inf, -math.inf, 0.5, 1, -1e39, 10**400])

@@ -9,7 +9,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Reason, Steering
+from slime_plugins.rollout_buffer.rules.concurrency import Bounds, ConcurrencyState, Reason
 from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
@@ -71,7 +71,7 @@ class Steered:
     """A limit that is always reached and asked for more, and a clock."""
 
     def __init__(self, engine: Busy, **more: Any) -> None:
-        self.engine, self.clock, self.told = engine, SettableClock(1000.0), list[Steering]()
+        self.engine, self.clock, self.told = engine, SettableClock(1000.0), list[ConcurrencyState]()
         self.places, self.paused, self.farm = ConcurrencyLimiter(1), False, dict[str, Any]()
         self.places.wanted = 1
         self.steering = ConcurrencyController(
@@ -84,7 +84,7 @@ class Steered:
             clock=self.clock,
         )
 
-    async def _keep(self, steering: Steering, load: EngineLoad | None) -> None:
+    async def _keep(self, steering: ConcurrencyState, load: EngineLoad | None) -> None:
         self.told.append(steering)
 
     async def pass_time(self, samples: int) -> None:

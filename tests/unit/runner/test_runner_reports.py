@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.runner import device_watch
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job, fresh_farms, store_report
+from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job, recent_device_pools, store_report
 from tests.unit.reporting.test_metrics import scrape
 from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, plugin_of, real_time_buffer, start
 
@@ -79,7 +79,7 @@ def test_two_jobs_on_one_farm_are_counted_once_by_the_newest_word(client: FlaskC
     buffer = job_with_report(client, farm(device(state="leased")), "older")
     job_with_report(client, farm(device(state="ready")), "newer")
     assert scrape(client)["rollout_buffer_devices"] == {("ray", "device-0", "ready"): 1}
-    assert len(fresh_farms(buffer.store)) == 1
+    assert len(recent_device_pools(buffer.store)) == 1
 
 
 def test_what_nobody_said_lately_is_no_metric_but_stays_with_its_job_for_a_week(client: FlaskClient) -> None:

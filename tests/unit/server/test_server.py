@@ -178,7 +178,7 @@ WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
     ({"instances": [{"instance_id": "a"}]}, 400, "not both"),
     ({"input_file": None, "instances": []}, 400, "instances"),
     ({"input_file": None, "instances": [{"prompt": 1}]}, 400, "instances, line 1: instance_id is missing"),
-    ({"input_file": None, "instances": [{"instance_id": "a"}, {"instance_id": "a"}]}, 400, "stands on line 1 already"),
+    ({"input_file": None, "instances": [{"instance_id": "a"}, {"instance_id": "a"}]}, 400, "is already on line 1"),
     ({"input_file": None, "instances": ["a"]}, 400, "instances"),
 ]
 
@@ -211,7 +211,7 @@ def test_who_sets_a_limit_for_groups_that_are_played_here_is_told_that_it_bends_
     [
         ('{"instance_id": "a"}\n{"broken\n', "line 2: not valid JSON (Invalid control character at: character 8)"),
         ('{"prompt": 1}\n', "line 1: instance_id is missing"),
-        ('{"instance_id": "a"}\n{"instance_id": "a"}\n', "line 2: instance_id 'a' stands on line 1"),
+        ('{"instance_id": "a"}\n{"instance_id": "a"}\n', "line 2: instance_id 'a' is already on line 1"),
         ("[]\n", "must be a JSON object"),
         ("", "holds no instance"),
         ('{"instance_id": ""}\n', "instance_id must be a string"),

@@ -72,7 +72,7 @@ def test_a_large_body_lands_in_its_job_too(client: FlaskClient) -> None:
         ("/jobs/mine/buffer/write", {"uid": "u"}, "400 invalid_payload: item"),
         ("/buffer/write", {"uid": "u", "job_id": "mine"}, "400 invalid_payload: item"),
         ("/jobs/mine/buffer/write", {"items": []}, "400 invalid_payload: items must be"),
-        ("/buffer/write", written("u"), "409 conflict: 2 jobs are open: say which with job_id"),
+        ("/buffer/write", written("u"), "409 conflict: 2 jobs are open: select one with job_id"),
     ],
 )
 def test_a_job_whose_generator_is_refused_says_so_with_status_and_reason(

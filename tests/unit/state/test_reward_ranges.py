@@ -69,5 +69,5 @@ def test_items_are_refused_where_a_runner_fills_the_slots(client: FlaskClient) -
     start(client, **payload)
     status, reply = post(client, "/buffer/write", written("a0", "a"))
     assert (status, reply["error"]["code"]) == (409, "conflict")
-    assert "job j is played by its own runner" in reply["error"]["message"]
+    assert "job j is played by its runner" in reply["error"]["message"]
     assert "task_type external" in reply["error"]["message"]

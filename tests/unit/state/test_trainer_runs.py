@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import STALE
-from slime_plugins.rollout_buffer.rules.weight_versions import MAX_STEP, KnownVersions, Standing, standing_of
+from slime_plugins.rollout_buffer.rules.weight_versions import MAX_STEP, KnownVersions, VersionOrigin, origin_of
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
@@ -137,8 +137,8 @@ def test_a_run_may_begin_at_the_number_of_its_last_step(buffer: Buffer) -> None:
 def test_no_version_raises_the_newest_by_more_than_a_step(
     known: KnownVersions, version: int, sampled_from: float | None
 ) -> None:
-    standing = standing_of(version, known, sampled_from=sampled_from)
-    if standing is Standing.OF_THIS_RUN and known.newest is not None:
+    standing = origin_of(version, known, sampled_from=sampled_from)
+    if standing is VersionOrigin.OF_THIS_RUN and known.newest is not None:
         assert version <= known.newest + MAX_STEP
     if version in (0, 1) and sampled_from is None:
-        assert standing is Standing.OF_THIS_RUN, "a trainer that resumes is believed"
+        assert standing is VersionOrigin.OF_THIS_RUN, "a trainer that resumes is believed"

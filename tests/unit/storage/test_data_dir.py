@@ -56,7 +56,7 @@ def test_what_a_restored_backup_left_open_is_closed_at_start(folder: Path, caplo
     for path in opened:
         path.chmod(0o644)
     data_dir.own(folder).close()
-    data_dir.tighten(folder)
+    data_dir.restrict_permissions(folder)
     assert mode(folder) == 0o700
     assert [mode(path) for path in opened] == [0o600] * 3
     assert str(folder) in caplog.text
@@ -66,9 +66,9 @@ def test_what_is_not_the_buffers_is_left_as_it_is(folder: Path, caplog: pytest.L
     (folder / "tasks.jsonl").touch(mode=0o644)
     folder.chmod(0o755)
     data_dir.own(folder).close()
-    data_dir.tighten(folder)
+    data_dir.restrict_permissions(folder)
     assert (mode(folder / "tasks.jsonl"), mode(folder)) == (0o644, 0o755)
-    assert "give a folder of its own" in caplog.text
+    assert "use a folder of its own" in caplog.text
 
 
 def test_a_folder_that_all_users_share_is_refused(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_another_user_reads_nothing_and_takes_no_lock(tmp_path: Path, folder: Pa
     before = subprocess.run([sys.executable, "-c", STRANGER, str(folder)], capture_output=True, text=True, check=True)
     assert "opened /buffer.sqlite3" in before.stdout, "the test can see what it looks for"
     data_dir.own(folder).close()
-    data_dir.tighten(folder)
+    data_dir.restrict_permissions(folder)
     after = subprocess.run([sys.executable, "-c", STRANGER, str(folder)], capture_output=True, text=True, check=True)
     assert after.stdout == ""
 

@@ -43,7 +43,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def full(small_disk: Path) -> Iterator[Buffer]:
     """A buffer with four groups ready, on a disk that another program then filled to the last byte."""
     buffer = Buffer(Store(small_disk / "data"))
-    assert buffer.store.keep_reserve()
+    assert buffer.store.allocate_reserve()
     job = start_external(buffer, 2, job_id="j")
     for number in range(4):
         write(buffer, job, written(f"{number}a", str(number)), written(f"{number}b", str(number), 0.0))
@@ -93,7 +93,7 @@ def test_when_there_is_room_again_all_is_as_before(full: Buffer, small_disk: Pat
         write(full, job, written("4a", "4"))
     (small_disk / "ballast").unlink()
     assert full.store.trouble() is not None, "the room is kept first"
-    assert full.store.keep_reserve()
+    assert full.store.allocate_reserve()
     assert full.store.trouble() is None
     assert write(full, job, written("4a", "4"), written("4b", "4", 0.0)) == ["stored", "stored"]
 
@@ -101,7 +101,7 @@ def test_when_there_is_room_again_all_is_as_before(full: Buffer, small_disk: Pat
 def test_a_disk_that_was_full_from_the_start_is_not_filled_further(small_disk: Path) -> None:
     fill(small_disk, leave=MIB)
     store = Store(small_disk / "data")
-    assert not store.keep_reserve()
+    assert not store.allocate_reserve()
     with pytest.raises(StorageFullError):
         store.check_room()
     store.close()
@@ -113,7 +113,7 @@ def test_writes_get_507_and_polls_their_groups_over_http(small_disk: Path, caplo
     client = app.test_client()
     start_external(context.buffer, 1, job_id="j")
     assert client.post("/buffer/write", json=written("a")).status_code == 200
-    context.buffer.store.keep_reserve()
+    context.buffer.store.allocate_reserve()
     fill(small_disk)
     refused = client.post("/buffer/write", json=written("b"))
     assert (refused.status_code, refused.get_json()["error"]["code"]) == (507, "storage_full")

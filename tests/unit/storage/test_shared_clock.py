@@ -10,7 +10,7 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
-from slime_plugins.rollout_buffer.state.runner_reports import fresh_farms, store_report
+from slime_plugins.rollout_buffer.state.runner_reports import recent_device_pools, store_report
 from slime_plugins.rollout_buffer.storage import shared_clock
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
@@ -182,7 +182,7 @@ def test_who_looks_and_who_reports_goes_by_the_same_clock(machine: Machine, supe
     overview = Views(supervisor.store, SUPERVISOR).overview(parse(OverviewQuery, {}))
     assert overview["supervisor_age_s"] == pytest.approx(2.0)
     assert Inspection(supervisor.store).counts(SUPERVISOR).supervisor_age_s == pytest.approx(2.0)
-    assert list(fresh_farms(supervisor.store)) == ["p"]
+    assert list(recent_device_pools(supervisor.store)) == ["p"]
 
 
 def test_a_screenshot_that_came_alone_is_as_old_as_what_came_with_a_trajectory(

@@ -1,4 +1,4 @@
-"""Writers take turns; one that hangs in its own is named, and holds the others up no longer than a limit."""
+"""Writers take the lock one at a time; a holder that hangs is named, and blocks the others no longer than a limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOLDER = """
 import os, signal, sys
 from pathlib import Path
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLock
-with WriteLock(Path(sys.argv[1])).turn():
+with WriteLock(Path(sys.argv[1])).hold():
     print("holds it", flush=True)
     sys.stdin.readline()
 print("let go", flush=True)
@@ -49,7 +49,7 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def turns(tmp_path: Path) -> Iterator[WriteLock]:
+def lock(tmp_path: Path) -> Iterator[WriteLock]:
     found = WriteLock(tmp_path)
     yield found
     found.close()
@@ -57,69 +57,67 @@ def turns(tmp_path: Path) -> Iterator[WriteLock]:
 
 @pytest.fixture
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_lock, "TURN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(write_lock, "LOCK_TIMEOUT_S", 0.3)
 
 
-def test_the_owner_is_the_process_whose_turn_it_is_and_nobody_in_between(turns: WriteLock) -> None:
-    assert turns.owner() is None
-    with turns.turn():
-        owner = turns.owner()
+def test_the_owner_is_the_process_that_holds_the_lock(lock: WriteLock) -> None:
+    assert lock.owner() is None
+    with lock.hold():
+        owner = lock.owner()
         assert isinstance(owner, WriteLockOwner)
         assert owner.pid == os.getpid()
-    assert turns.owner() is None
+    assert lock.owner() is None
 
 
 @pytest.mark.usefixtures("short_timeout")
-def test_a_stopped_holder_is_named_and_holds_nobody_up_for_ever(turns: WriteLock, tmp_path: Path) -> None:
+def test_a_stopped_holder_is_named_and_waiting_writers_time_out(lock: WriteLock, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         os.kill(process.pid, signal.SIGSTOP)
         says = rf"process {process.pid} \(stopped\).*kill -CONT {process.pid}"
         for _ in range(3):
-            with pytest.raises(UnavailableError, match=says), turns.turn():
+            with pytest.raises(UnavailableError, match=says), lock.hold():
                 pass
         os.kill(process.pid, signal.SIGCONT)
         tell(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "let go\n"
-        with turns.turn():
-            owner = turns.owner()
+        with lock.hold():
+            owner = lock.owner()
         assert owner is not None
         assert owner.pid == os.getpid()
 
 
-def test_who_waits_gets_the_turn_when_the_holder_dies(turns: WriteLock, tmp_path: Path) -> None:
+def test_a_waiting_writer_gets_the_lock_when_the_holder_dies(lock: WriteLock, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         threading.Timer(0.2, process.kill).start()
-        with turns.turn():
-            owner = turns.owner()
+        with lock.hold():
+            owner = lock.owner()
         assert owner is not None
         assert owner.pid == os.getpid()
 
 
 @pytest.mark.usefixtures("short_timeout")
-def test_a_dead_holder_owns_nothing(turns: WriteLock, tmp_path: Path) -> None:
+def test_a_dead_holder_owns_nothing(lock: WriteLock, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
-        assert turns.owner() is not None
+        assert lock.owner() is not None
         process.kill()
         process.wait()
-        assert turns.owner() is None
+        assert lock.owner() is None
 
 
-def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(
-    turns: WriteLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(lock: WriteLock, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def hang() -> None:
-        with turns.turn():
+        with lock.hold():
             entered.set()
             leave.wait(30)
 
     thread = threading.Thread(target=hang)
     thread.start()
     assert entered.wait(30)
-    monkeypatch.setattr(write_lock, "TURN_TIMEOUT_S", 0.2)
-    with pytest.raises(UnavailableError, match=f"process {os.getpid()}"), turns.turn():
+    monkeypatch.setattr(write_lock, "LOCK_TIMEOUT_S", 0.2)
+    with pytest.raises(UnavailableError, match=f"process {os.getpid()}"), lock.hold():
         pass
     leave.set()
     thread.join()
@@ -129,9 +127,9 @@ COUNTER = """
 import sys
 from pathlib import Path
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLock
-turns, path = WriteLock(Path(sys.argv[1])), Path(sys.argv[1]) / "count"
+lock, path = WriteLock(Path(sys.argv[1])), Path(sys.argv[1]) / "count"
 for _ in range(200):
-    with turns.turn():
+    with lock.hold():
         path.write_text(str(int(path.read_text()) + 1))
 """
 
@@ -150,7 +148,7 @@ def test_a_store_tells_who_holds_up_its_writers(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(UnavailableError, match=str(process.pid)), store.write():
             pass
-        owner = store.turn_owner()
+        owner = store.write_lock_owner()
         assert owner is not None
         assert (owner.pid, owner.state) == (process.pid, "T")
         with store.read() as connection:
@@ -158,8 +156,8 @@ def test_a_store_tells_who_holds_up_its_writers(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_later_process_with_the_same_id_owns_nothing(turns: WriteLock, monkeypatch: pytest.MonkeyPatch) -> None:
-    with turns.turn():
+def test_a_later_process_with_the_same_id_owns_nothing(lock: WriteLock, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lock.hold():
         another = ProcessStatus(state="R", parent=1, session=1, started=1, cpu_ticks=0)
         monkeypatch.setattr(write_lock, "process_status", lambda pid: another)
-        assert turns.owner() is None
+        assert lock.owner() is None

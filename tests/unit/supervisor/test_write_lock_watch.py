@@ -1,4 +1,4 @@
-"""Who holds the writers' turn and does not move is told from who works, or waits for the disk."""
+"""Who holds the write lock and does not move is told from who works, or waits for the disk."""
 
 from __future__ import annotations
 

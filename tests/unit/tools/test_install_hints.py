@@ -17,7 +17,7 @@ from tools import install_into_slime
 ROOT = Path(__file__).resolve().parents[3]
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
 SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
-REMEDY = "pip uninstall slime-rollout-buffer here, and lay the overlay over slime's checkout"
+REMEDY = "pip uninstall slime-rollout-buffer here, and install the overlay into slime's checkout"
 
 
 def installed(site: Path, name: str, *, package: bool = False) -> str:

@@ -105,7 +105,7 @@ def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> No
         ({"custom_generate_function_path": "a.b"}, "--custom-generate-function-path"),
         ({"custom_rm_path": "a.b"}, "--custom-rm-path"),
         ({"rm_type": "math"}, "--rm-type"),
-        ({"rollout_data_postprocess_path": POSTPROCESS_PATH, "train_backend": "fsdp"}, "Megatron alone, not by fsdp"),
+        ({"rollout_data_postprocess_path": POSTPROCESS_PATH, "train_backend": "fsdp"}, "Megatron backend, not by fsdp"),
         ({"rollout_buffer_turn_discount": 1.0}, "which this slime does not have"),
         (
             {"rollout_buffer_turn_discount": 1.0, "custom_advantage_function_path": None},

@@ -237,7 +237,7 @@ def explains(buffer: LoopbackBuffer, *explanations: dict[str, str]) -> None:
 def test_a_wait_is_noted_in_the_buffers_own_sentence(
     buffer: LoopbackBuffer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_feed, "SECONDS_BETWEEN_NOTES", 0.0)
+    monkeypatch.setattr(job_feed, "LOG_INTERVAL_S", 0.0)
     buffer.empty_polls = 2
     explains(buffer, NO_ENGINE)
     with caplog.at_level(logging.INFO, logger=job_feed.__name__):
@@ -290,7 +290,7 @@ def test_input_of_which_nothing_could_be_trained_is_said_with_its_cause() -> Non
                 job.cause = cause
 
         empty.on_request = say_why
-        with pytest.raises(InputExhaustedError, match=r"nothing of it could be trained: all 3 groups were filtered"):
+        with pytest.raises(InputExhaustedError, match=r"no group could be trained: all 3 groups were filtered"):
             trainer.train(1)
 
 
@@ -606,7 +606,7 @@ def test_a_buffer_that_goes_away_after_the_last_group_costs_numbers_and_never_th
     async def job(self: AsyncRolloutBufferClient, job_id: str) -> Any:
         return await (away() if loopback.bodies("/ack") else tell_job(self, job_id))
 
-    monkeypatch.setattr(agent_rollout, "LOOKING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(agent_rollout, "LOGGING_TIMEOUT_S", 0.05)
     monkeypatch.setattr(AsyncRolloutBufferClient, "job", job)
     monkeypatch.setattr(ImageFetcher, "fetch", lambda *_: away())
     file = tmp_path / "metrics.jsonl"
@@ -667,7 +667,7 @@ def test_an_estimator_that_takes_no_dummies_gets_none() -> None:
             "num_epoch": 1,
             "advantage_estimator": "reinforce_plus_plus",
         }
-        with pytest.raises(InputExhaustedError, match="takes no dummies"):
+        with pytest.raises(InputExhaustedError, match="supports no dummies"):
             trainer_of(buffer, **changes).train(1)
 
 

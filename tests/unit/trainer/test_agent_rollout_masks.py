@@ -199,4 +199,4 @@ def test_a_mask_for_messages_of_its_own_kind_is_only_warned_of(file: Path, caplo
         "        return [1, 2, 3], [0, 1, int(messages[1]['weight'])]\n"
     )
     check_masks(read_mask_settings(args_with(rollout_buffer_loss_mask=f"{file}:Mask")))
-    assert "does not take a plain conversation: KeyError('weight')" in caplog.text
+    assert "does not accept a plain conversation: KeyError('weight')" in caplog.text

@@ -177,14 +177,14 @@ def test_kept_ids_of_the_token_before_are_noticed() -> None:
         return TokenRecords.of_int32(records.start, int32([one for own in spans for one in own]), ends=ends)
 
     trajectory, _ = built(spoilt(long, TOP_P_TOKENS, shift))
-    assert "9 of 9 sampled tokens are not among the ids that top_p kept" in (trajectory.dummy_reason or "")
+    assert "9 of 9 sampled tokens are not among their top-p ids" in (trajectory.dummy_reason or "")
 
 
 @pytest.mark.parametrize(
     ("generations", "says"),
     [
-        ((replace(FIRST, records={}),), "the engine was not asked for them"),
-        ((GOES_ON,), "nobody told the experts of the first 5 tokens"),
+        ((replace(FIRST, records={}),), "they were not requested"),
+        ((GOES_ON,), "no turn has the experts of the first 5 tokens"),
     ],
 )
 def test_a_trajectory_without_its_experts_is_not_trained_and_says_why(

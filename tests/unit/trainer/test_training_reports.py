@@ -59,7 +59,7 @@ def test_a_report_that_fails_is_said_once(monkeypatch: pytest.MonkeyPatch, caplo
             sends.report({"job": [row("a", 1.0)]})
             sends.flush()
 
-    assert caplog.text.count("could not be reported") == 1
+    assert caplog.text.count("could not be sent") == 1
 
 
 def test_the_name_of_a_row_is_its_instance_id_and_survives_the_way_to_another_process() -> None:

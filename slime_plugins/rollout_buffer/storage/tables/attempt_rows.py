@@ -1,4 +1,4 @@
-"""Rows of ``attempts``: who fills which slot, and how that went."""
+"""Rows of ``attempts`` and ``failed_transcripts``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import AttemptState
 
 TRANSCRIPTS_OF_A_JOB = 100
-"""The newest. A job whose attempts all fail fills no disk with what they said."""
+"""Only the newest are stored: a job whose attempts all fail must not fill the disk."""
 
 
 def insert_attempt(connection: Connection, group_key: int, slot: int, fence: int, now: float) -> int:
-    """Begins the next attempt to fill a slot and returns its number, from 1."""
+    """Adds the next attempt at a slot and returns its number, from 1."""
     query = "SELECT coalesce(max(attempt), 0) + 1 FROM attempts WHERE group_key = ? AND slot = ?"
     attempt = int(connection.execute(query, (group_key, slot)).fetchone()[0])
     connection.execute(
@@ -26,14 +26,12 @@ def insert_attempt(connection: Connection, group_key: int, slot: int, fence: int
 
 
 def attempt_state(connection: Connection, group_key: int, slot: int, attempt: int) -> AttemptState | None:
-    """Returns the state of an attempt."""
     query = "SELECT state FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
     row = connection.execute(query, (group_key, slot, attempt)).fetchone()
     return None if row is None else AttemptState(row[0])
 
 
 def began_at(connection: Connection, group_key: int, slot: int, attempt: int) -> float | None:
-    """Returns when an attempt began."""
     query = "SELECT started_at FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
     row = connection.execute(query, (group_key, slot, attempt)).fetchone()
     return None if row is None else float(row[0])
@@ -57,10 +55,10 @@ def end_attempt(
     )
 
 
-def keep_transcript(
+def insert_transcript(
     connection: Connection, job_key: int, group_key: int, slot: int, attempt: int, messages: bytes, now: float
 ) -> None:
-    """Keeps what was said in an attempt that failed; of each job only the newest are kept."""
+    """Adds the messages of a failed attempt; deletes all but the newest ``TRANSCRIPTS_OF_A_JOB`` of the job."""
     connection.execute(
         "INSERT OR IGNORE INTO failed_transcripts (job_key, group_key, slot, attempt, kept_at, messages) "
         "VALUES (?, ?, ?, ?, ?, ?)",
@@ -74,12 +72,12 @@ def keep_transcript(
 
 
 def purge_transcripts(connection: Connection, before: float) -> int:
-    """Forgets what was said in attempts that failed before a moment; returns of how many."""
+    """Deletes transcripts older than a time; returns their number."""
     return connection.execute("DELETE FROM failed_transcripts WHERE kept_at < ?", (before,)).rowcount
 
 
 def give_up_running_attempts(connection: Connection, job_key: int, now: float) -> int:
-    """Fences off every attempt of a job that still runs; a result of one is refused from now on."""
+    """Gives up all running attempts of a job: their results will be refused."""
     return connection.execute(
         "UPDATE attempts SET state = 'given_up', ended_at = ? WHERE state = 'running' AND group_key IN "
         "(SELECT key FROM groups WHERE job_key = ?)",
@@ -89,7 +87,7 @@ def give_up_running_attempts(connection: Connection, job_key: int, now: float) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotUse:
-    """What became of a slot so far: filled, being filled, and how many attempts of it failed."""
+    """State of a slot: filled, running, and the number of failed attempts."""
 
     filled: bool = False
     running: bool = False
@@ -97,7 +95,7 @@ class SlotUse:
 
 
 def slot_uses(connection: Connection, group_key: int) -> dict[int, SlotUse]:
-    """Returns the use of each slot of a group that was begun, also of those that were filled without an attempt."""
+    """Returns the state of each slot with an attempt or a trajectory."""
     query = (
         "SELECT slot, 1, 0, 0 FROM trajectories WHERE group_key = :key AND late = 0 UNION ALL "
         "SELECT slot, 0, state = 'running', state = 'failed' FROM attempts WHERE group_key = :key"
@@ -120,7 +118,7 @@ def find_group(connection: Connection, job_key: int, epoch: int, position: int) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """How one attempt stands; ``reward`` and ``late`` are of what it brought, None when it brought nothing."""
+    """An attempt; ``reward`` and ``late`` belong to its trajectory, None without one."""
 
     state: AttemptState
     error_code: str | None
@@ -130,7 +128,7 @@ class AttemptRecord:
 
 
 def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int) -> AttemptRecord | None:
-    """Returns one attempt and what it brought."""
+    """Returns an attempt with the reward of its trajectory."""
     query = (
         "SELECT a.state, error_code, error_message, reward, late FROM attempts a LEFT JOIN trajectories t "
         "ON t.group_key = a.group_key AND t.slot = a.slot AND t.attempt = a.attempt "
@@ -150,7 +148,7 @@ def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int
 
 
 def end_running_attempts(connection: Connection, job_key: int, now: float, code: str, message: str) -> int:
-    """Gives up every running attempt of a job and says why; returns how many there were."""
+    """Gives up all running attempts of a job with an error; returns their number."""
     return connection.execute(
         "UPDATE attempts SET state = 'given_up', ended_at = ?, error_code = ?, error_message = ? "
         "WHERE state = 'running' AND group_key IN (SELECT key FROM groups WHERE job_key = ?)",
@@ -159,12 +157,12 @@ def end_running_attempts(connection: Connection, job_key: int, now: float, code:
 
 
 def slot_progress(connection: Connection, group_key: int) -> dict[int, tuple[bool, int]]:
-    """Returns for each slot that was begun: (has a trajectory that counts, number of failed attempts)."""
+    """Returns (is filled, number of failed attempts) of each slot with an attempt or a trajectory."""
     return {slot: (use.filled, use.failures) for slot, use in slot_uses(connection, group_key).items()}
 
 
-def most_failures(connection: Connection, job_key: int) -> int:
-    """Returns how often that slot failed, among those still to be filled, that failed most."""
+def max_failures_of_a_slot(connection: Connection, job_key: int) -> int:
+    """Returns the largest number of failed attempts of an open slot."""
     query = (
         "SELECT coalesce(max(failures), 0) FROM (SELECT sum(attempts.state = 'failed') AS failures FROM attempts "
         "JOIN groups ON groups.key = group_key WHERE job_key = ? AND groups.state = 'open' "
@@ -175,13 +173,13 @@ def most_failures(connection: Connection, job_key: int) -> int:
 
 
 def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[AttemptState, str], int]:
-    """Counts the attempts of a job by (state, error code); the code is empty where there was no error."""
+    """Counts the attempts of a job by (state, error code); the code is empty without an error."""
     query = "SELECT state, error_code, attempts FROM attempt_counts WHERE job_key = ? AND attempts > 0"
     return {(AttemptState(row[0]), row[1]): row[2] for row in connection.execute(query, (job_key,))}
 
 
 def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | None:
-    """Returns how many attempts of a job failed, and the commonest error; None when none did."""
+    """Returns the number of failed attempts of a job and the most frequent error; None if none failed."""
     counted = attempts_by_error(connection, job_key)
     by_code = {code: count for (state, code), count in counted.items() if state is AttemptState.FAILED}
     if not by_code:
@@ -202,7 +200,7 @@ def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | No
 
 
 def count_attempts(connection: Connection, job_key: int) -> dict[str, int]:
-    """Counts the attempts of a job by state, and those that ended with an error also by its code."""
+    """Counts the attempts of a job by state, and by ``state:error code``."""
     counted: dict[str, int] = {}
     for (state, code), count in attempts_by_error(connection, job_key).items():
         counted[state.value] = counted.get(state.value, 0) + count

@@ -1,4 +1,4 @@
-"""What every table shares: the open transaction, and how many marks one statement may have."""
+"""The connection type, and the limit of parameters in one statement."""
 
 from __future__ import annotations
 

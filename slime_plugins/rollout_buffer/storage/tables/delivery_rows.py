@@ -1,4 +1,4 @@
-"""Rows of ``deliveries`` and ``delivery_groups``, and what they move groups to."""
+"""Rows of ``deliveries`` and ``delivery_groups``, and the states of groups that deliveries change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeliveryRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeliveredMember:
-    """One member of a delivered group with where its payload is; a dummy has none."""
+    """A member of a delivered group, with its payload or a ref to it; a dummy has neither."""
 
     uid: str
     source_uid: str | None
@@ -49,7 +49,6 @@ class DeliveredMember:
 
 
 def insert_delivery(connection: Connection, **columns: Any) -> int:
-    """Adds a delivery and returns its key."""
     columns["meta_info"] = json.dumps(columns["meta_info"])
     names = ", ".join(columns)
     marks = ", ".join(f":{name}" for name in columns)
@@ -58,36 +57,34 @@ def insert_delivery(connection: Connection, **columns: Any) -> int:
 
 
 def set_meta_info(connection: Connection, delivery_key: int, meta_info: MetaInfo) -> None:
-    """Keeps what a delivery says of itself, so that it says the same when it is delivered again."""
+    """Stores the ``meta_info`` of a delivery for redeliveries."""
     connection.execute("UPDATE deliveries SET meta_info = ? WHERE key = ?", (json.dumps(meta_info), delivery_key))
 
 
 def find_delivery(connection: Connection, delivery_id: str) -> DeliveryRecord | None:
-    """Returns the delivery of that id."""
     row = connection.execute("SELECT * FROM deliveries WHERE delivery_id = ?", (delivery_id,)).fetchone()
     return None if row is None else as_delivery(row)
 
 
 def job_of(connection: Connection, delivery_key: int) -> int:
-    """Returns the key of the job that a delivery is of."""
     return int(connection.execute("SELECT job_key FROM deliveries WHERE key = ?", (delivery_key,)).fetchone()[0])
 
 
 def delivery_of_poll(connection: Connection, job_key: int, consumer_id: str, poll_id: str) -> DeliveryRecord | None:
-    """Returns what an earlier call of the same poll was given."""
+    """Returns the delivery of an earlier call of the same poll."""
     query = "SELECT * FROM deliveries WHERE job_key = ? AND consumer_id = ? AND poll_id = ?"
     row = connection.execute(query, (job_key, consumer_id, poll_id)).fetchone()
     return None if row is None else as_delivery(row)
 
 
 def lapsed_deliveries(connection: Connection, now: float) -> list[DeliveryRecord]:
-    """Returns leased deliveries whose lease has run out."""
+    """Returns leased deliveries whose lease has expired."""
     query = "SELECT * FROM deliveries WHERE state = 'leased' AND lease_expires_at <= ?"
     return [as_delivery(row) for row in connection.execute(query, (now,))]
 
 
 def shorten_leases(connection: Connection, now: float) -> None:
-    """Ends leases no later than their length from now."""
+    """Limits the remaining time of all leases to their length."""
     query = (
         "UPDATE deliveries SET lease_expires_at = ? + lease_s WHERE state = 'leased' AND lease_expires_at > ? + lease_s"
     )
@@ -101,7 +98,7 @@ def leased_deliveries(connection: Connection, job_key: int) -> list[DeliveryReco
 
 
 def oldest_expired_delivery(connection: Connection, job_key: int) -> DeliveryRecord | None:
-    """Returns the delivery that comes back next: expired, and all its groups still waiting."""
+    """Returns the oldest expired delivery that still has ready groups."""
     query = (
         "SELECT * FROM deliveries WHERE job_key = ? AND state = 'expired' AND EXISTS (SELECT 1 FROM groups "
         "WHERE delivery_key = deliveries.key AND state = 'ready') ORDER BY key LIMIT 1"
@@ -111,7 +108,7 @@ def oldest_expired_delivery(connection: Connection, job_key: int) -> DeliveryRec
 
 
 def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
-    """Takes everything that still waits, or was only reported, out of a delivery that will not come back whole."""
+    """Removes ready and reported groups from a delivery that cannot be redelivered whole."""
     connection.execute(
         "UPDATE groups SET delivery_key = NULL WHERE delivery_key = ? AND state IN ('ready', 'filtered', 'failed')",
         (delivery_key,),
@@ -120,9 +117,9 @@ def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
 
 
 def hand_over(connection: Connection, source: int, target: int, state: GroupState) -> None:
-    """Makes another delivery of the same job the one that holds and reports what ``source`` did.
+    """Assigns the groups and reports of ``source`` to another delivery of the same job, and its ready groups ``state``.
 
-    The groups that wait go to ``state``; the record of what ``source`` held stays.
+    The rows of ``source`` in ``delivery_groups`` stay.
     """
     connection.execute(
         "INSERT INTO delivery_groups (delivery_key, ordinal, group_key) "
@@ -150,7 +147,7 @@ def insert_delivery_groups(connection: Connection, delivery_key: int, group_keys
 
 
 def groups_in_delivery(connection: Connection, delivery_key: int) -> list[GroupRecord]:
-    """Returns the groups that a delivery holds, in order."""
+    """Returns the groups of a delivery in order."""
     query = (
         "SELECT groups.* FROM delivery_groups JOIN groups ON groups.key = group_key "
         "WHERE delivery_groups.delivery_key = ? ORDER BY ordinal"
@@ -165,14 +162,14 @@ def ready_groups(connection: Connection, job_key: int, limit: int | None) -> lis
 
 
 def count_in_state(connection: Connection, job_key: int, *states: GroupState) -> int:
-    """Counts the groups of a job that have rows in the given states."""
+    """Counts the groups of a job with rows in the given states."""
     marks = ", ".join("?" for _ in states)
     query = f"SELECT count(*) FROM groups WHERE job_key = ? AND state IN ({marks})"
     return int(connection.execute(query, (job_key, *(state.value for state in states))).fetchone()[0])
 
 
 def has_groups(connection: Connection, job_key: int, *states: GroupState) -> bool:
-    """Returns True if a job has a group in one of the states; those that are to come are open."""
+    """Returns True if a job has a group in one of the states; planned groups without a row are open."""
     query = (
         "SELECT 1 FROM groups WHERE job_key = :job AND state = :state "
         "UNION ALL SELECT 1 FROM plans WHERE job_key = :job AND unopened > 0 AND :state = 'open' LIMIT 1"
@@ -182,19 +179,19 @@ def has_groups(connection: Connection, job_key: int, *states: GroupState) -> boo
 
 
 def make_ready_again(connection: Connection, group_keys: Sequence[int]) -> None:
-    """Takes groups back out of the deliveries they went out in, and their trajectories out of the reports."""
+    """Makes delivered groups ready again, and their rewards unreported."""
     rows = [(key,) for key in group_keys]
     connection.executemany("UPDATE groups SET state = 'ready', delivery_key = NULL WHERE key = ?", rows)
     reward_sum_rows.report_again(connection, group_keys)
 
 
 def make_unreported(connection: Connection, group_keys: Sequence[int]) -> None:
-    """Lets filtered and failed groups be reported once more."""
+    """Makes the next delivery report filtered and failed groups again."""
     connection.executemany("UPDATE groups SET delivery_key = NULL WHERE key = ?", [(key,) for key in group_keys])
 
 
 def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
-    """Makes skipped groups ready again when they were judged before, else open."""
+    """Makes skipped groups ready again if they were judged before, else open."""
     rows = [(key,) for key in group_keys]
     connection.executemany(
         "UPDATE groups SET cause = '', cause_code = '', delivery_key = NULL, state = "
@@ -206,7 +203,7 @@ def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
 
 
 def skip_groups(connection: Connection, group_keys: Sequence[int], cause: Cause) -> None:
-    """Skips groups that are still to come."""
+    """Marks undelivered groups as skipped."""
     rows = [(cause.message, cause.code.value, key) for key in group_keys]
     connection.executemany("UPDATE groups SET state = 'skipped', cause = ?, cause_code = ? WHERE key = ?", rows)
 
@@ -214,7 +211,7 @@ def skip_groups(connection: Connection, group_keys: Sequence[int], cause: Cause)
 def stale_ready_groups(
     connection: Connection, job_key: int, trainer_run: int, oldest_allowed: int, *, version_of_earlier_runs: int
 ) -> list[int]:
-    """Returns ready groups with a member sampled by weights older than allowed, in the order of the present run."""
+    """Returns ready groups with a member sampled by weights older than allowed; versions count in the present run."""
     query = (
         "SELECT groups.key FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "
         "WHERE groups.job_key = ? AND groups.state = 'ready' AND oldest_version IS NOT NULL GROUP BY groups.key "
@@ -225,20 +222,20 @@ def stale_ready_groups(
 
 
 def count_as_delivered(connection: Connection, group_keys: Sequence[int], cause: Cause) -> None:
-    """Ends groups that came back, as if their delivery had been acknowledged."""
+    """Marks groups of an expired delivery as delivered, as an acknowledgement would."""
     rows = [(cause.message, cause.code.value, key) for key in group_keys]
     connection.executemany("UPDATE groups SET state = 'delivered', cause = ?, cause_code = ? WHERE key = ?", rows)
 
 
 def set_groups_of_delivery(connection: Connection, delivery_key: int, source: GroupState, target: GroupState) -> None:
-    """Moves the groups of a delivery from one state to another."""
+    """Changes the state of the groups of a delivery."""
     connection.execute(
         "UPDATE groups SET state = ? WHERE delivery_key = ? AND state = ?", (target.value, delivery_key, source.value)
     )
 
 
 def delivered_members(connection: Connection, group_key: int) -> list[DeliveredMember]:
-    """Returns the members of a group as they are delivered, in order, with where their payloads are."""
+    """Returns the members of a group in delivery order, with their payloads or refs."""
     query = (
         "SELECT members.uid, members.source_uid, members.reward, members.raw_reward, members.remove_sample, "
         "groups.key AS group_key, groups.instance_id, groups.epoch, members.ordinal AS slot, "
@@ -270,7 +267,6 @@ def delivered_members(connection: Connection, group_key: int) -> list[DeliveredM
 
 
 def as_delivery(row: sqlite3.Row) -> DeliveryRecord:
-    """Makes a row of ``deliveries`` a record."""
     return DeliveryRecord(
         key=row["key"],
         delivery_id=row["delivery_id"],

@@ -32,7 +32,7 @@ class GroupRecord:
     delivery_key: int | None
 
     def attempt_uid(self, slot: int, attempt: int) -> str:
-        """Returns the name of an attempt at one of its slots, and of the trajectory that it may bring."""
+        """Returns the uid of an attempt at a slot, and of its trajectory."""
         uid = AttemptUid(job_key=self.job_key, epoch=self.epoch, position=self.position, slot=slot, attempt=attempt)
         return str(uid)
 
@@ -44,7 +44,7 @@ def insert_groups(
     state: GroupState = GroupState.OPEN,
     cause: Cause = NO_CAUSE,
 ) -> int:
-    """Adds the groups (epoch, position, instance) that a job does not have; returns how many these were."""
+    """Adds the groups (epoch, position, instance) that a job does not have; returns their number."""
     return connection.executemany(
         "INSERT INTO groups (job_key, epoch, position, instance_id, task, state, cause, cause_code) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -56,7 +56,7 @@ def insert_groups(
 
 
 def insert_group_of_new_instance(connection: Connection, job_key: int, instance_id: str) -> None:
-    """Adds an open group for an instance that nothing named before its first written item."""
+    """Adds an open group for an instance that is not in the input."""
     query = "UPDATE jobs SET instance_count = instance_count + 1 WHERE key = ? RETURNING instance_count - 1"
     position = int(connection.execute(query, (job_key,)).fetchone()[0])
     instance = Instance(instance_id=instance_id, data={})
@@ -76,7 +76,7 @@ def count_by_instance(connection: Connection, job_key: int) -> dict[str, int]:
 
 
 def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
-    """Returns every group of a job that has a row, in epoch order, as the skip list is compared with them."""
+    """Returns all groups of a job with rows, in epoch order, for ``rules/skip_list.py``."""
     query = (
         "SELECT key, instance_id, state, delivery_key, cause_code FROM groups WHERE job_key = ? "
         "ORDER BY epoch, position"
@@ -94,12 +94,11 @@ def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
 
 
 def get_group(connection: Connection, key: int) -> GroupRecord:
-    """Returns the group of that key."""
     return as_group(connection.execute("SELECT * FROM groups WHERE key = ?", (key,)).fetchone())
 
 
 def open_groups(connection: Connection, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
-    """Returns open groups in the order they are played, from the one after (epoch, position) on."""
+    """Returns open groups in playing order, beginning behind (epoch, position)."""
     query = (
         "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND (epoch, position) > (?, ?) "
         "ORDER BY epoch, position LIMIT ?"
@@ -108,7 +107,7 @@ def open_groups(connection: Connection, job_key: int, *, after: tuple[int, int],
 
 
 def open_groups_with_room(connection: Connection, job_key: int, group_size: int) -> Iterator[GroupRecord]:
-    """Yields open groups, in playing order, in which fewer slots are filled or being filled than there are."""
+    """Yields open groups with a free slot, in playing order."""
     query = (
         "SELECT * FROM groups g WHERE job_key = ? AND state = 'open' AND "
         "(SELECT count(*) FROM trajectories WHERE group_key = g.key AND late = 0) + "
@@ -125,7 +124,7 @@ def groups_of_instance(connection: Connection, job_key: int, instance_id: str) -
 
 
 def short_groups(connection: Connection, job_key: int, group_size: int) -> list[GroupRecord]:
-    """Returns groups that were closed, and are nobody's at the moment, with fewer trajectories than slots."""
+    """Returns closed groups that are not leased, with fewer trajectories than slots."""
     query = (
         "SELECT * FROM groups g WHERE job_key = ? AND state IN ('ready', 'delivered', 'filtered', 'failed') AND "
         "(SELECT count(*) FROM trajectories WHERE group_key = g.key AND late = 0) < ?"
@@ -133,8 +132,8 @@ def short_groups(connection: Connection, job_key: int, group_size: int) -> list[
     return [as_group(row) for row in connection.execute(query, (job_key, group_size))]
 
 
-def open_again(connection: Connection, keys: Sequence[int], now: float) -> None:
-    """Takes the verdict back: what came still counts, what was padded does not, and its clock begins again."""
+def reopen_groups(connection: Connection, keys: Sequence[int], now: float) -> None:
+    """Reopens closed groups: trajectories stay, padding is deleted, and the group timeout starts again."""
     connection.executemany("DELETE FROM members WHERE group_key = ?", [(key,) for key in keys])
     connection.executemany(
         "UPDATE groups SET state = 'open', cause = '', cause_code = '', closed_at = NULL, sequence = NULL, "
@@ -144,7 +143,7 @@ def open_again(connection: Connection, keys: Sequence[int], now: float) -> None:
 
 
 def count_with_cause(connection: Connection, job_key: int, state: GroupState, code: CauseCode) -> int:
-    """Counts the groups that were filtered, or failed, for one cause."""
+    """Counts the filtered or failed groups with one cause."""
     query = (
         "SELECT count(*) FROM groups INDEXED BY groups_by_cause "
         "WHERE state IN ('filtered', 'failed') AND job_key = ? AND state = ? AND cause_code = ?"
@@ -159,15 +158,15 @@ def failed_groups(connection: Connection, job_key: int) -> list[int]:
 
 
 def begun_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
-    """Returns open groups that something was written to."""
+    """Returns open groups with a written item."""
     query = "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
     return [as_group(row) for row in connection.execute(query, (job_key,))]
 
 
-def quiet_groups(connection: Connection, job_key: int, since: float, sessions_seen_at: float) -> list[GroupRecord]:
-    """Returns open groups that something was written to, but nothing since then, and of which no attempt ran since.
+def idle_groups(connection: Connection, job_key: int, since: float, sessions_seen_at: float) -> list[GroupRecord]:
+    """Returns open groups with a written item, but none since ``since``, and no attempt that ran since.
 
-    An attempt that has not ended was last seen at ``sessions_seen_at``, or when it began.
+    A running attempt counts as seen at ``sessions_seen_at``, or when it began.
     """
     query = (
         "SELECT * FROM groups g WHERE job_key = ? AND state = 'open' AND last_write_at < ? AND NOT EXISTS "
@@ -177,7 +176,7 @@ def quiet_groups(connection: Connection, job_key: int, since: float, sessions_se
 
 
 def opened_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
-    """Returns open groups of which something was begun, the oldest first."""
+    """Returns open groups with an attempt or a written item, oldest first."""
     query = (
         "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL "
         "ORDER BY opened_at, epoch, position"
@@ -186,19 +185,18 @@ def opened_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
 
 
 def restart_group_clocks(connection: Connection, job_key: int, now: float) -> None:
-    """Makes the last write of every open group that has one as young as now."""
+    """Sets the time of the last write of all open groups that have one to now."""
     query = "UPDATE groups SET last_write_at = ? WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
     connection.execute(query, (now, job_key))
 
 
 def update_group(connection: Connection, key: int, **columns: Any) -> None:
-    """Changes columns of a group."""
     assignments = ", ".join(f"{name} = :{name}" for name in columns)
     connection.execute(f"UPDATE groups SET {assignments} WHERE key = :key", {**columns, "key": key})
 
 
 def next_sequence(connection: Connection) -> int:
-    """Returns the next number in the order of becoming ready."""
+    """Returns the next sequence number of a group that becomes ready."""
     row = connection.execute(
         "SELECT sequence FROM groups INDEXED BY groups_by_sequence WHERE sequence IS NOT NULL "
         "ORDER BY sequence DESC LIMIT 1"
@@ -207,7 +205,7 @@ def next_sequence(connection: Connection) -> int:
 
 
 def move_groups(connection: Connection, job_key: int, source: GroupState, target: GroupState, cause: Cause) -> None:
-    """Moves all groups of a job that are in one state to another."""
+    """Changes the state of all groups of a job that are in state ``source``."""
     connection.execute(
         "UPDATE groups SET state = :target, cause = :cause, cause_code = :cause_code "
         "WHERE job_key = :job_key AND state = :source",
@@ -216,7 +214,7 @@ def move_groups(connection: Connection, job_key: int, source: GroupState, target
 
 
 def count_groups(connection: Connection, job_key: int) -> dict[GroupState, int]:
-    """Counts the groups of a job by state, those too that have no row."""
+    """Counts the groups of a job by state, including planned groups without a row."""
     counted = dict.fromkeys(GroupState, 0)
     query = (
         "SELECT state, count(*) FROM groups WHERE job_key = :job GROUP BY state "
@@ -229,13 +227,13 @@ def count_groups(connection: Connection, job_key: int) -> dict[GroupState, int]:
 
 
 def count_begun(connection: Connection, job_key: int) -> int:
-    """Counts the open groups of a job that something was begun of."""
+    """Counts the open groups of a job with an attempt or a written item."""
     query = "SELECT count(*) FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL"
     return int(connection.execute(query, (job_key,)).fetchone()[0])
 
 
 def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, int]]:
-    """Counts why groups were filtered or failed."""
+    """Counts filtered and failed groups by state and cause."""
     query = (
         "SELECT state, cause, count(*) FROM groups INDEXED BY groups_by_cause "
         "WHERE job_key = ? AND state IN ('filtered', 'failed') GROUP BY state, cause ORDER BY 3 DESC LIMIT 50"
@@ -247,7 +245,7 @@ def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, in
 
 
 def most_frequent_causes(connection: Connection, job_key: int) -> dict[GroupState, CountedCause]:
-    """Returns why most groups were filtered, and why most failed; nothing of a state that no group is in."""
+    """Returns the most frequent cause of filtered and of failed groups; a state without groups is left out."""
     query = (
         "SELECT state, cause_code, cause, count(*) FROM groups INDEXED BY groups_by_cause "
         "WHERE job_key = ? AND state IN ('filtered', 'failed') GROUP BY state, cause_code, cause ORDER BY 4"
@@ -259,7 +257,6 @@ def most_frequent_causes(connection: Connection, job_key: int) -> dict[GroupStat
 
 
 def as_group(row: sqlite3.Row) -> GroupRecord:
-    """Makes a row of ``groups`` a record."""
     return GroupRecord(
         key=row["key"],
         job_key=row["job_key"],

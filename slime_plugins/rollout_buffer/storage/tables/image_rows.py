@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import MAX_MARKS, Co
 
 
 def image_refs(connection: Connection, hashes: Sequence[str]) -> dict[str, BlobRef]:
-    """Returns where the screenshots of those hashes are; one that is not stored is left out."""
+    """Returns the refs of stored images by hash; images that are not stored are left out."""
     found: dict[str, BlobRef] = {}
     for start in range(0, len(hashes), MAX_MARKS):
         digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS]]
@@ -19,7 +19,7 @@ def image_refs(connection: Connection, hashes: Sequence[str]) -> dict[str, BlobR
 
 
 def insert_images(connection: Connection, places: Mapping[str, BlobRef], now: float) -> None:
-    """Keeps where screenshots are. The first place stays: another writer may have been quicker."""
+    """Adds images. If another writer has added one already, its ref stays."""
     rows = [(bytes.fromhex(sha256), str(place), now) for sha256, place in places.items()]
     connection.executemany(
         "INSERT INTO images (sha256, place, last_used) VALUES (?, ?, ?) "
@@ -29,7 +29,7 @@ def insert_images(connection: Connection, places: Mapping[str, BlobRef], now: fl
 
 
 def mark_images_used(connection: Connection, hashes: Sequence[str], now: float) -> int:
-    """Notes that a trajectory names screenshots that were there already; returns how many still are."""
+    """Updates the time of last use of stored images; returns how many are still stored."""
     used = 0
     for start in range(0, len(hashes), MAX_MARKS - 1):
         digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS - 1]]
@@ -39,15 +39,15 @@ def mark_images_used(connection: Connection, hashes: Sequence[str], now: float) 
 
 
 def replace_image(connection: Connection, sha256: str, place: BlobRef) -> None:
-    """Keeps a new place for a screenshot whose old bytes are damaged."""
+    """Replaces the ref of a damaged image."""
     connection.execute("UPDATE images SET place = ? WHERE sha256 = ?", (str(place), bytes.fromhex(sha256)))
 
 
 def purge_images(connection: Connection, before: float) -> int:
-    """Forgets screenshots that no trajectory has named since a time."""
+    """Deletes images that no trajectory has named since a time; returns their number."""
     return connection.execute("DELETE FROM images WHERE last_used < ?", (before,)).rowcount
 
 
 def all_image_refs(connection: Connection) -> Iterator[tuple[str, BlobRef]]:
-    """Yields (hash, place) of every screenshot."""
+    """Yields (hash, ref) of every image."""
     return ((row[0].hex(), BlobRef.parse(row[1])) for row in connection.execute("SELECT sha256, place FROM images"))

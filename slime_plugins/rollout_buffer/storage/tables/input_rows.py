@@ -1,4 +1,4 @@
-"""Rows of ``input_chunks`` and ``input_index``: the lines of a job's input, in their order, and which id is where."""
+"""Rows of ``input_chunks`` and ``input_index``: the lines of a job's input in order, and an index of instance ids."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Instance
 
 CHUNK_BYTES = 65_536
-"""Of lines as JSON, before they are compressed. Reading one line reads its chunk."""
+"""Size of a chunk of lines as JSON before compression. Reading a line reads its chunk."""
 IDS_PER_BUCKET = 256
 COMPRESSION_LEVEL = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedInput:
-    """An input as it is stored. Packing takes most of the time of a start, and needs no transaction."""
+    """An input in stored form. Packing takes most of the time of a start, and runs outside of the transaction."""
 
     instance_ids: Sequence[str]
     digest: str
@@ -33,7 +33,6 @@ class PackedInput:
 
 
 def pack_input(instances: Sequence[Instance]) -> PackedInput:
-    """Packs an input."""
     digest = hashlib.sha256()
     chunks: list[tuple[int, bytes]] = []
     for first, lines in _cut(instances):
@@ -63,7 +62,7 @@ def _cut(instances: Iterable[Instance]) -> Iterator[tuple[int, bytes]]:
 
 
 def insert_input(connection: Connection, job_key: int, packed: PackedInput, *, first_position: int) -> None:
-    """Keeps an input. An earlier one keeps its lines, and is not looked up by id any more."""
+    """Stores an input. Lines of an earlier input stay, without their index."""
     connection.executemany(
         "INSERT INTO input_chunks (job_key, first_position, lines) VALUES (?, ?, ?)",
         ((job_key, first_position + first, lines) for first, lines in packed.chunks),
@@ -76,7 +75,7 @@ def insert_input(connection: Connection, job_key: int, packed: PackedInput, *, f
 
 
 def instances_at(connection: Connection, job_key: int, positions: Iterable[int]) -> Iterator[Instance]:
-    """Yields the instances of positions, which ascend; ends where no line is."""
+    """Yields the instances at ascending positions; ends at the first position without a line."""
     query = (
         "SELECT first_position, lines FROM input_chunks WHERE job_key = ? AND first_position <= ? "
         "ORDER BY first_position DESC LIMIT 1"
@@ -94,7 +93,7 @@ def instances_at(connection: Connection, job_key: int, positions: Iterable[int])
 
 
 def line_numbers(connection: Connection, job_key: int, lines: int, instance_ids: Collection[str]) -> dict[str, int]:
-    """Returns which line of an input of so many ``lines`` has which id; an id that it does not have is left out."""
+    """Returns the line numbers of instance ids in an input of ``lines`` lines; unknown ids are left out."""
     wanted: dict[int, list[str]] = defaultdict(list)
     for instance_id in instance_ids:
         wanted[_bucket_of(instance_id, _bucket_count(lines))].append(instance_id)

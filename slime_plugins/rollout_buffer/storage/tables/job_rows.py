@@ -59,18 +59,17 @@ class JobRecord:
 
     @property
     def group_timeout_s(self) -> float | None:
-        """How long a begun group waits for its next item; None is without a limit, as where a runner plays."""
+        """Timeout of a begun group between two items; None is no limit, the default of jobs with a runner."""
         if self.settings.group_timeout_seconds is None and self.takes_items:
             return DEFAULT_GROUP_TIMEOUT_S
         return self.settings.group_timeout_seconds
 
     @property
     def gives_up_slow_members(self) -> bool:
-        """Whether it is played here, and its groups end by a clock."""
+        """True if the service plays it and its groups have a timeout."""
         return self.has_runner and self.settings.group_timeout_seconds is not None
 
     def known_versions(self) -> KnownVersions:
-        """Returns what the job knows of the weight versions of its trainer's present run."""
         return KnownVersions(
             trainer_run=self.trainer_run,
             began_at=self.run_began_at,
@@ -80,7 +79,6 @@ class JobRecord:
 
 
 def insert_job(connection: Connection, options: Mapping[str, Any], **columns: Any) -> int:
-    """Adds a job and returns its key."""
     columns = {"key": _next_key(connection), **columns}
     columns["settings"] = json.dumps(columns["settings"])
     names = ", ".join(columns)
@@ -91,18 +89,17 @@ def insert_job(connection: Connection, options: Mapping[str, Any], **columns: An
 
 
 def options_of(connection: Connection, key: int) -> dict[str, Any]:
-    """Returns the options of a job, which only its generator understands."""
+    """Returns the options of a job, which are passed to its generator."""
     row = connection.execute("SELECT options FROM job_options WHERE job_key = ?", (key,)).fetchone()
     return {} if row is None else json.loads(row[0])
 
 
 def update_options(connection: Connection, key: int, options: Mapping[str, Any]) -> None:
-    """Replaces the options of a job."""
     connection.execute("UPDATE job_options SET options = ? WHERE job_key = ?", (json.dumps(options).encode(), key))
 
 
 def _next_key(connection: Connection) -> int:
-    """Returns a key that no job has or had."""
+    """Returns a key that was never used."""
     query = (
         "UPDATE counters SET last = max(last, coalesce((SELECT max(key) FROM jobs), 0)) + 1 WHERE name = 'job' "
         "RETURNING last"
@@ -111,13 +108,11 @@ def _next_key(connection: Connection) -> int:
 
 
 def find_job(connection: Connection, job_id: str) -> JobRecord | None:
-    """Returns the job of that id."""
     row = connection.execute("SELECT * FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
     return None if row is None else as_job(row)
 
 
 def get_job(connection: Connection, key: int) -> JobRecord:
-    """Returns the job of that key."""
     return as_job(connection.execute("SELECT * FROM jobs WHERE key = ?", (key,)).fetchone())
 
 
@@ -133,7 +128,7 @@ def all_jobs(connection: Connection) -> list[JobRecord]:
 
 
 def jobs_in_states(connection: Connection, states: Iterable[JobState]) -> list[JobRecord]:
-    """Returns the jobs that are in one of the states, oldest first."""
+    """Returns the jobs in the given states, oldest first."""
     wanted = list(states)
     marks = ", ".join("?" for _ in wanted)
     return [
@@ -142,7 +137,7 @@ def jobs_in_states(connection: Connection, states: Iterable[JobState]) -> list[J
 
 
 def jobs_with_groups_for_a_trainer(connection: Connection) -> list[JobRecord]:
-    """Returns the jobs a poll without a job id can mean: still open, or with groups that are ready or leased."""
+    """Returns the jobs that a poll without a job id may refer to: open, or with ready or leased groups."""
     rows = connection.execute(
         "SELECT * FROM jobs WHERE state IN ('running', 'paused') OR EXISTS "
         "(SELECT 1 FROM groups WHERE job_key = jobs.key AND state IN ('ready', 'leased')) ORDER BY key"
@@ -151,13 +146,11 @@ def jobs_with_groups_for_a_trainer(connection: Connection) -> list[JobRecord]:
 
 
 def update_job(connection: Connection, key: int, **columns: Any) -> None:
-    """Changes columns of a job."""
     assignments = ", ".join(f"{name} = :{name}" for name in columns)
     connection.execute(f"UPDATE jobs SET {assignments} WHERE key = :key", {**columns, "key": key})
 
 
 def as_job(row: sqlite3.Row) -> JobRecord:
-    """Makes a row of ``jobs`` a record."""
     values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values, not names
     values["state"] = JobState(values["state"])
     values["cause_code"] = CauseCode(values["cause_code"])
@@ -169,14 +162,13 @@ def as_job(row: sqlite3.Row) -> JobRecord:
 
 
 def known_versions(connection: Connection, job_key: int) -> KnownVersions:
-    """Returns what a job knows of the weight versions of its trainer's present run."""
     query = "SELECT trainer_run, run_began_at, weight_version, earlier_weight_version FROM jobs WHERE key = ?"
     run, began_at, newest, before = connection.execute(query, (job_key,)).fetchone()
     return KnownVersions(trainer_run=run, began_at=began_at, newest=newest, newest_before=before)
 
 
 def note_weight_versions(connection: Connection, job_key: int, oldest: int, newest: int) -> int:
-    """Notes weight versions of the present run and returns the newest of all."""
+    """Records weight versions of the present run and returns the newest of all."""
     row = connection.execute(
         "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?1), ?1), "
         "first_weight_version = min(coalesce(first_weight_version, ?2), ?2) WHERE key = ?3 RETURNING weight_version",
@@ -186,19 +178,18 @@ def note_weight_versions(connection: Connection, job_key: int, oldest: int, newe
 
 
 def note_outlier_version(connection: Connection, job_key: int, version: int) -> None:
-    """Counts a weight version that is too far ahead to be believed."""
+    """Counts a weight version that is too far ahead."""
     query = "UPDATE jobs SET lone_versions = lone_versions + 1, lone_version = ? WHERE key = ?"
     connection.execute(query, (version, job_key))
 
 
 def note_refused_items(connection: Connection, job_key: int, count: int, why: str) -> None:
-    """Counts items that were refused."""
     query = "UPDATE jobs SET refused_items = refused_items + ?, last_refusal = ? WHERE key = ?"
     connection.execute(query, (count, why, job_key))
 
 
 def open_trainer_run(connection: Connection, job_key: int, now: float) -> None:
-    """Begins the trainer's next run: its weight versions are ordered among themselves."""
+    """Begins the trainer's next run, in which weight versions are ordered independently."""
     connection.execute(
         "UPDATE jobs SET trainer_run = trainer_run + 1, run_began_at = ?, weight_version = NULL, "
         "earlier_weight_version = coalesce(weight_version, earlier_weight_version), first_weight_version = NULL "

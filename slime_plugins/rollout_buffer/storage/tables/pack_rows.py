@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
 def mark_packs_used(connection: Connection, places: Iterable[BlobRef]) -> None:
-    """Notes how far rows name bytes of packs: what lies beyond may be cut off."""
+    """Records the end of the last referenced record of each pack: recovery may truncate what follows."""
     ends: dict[int, int] = {}
     for place in places:
         ends[place.pack] = max(place.end, ends.get(place.pack, 0))
@@ -21,7 +21,7 @@ def mark_packs_used(connection: Connection, places: Iterable[BlobRef]) -> None:
 
 
 def referenced_packs(connection: Connection) -> set[int]:
-    """Returns the packs that some row names bytes of."""
+    """Returns the packs that images or trajectories refer to."""
     query = (
         "SELECT DISTINCT CAST(substr(place, 1, instr(place, ':') - 1) AS INTEGER) FROM images UNION "
         "SELECT DISTINCT CAST(substr(body_place, 1, instr(body_place, ':') - 1) AS INTEGER) FROM trajectories "
@@ -31,10 +31,9 @@ def referenced_packs(connection: Connection) -> set[int]:
 
 
 def used_pack_lengths(connection: Connection) -> dict[int, int]:
-    """Returns for each pack that rows name how far they name it."""
+    """Returns the end of the last referenced record by pack."""
     return {row[0]: row[1] for row in connection.execute("SELECT number, used_to FROM packs")}
 
 
 def delete_pack(connection: Connection, number: int) -> None:
-    """Forgets a pack that is about to be removed."""
     connection.execute("DELETE FROM packs WHERE number = ?", (number,))

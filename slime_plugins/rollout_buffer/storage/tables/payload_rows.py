@@ -9,20 +9,20 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
 def payload_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
-    """Returns where the payload of a trajectory is: (bytes in the row, name of the file)."""
+    """Returns (bytes in the row, text of the ref to a pack) of a trajectory's payload; both None after a purge."""
     query = "SELECT body, body_place FROM trajectories WHERE job_key = ? AND uid = ?"
     row = connection.execute(query, (job_key, uid)).fetchone()
     return row["body"], row["body_place"]
 
 
 def payload_refs(connection: Connection) -> Iterator[tuple[int, str, BlobRef]]:
-    """Yields (job key, uid, place) of every payload that is in a pack."""
+    """Yields (job key, uid, ref) of every payload in a pack."""
     query = "SELECT job_key, uid, body_place FROM trajectories WHERE body_place IS NOT NULL"
     return ((row[0], row[1], BlobRef.parse(row[2])) for row in connection.execute(query))
 
 
 def groups_with_payloads(connection: Connection, group_keys: Sequence[int]) -> list[int]:
-    """Returns those of the groups of which no payload was purged."""
+    """Returns the groups without a purged payload."""
     query = (
         "SELECT count(*) FROM members JOIN groups ON groups.key = members.group_key JOIN trajectories "
         "ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
@@ -32,7 +32,7 @@ def groups_with_payloads(connection: Connection, group_keys: Sequence[int]) -> l
 
 
 def oldest_undelivered(connection: Connection, default: float) -> float:
-    """Returns when the oldest trajectory was written that is still to be delivered."""
+    """Returns the time at which the oldest undelivered trajectory was written."""
     query = (
         "SELECT min(trajectories.created_at) FROM groups JOIN trajectories ON group_key = groups.key "
         "WHERE groups.state IN ('open', 'ready', 'leased')"
@@ -42,7 +42,7 @@ def oldest_undelivered(connection: Connection, default: float) -> float:
 
 
 def purge_payloads(connection: Connection, before: float) -> int:
-    """Takes the payloads out of trajectories written before a time; returns how many had one."""
+    """Removes the payloads of trajectories written before a time; returns their number."""
     return connection.execute(
         "UPDATE trajectories SET body = NULL, body_place = NULL "
         "WHERE created_at < ? AND (body IS NOT NULL OR body_place IS NOT NULL)",
@@ -51,12 +51,12 @@ def purge_payloads(connection: Connection, before: float) -> int:
 
 
 def mark_damaged(connection: Connection, job_key: int, uid: str, damage: str) -> None:
-    """Keeps why a trajectory could not be read."""
+    """Records why a trajectory's payload could not be read."""
     query = "UPDATE trajectories SET damage = ? WHERE job_key = ? AND uid = ?"
     connection.execute(query, (damage, job_key, uid))
 
 
 def count_damaged(connection: Connection, job_key: int) -> int:
-    """Counts trajectories that could not be read when they were to be delivered."""
+    """Counts trajectories whose payload could not be read."""
     query = "SELECT count(*) FROM trajectories WHERE job_key = ? AND damage IS NOT NULL"
     return int(connection.execute(query, (job_key,)).fetchone()[0])

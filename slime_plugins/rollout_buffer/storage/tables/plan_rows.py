@@ -1,4 +1,4 @@
-"""Rows of ``plans``: the groups that a job will have of its input. A group gets a row when it is opened or skipped."""
+"""Rows of ``plans``: the planned groups of a job's input. A group gets a row when it is opened or skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRecord:
-    """A row of ``plans``: each line of an input is a group in each epoch."""
+    """A row of ``plans``: each line of the input is one group per epoch."""
 
     job_key: int
     first_position: int
@@ -25,7 +25,7 @@ class PlanRecord:
 def put_plan(
     connection: Connection, job_key: int, *, first_position: int, lines: int, epochs: int, digest: str, unopened: int
 ) -> None:
-    """Adds the plan of a job, or replaces one of which every group has a row."""
+    """Adds the plan of a job, or replaces a plan without unopened groups."""
     connection.execute(
         "INSERT OR REPLACE INTO plans (job_key, first_position, lines, epochs, digest, unopened) "
         "VALUES (?, ?, ?, ?, ?, ?)",
@@ -46,6 +46,6 @@ def update_plan(connection: Connection, job_key: int, **columns: Any) -> None:
 
 
 def skip_unopened(connection: Connection, job_key: int) -> None:
-    """Skips all groups of a job that have no row; they get none."""
+    """Skips all groups of a job that have no row."""
     query = "UPDATE plans SET skipped = skipped + unopened, unopened = 0 WHERE job_key = ?"
     connection.execute(query, (job_key,))

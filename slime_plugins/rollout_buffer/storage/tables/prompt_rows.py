@@ -1,4 +1,4 @@
-"""Rows of ``prompt_sums``: what the engines of a job said of the prompts that they ran."""
+"""Rows of ``prompt_sums``: prompt checks, summed over a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMES = [field.name for field in fields(PromptCounts)]
 
 
 def add_counts(connection: Connection, job_key: int, counts: PromptCounts) -> None:
-    """Adds what one trajectory counted to its job's sums."""
+    """Adds the counts of a trajectory to its job's sums."""
     connection.execute(
         f"INSERT INTO prompt_sums (job_key, {', '.join(_NAMES)}) VALUES (:job_key, :{', :'.join(_NAMES)}) "
         f"ON CONFLICT (job_key) DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in _NAMES)}",
@@ -20,7 +20,7 @@ def add_counts(connection: Connection, job_key: int, counts: PromptCounts) -> No
 
 
 def sums_of(connection: Connection, job_key: int) -> PromptCounts | None:
-    """Returns the sums over a job's trajectories; None where none of them has a receipt."""
+    """Returns the sums over a job's trajectories; None without any prompt receipt."""
     query = f"SELECT {', '.join(_NAMES)} FROM prompt_sums WHERE job_key = ?"
     row = connection.execute(query, (job_key,)).fetchone()
     return None if row is None else PromptCounts(**dict(zip(_NAMES, row, strict=True)))

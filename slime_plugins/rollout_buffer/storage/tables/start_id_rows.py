@@ -1,4 +1,4 @@
-"""Rows of ``start_ids``: which start a job was begun or attached to by, so that one that is sent again is the same."""
+"""Rows of ``start_ids``: the ids of accepted starts, so that a repeated request is recognized."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 MAX_START_IDS = 1000
-"""Of each job so many are kept, the newest."""
+"""Stored start ids of a job, the newest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,7 @@ class StartIdRecord:
 
 
 def insert_start_id(connection: Connection, job_key: int, job_id: str, start_id: str, identity: str) -> None:
-    """Keeps the id of a start, and forgets the oldest of those beyond ``MAX_START_IDS``."""
+    """Adds the id of a start, and deletes the oldest beyond ``MAX_START_IDS``."""
     query = "INSERT INTO start_ids (job_key, job_id, start_id, identity) VALUES (?, ?, ?, ?)"
     connection.execute(query, (job_key, job_id, start_id, identity))
     connection.execute(
@@ -34,7 +34,7 @@ def insert_start_id(connection: Connection, job_key: int, job_id: str, start_id:
 
 
 def find_start_id(connection: Connection, start_id: str, identity: str, job_id: str | None) -> StartIdRecord | None:
-    """Returns the newest start of that id by the same payload; ``job_id`` is None where the payload names no job."""
+    """Returns the newest start with that id and payload; ``job_id`` is None if the payload names no job."""
     row: sqlite3.Row | None = connection.execute(
         "SELECT * FROM start_ids WHERE start_id = ? AND identity = ? AND job_id = coalesce(?, job_id) "
         "ORDER BY key DESC LIMIT 1",

@@ -1,4 +1,4 @@
-"""What the rows of a job tell of its trainer's pace, of what it has not got yet, and of the weights that sampled."""
+"""Queries for the trainer's pace: deliveries, running groups, and the weight versions of the newest episodes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from slime_plugins.rollout_buffer.rules.stuck_weights import SampledEpisode
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-DELIVERIES_LOOKED_AT = 256
+MAX_DELIVERIES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenGroups:
-    """One delivery: when, how long the trainer had waited for it, at which weight version, and of how many groups."""
+    """A delivery: its time, the trainer's wait before it, its weight version and number of groups."""
 
     at: float
     waited_s: float
@@ -21,13 +21,13 @@ class TakenGroups:
 
 
 def newest_deliveries(connection: Connection, job_key: int, since: float) -> list[TakenGroups]:
-    """Returns the newest deliveries of a job that were given out since then and not taken back, oldest first."""
+    """Returns the newest deliveries of a job since a time that have not expired, oldest first."""
     query = (
         "SELECT created_at, coalesce(waited_s, 0.0), json_extract(meta_info, '$.weight_version'), "
         "(SELECT count(*) FROM delivery_groups WHERE delivery_key = deliveries.key) FROM deliveries "
         "WHERE job_key = ? AND created_at >= ? AND state != 'expired' ORDER BY created_at DESC LIMIT ?"
     )
-    found = connection.execute(query, (job_key, since, DELIVERIES_LOOKED_AT)).fetchall()
+    found = connection.execute(query, (job_key, since, MAX_DELIVERIES)).fetchall()
     return [
         TakenGroups(at=at, waited_s=waited_s, version=int(version), groups=groups)
         for at, waited_s, version, groups in reversed(found)
@@ -36,7 +36,7 @@ def newest_deliveries(connection: Connection, job_key: int, since: float) -> lis
 
 
 def oldest_being_played(connection: Connection, job_key: int) -> float | None:
-    """Returns when the oldest group began of which an attempt runs; None when none does."""
+    """Returns when the oldest group with a running attempt began; None without one."""
     query = (
         "SELECT min(opened_at) FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL "
         "AND EXISTS (SELECT 1 FROM attempts WHERE group_key = groups.key AND attempts.state = 'running')"
@@ -46,7 +46,7 @@ def oldest_being_played(connection: Connection, job_key: int) -> float | None:
 
 
 def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limit: int) -> list[SampledEpisode]:
-    """Returns what sampled the newest trajectories that the trainer's present run brought, and when each began."""
+    """Returns the newest trajectories of the trainer's present run, with their weight versions and start times."""
     query = (
         "SELECT group_key, oldest_version, started_at FROM (SELECT group_key, slot, attempt, oldest_version, "
         "trainer_run FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?) "

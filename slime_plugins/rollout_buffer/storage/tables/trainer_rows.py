@@ -1,4 +1,4 @@
-"""Rows of ``trainer_rows``: what a trainer said of a training row."""
+"""Rows of ``trainer_rows``: a trainer's report on a training row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnGap:
-    """How far trainer and engine are apart in one turn; ``at`` is the place of the worst among the trained tokens."""
+    """|train - rollout log-prob| in one turn; ``at`` is the index of the largest among the trained tokens."""
 
     turn: int
     weight_lag: int | None
@@ -31,7 +31,7 @@ class TurnGap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerRow:
-    """What a trainer said of one training row. ``log_probs`` are those of its trained tokens, in order."""
+    """A trainer's report on one training row. ``log_probs`` are those of its trained tokens, in order."""
 
     uid: str
     row: int
@@ -46,22 +46,22 @@ class TrainerRow:
 
     @property
     def compared(self) -> int:
-        """Tokens of which trainer and engine have a log-prob."""
+        """Tokens with a log-prob of both trainer and engine."""
         return sum(turn.compared for turn in self.turns)
 
     @property
     def gap_sum(self) -> float:
-        """Sum of |train - rollout log-prob| over them."""
+        """Sum of |train - rollout log-prob|."""
         return sum(turn.gap_sum for turn in self.turns)
 
     @property
     def gap_max(self) -> float | None:
-        """The largest of them; None where nothing was compared."""
+        """Largest |train - rollout log-prob|; None if no token was compared."""
         return max((turn.gap_max for turn in self.turns), default=None)
 
 
 def insert_rows(connection: Connection, job_key: int, rows: Sequence[TrainerRow]) -> None:
-    """Keeps what was said of rows, in place of what was said of them before."""
+    """Adds reports, in place of earlier ones on the same rows."""
     connection.executemany(
         f"INSERT OR REPLACE INTO trainer_rows (job_key, {_COLUMNS}) VALUES ({', '.join('?' * 14)})",
         [
@@ -77,13 +77,13 @@ def insert_rows(connection: Connection, job_key: int, rows: Sequence[TrainerRow]
 
 
 def rows_of_trajectory(connection: Connection, job_key: int, uid: str) -> list[TrainerRow]:
-    """Returns what was said of a trajectory's rows, in order."""
+    """Returns the reports on a trajectory's rows, in order."""
     query = f"SELECT {_COLUMNS} FROM trainer_rows WHERE job_key = ? AND uid = ? ORDER BY row"
     return [_as_row(found) for found in connection.execute(query, (job_key, uid))]
 
 
 def rows_of_job(connection: Connection, job_key: int, limit: int) -> list[TrainerRow]:
-    """Returns the rows of a job that were compared, those with the largest gap first, without their log-probs."""
+    """Returns reports on rows with compared tokens, largest gap first, without log-probs."""
     query = (
         f"SELECT {_COLUMNS.replace('log_probs', 'NULL AS log_probs')} FROM trainer_rows "
         "WHERE job_key = ? AND compared > 0 ORDER BY gap_max DESC LIMIT ?"
@@ -92,14 +92,14 @@ def rows_of_job(connection: Connection, job_key: int, limit: int) -> list[Traine
 
 
 def purge_log_probs(connection: Connection, before: float) -> None:
-    """Drops the log-probs of what was said earlier; what was made of them stays."""
+    """Deletes the log-probs of reports before a time; statistics stay."""
     connection.execute(
         "UPDATE trainer_rows SET log_probs = NULL WHERE log_probs IS NOT NULL AND reported_at < ?", (before,)
     )
 
 
 def gap_statistics(connection: Connection, job_key: int) -> dict[str, float]:
-    """Returns mean and max of |train - rollout log-prob| over all tokens of a job that were compared; {} for none."""
+    """Returns mean and max of |train - rollout log-prob| over all compared tokens of a job; {} without any."""
     query = "SELECT sum(compared), sum(gap_sum), max(gap_max) FROM trainer_rows WHERE job_key = ?"
     compared, total, largest = connection.execute(query, (job_key,)).fetchone()
     return {"mean": float(total) / compared, "max": float(largest)} if compared else {}

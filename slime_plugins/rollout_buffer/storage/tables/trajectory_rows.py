@@ -10,7 +10,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
 def insert_trajectory(connection: Connection, **columns: Any) -> None:
-    """Adds a trajectory."""
     names = ", ".join(columns)
     marks = ", ".join(f":{name}" for name in columns)
     portion = "(SELECT portion FROM jobs WHERE key = :job_key)"
@@ -68,7 +67,7 @@ def uids_of(connection: Connection, job_key: int) -> list[str]:
 
 
 def insert_members(connection: Connection, group_key: int, members: Sequence[Member]) -> None:
-    """Keeps what a group delivers, once and for all: every delivery of it reads the same rows."""
+    """Adds the members that a group delivers: every delivery of it reads these rows."""
     rows = (
         (group_key, ordinal, m.uid, None if m.remove_sample else m.source_uid, m.reward, m.raw_reward, m.remove_sample)
         for ordinal, m in enumerate(members)
@@ -91,6 +90,6 @@ def count_outcomes(connection: Connection, job_key: int) -> dict[str, int]:
 
 
 def count_late(connection: Connection, job_key: int) -> int:
-    """Counts trajectories that came after their group had closed."""
+    """Counts trajectories written after their group had closed."""
     query = "SELECT count(*) FROM trajectories INDEXED BY trajectories_late WHERE job_key = ? AND late = 1"
     return int(connection.execute(query, (job_key,)).fetchone()[0])
