@@ -523,6 +523,11 @@ class Buffer:
             now = None if job is None else job_rows.get_job(connection, job.key)
             return delivery_meta.empty_meta_info(connection, now)
 
+    def groups_and_causes(self, job_key: int) -> tuple[dict[GroupState, int], dict[str, dict[str, int]]]:
+        """Counts a job's groups by state, and those that were dropped by state and cause."""
+        with self.store.read() as connection:
+            return group_rows.count_groups(connection, job_key), group_rows.count_causes(connection, job_key)
+
     def polled(self, job: JobRecord) -> None:
         """Records the time of a trainer's poll; resumes a job that was paused because no trainer polled it."""
         with self.store.write() as connection:

@@ -38,7 +38,7 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     slots = job["slots"]
     done = slots["submitted"] - slots["open"]
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=done, width=40), Text(f"{done}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
+    grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=done, width=40, complete_style=_bar_style(job), finished_style=_bar_style(job)), Text(f"{done}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
     lines: list[RenderableType] = [grid, _accounting(slots), *_now(job.get("now") or {})]
     explained = "".join(one["message"] for one in (job.get("now") or {}).get("explanation", ()))
     first, _, traceback = job["cause"].partition("\n")
@@ -52,6 +52,12 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     if job.get("devices"):
         lines.extend(_devices(job["devices"]))
     return Group(*lines)
+
+
+def _bar_style(job: Mapping[str, Any]) -> str:
+    """Red for a job that failed, or of which nothing comes unless somebody acts."""
+    stopped = any(one["severity"] == "stopped" for one in (job.get("now") or {}).get("explanation", ()))
+    return "red" if stopped or job["state"] == "failed" else "green"
 
 
 def _bias(rows: Sequence[Mapping[str, Any]]) -> list[Text]:

@@ -6,7 +6,10 @@ The dashboard and ``rollout-buffer status`` show the same ones. A sentence has a
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
@@ -19,6 +22,8 @@ from slime_plugins.rollout_buffer.rules.stuck_weights import StuckCounter, Stuck
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 from slime_plugins.rollout_buffer.wire.job_replies import Explanation, Severity
 
+_FARM_OF_DOCTOR = "android_world"
+"""The task type whose devices ``rollout-buffer doctor`` looks at."""
 QUIET_AFTER_S = 60.0
 """A job whose last trajectory is younger moves, whatever else is to be said of it."""
 START_TIMEOUT_S = 120.0
@@ -34,13 +39,19 @@ def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
     """
     aside = [*_left_out(snapshot), *_prompts(snapshot)]
     if over := list(_over(snapshot)):
-        return [*over, *aside, *_dropped(snapshot)]
+        return _named([*over, *aside, *_dropped(snapshot)], at=snapshot)
     found = [*_all_fail(snapshot), *_halted(snapshot), *_troubles(snapshot), *aside]
     if not any(one.severity in (Severity.STOPPED, Severity.WAIT) for one in found):
         found += _at_work(snapshot)
     found += _dropped(snapshot)
     order = [Severity.STOPPED, Severity.WAIT, Severity.ATTENTION, Severity.ENDED, Severity.OK]
-    return sorted(found, key=lambda one: order.index(one.severity))
+    return _named(sorted(found, key=lambda one: order.index(one.severity)), at=snapshot)
+
+
+def _named(found: Sequence[Explanation], *, at: JobSnapshot) -> list[Explanation]:
+    """Puts the job's own id and log into what is advised: the commands can be pasted."""
+    names = {"JOB": shlex.quote(at.job_id), "LOG": at.log}
+    return [replace(one, advice=re.sub(r"\bJOB\b|\bLOG\b", lambda name: names[name[0]], one.advice)) for one in found]
 
 
 def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[str, str]) -> list[Explanation]:
@@ -89,7 +100,8 @@ def _over(at: JobSnapshot) -> Iterator[Explanation]:
             code="failed",
             severity=Severity.STOPPED,
             message=f"The job failed{_because(at.cause)}.{left}",
-            advice="Mend the cause, then start the same job again: it begins again with what failed and what is open.",
+            advice="Mend the cause, then start the same job again: it begins again with what failed and what is open."
+            + (f" {_SHOWN}" if at.cause.code is CauseCode.ATTEMPTS_FAILED else ""),
         )
 
 
@@ -439,9 +451,9 @@ def _all_fail(at: JobSnapshot) -> Iterator[Explanation]:
     if failed is not None and failed.failed >= FAILURES_WORTH_SAYING and at.count(GroupState.OPEN):
         yield Explanation(
             code=f"failing_{failed.code}",
-            severity=Severity.STOPPED,
+            severity=Severity.ATTENTION if _most_wait_for_engine(at, failed.failed) else Severity.STOPPED,
             message=f"Nothing succeeds: {failed.sentence()[:500]}.",
-            advice=_FAILURE_ADVICE.get(failed.code, _LOOK_AT_LOG),
+            advice=_failure_advice(at, failed.code),
         )
 
 
@@ -450,6 +462,8 @@ def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
     if engine.code is EngineTrouble.NONE:
         return
     held = f", {_held(engine.waiting)}" if engine.waiting else ""
+    if at.has_runner and 0 < engine.waiting <= at.running_attempts:
+        held = f", {engine.waiting} of {at.running_attempts} episodes wait for it"
     for_long = f" for {_span(engine.since_s)}" if engine.since_s is not None else ""
     if engine.code is EngineTrouble.UPDATING:
         yield Explanation(
@@ -468,6 +482,11 @@ def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
         message=f"The engine at {engine.url} {engine.message}{for_long}{held}.",
         advice=_SILENT if engine.code is EngineTrouble.SILENT else away,
     )
+
+
+def _most_wait_for_engine(at: JobSnapshot, failures: int) -> bool:
+    """Returns True if the engine in trouble holds more episodes than have failed: it is the cause to say first."""
+    return at.engine.code is not EngineTrouble.NONE and at.engine.waiting > failures
 
 
 _AWAY_IS = "Is it up, and is the address right as seen from the buffer host?"
@@ -491,7 +510,7 @@ def _device_trouble(at: JobSnapshot) -> Iterator[Explanation]:
             code="devices_broken",
             severity=Severity.ATTENTION,
             message=f"{broken} of {total} devices are broken.",
-            advice="They are replaced by themselves; look at the runner's log when they stay broken.",
+            advice="They are replaced by themselves; look at the runner's log, LOG, when they stay broken.",
         )
     elif usable <= 0:
         how = f"{starting} are starting, {broken} are broken" if total else "the pool has none"
@@ -499,7 +518,7 @@ def _device_trouble(at: JobSnapshot) -> Iterator[Explanation]:
             code="no_device",
             severity=Severity.WAIT if starting else Severity.STOPPED,
             message=f"No device can be used: {how}.",
-            advice="rollout-buffer doctor says what this machine lacks, the runner's log why a device does not start.",
+            advice=_doctor(at) + "The runner's log, LOG, says why a device does not start.",
         )
 
 
@@ -511,21 +530,35 @@ def _failures(at: JobSnapshot) -> Iterator[Explanation]:
     last = f" The last one said: {at.last_failure[:300]}" if at.last_failure else ""
     yield Explanation(
         code=f"failing_{code}",
-        severity=Severity.ATTENTION if _recent(at.trajectory_age_s) else Severity.STOPPED,
+        severity=Severity.ATTENTION
+        if _recent(at.trajectory_age_s) or _most_wait_for_engine(at, total)
+        else Severity.STOPPED,
         message=f"{total} attempts failed in the last ten minutes, {count} of them with {code}.{last}",
-        advice=_FAILURE_ADVICE.get(code, _LOOK_AT_LOG),
+        advice=_failure_advice(at, code),
     )
 
 
-_LOOK_AT_LOG = "The runner's log under DATA_DIR/logs has the details."
+def _doctor(at: JobSnapshot) -> str:
+    return "rollout-buffer doctor says what this machine lacks. " if at.task_type == _FARM_OF_DOCTOR else ""
+
+
+def _failure_advice(at: JobSnapshot, code: str) -> str:
+    """What to look at when attempts fail with a code: what the code means for this task type, then the attempts."""
+    first = _doctor(at) if code == "device" else _FAILURE_ADVICE.get(code, "")
+    if code == "environment_setup" and at.task_type in _TASKS_BY_NAME:
+        first = "Is the task's name and params_idx in the input right?"
+    return f"{first.strip()} {_SHOWN}".strip()
+
+
+_SHOWN = "rollout-buffer attempts JOB shows each error, its traceback and what was said; the log is LOG."
+_TASKS_BY_NAME = ("android_world", "miniwob")
 _FAILURE_ADVICE = {
-    "device": "rollout-buffer doctor says what this machine lacks. A failure costs an attempt, never a reward.",
     "attempt_timeout": "Does play() hang? Where episodes really take this long, raise attempt_timeout_seconds.",
     "engine_away": _AWAY,
     "engine": "Ask the engine itself: its log says why it refuses.",
-    "environment_setup": "The task's set-up does not work: is its name and params_idx in the input right?",
+    "environment_setup": "The input line, or what it names, cannot be played: mend the input.",
     "judge": "What scores the answers died or fell silent, and no verdict is no reward. Is the memory used up?",
-    "generator": "The generator raised: its traceback is in the runner's log under DATA_DIR/logs.",
+    "generator": "Mend the generator's file and start the job again: it is read again.",
 }
 
 
@@ -548,7 +581,7 @@ def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
             code="slow" if long else "playing",
             severity=Severity.ATTENTION if long else Severity.OK,
             message=f"{playing.capitalize()}, the oldest for {_span(oldest)}; {ended}.{_waits(at)}",
-            advice="Do they wait for a device or for the engine? The runner's log says so." if long else "",
+            advice="Do they wait for a device or for the engine? The runner's log, LOG, says so." if long else "",
         )
 
 
@@ -558,8 +591,7 @@ def _starting(at: JobSnapshot) -> Explanation:
             code="between_episodes",
             severity=Severity.WAIT,
             message=f"No episode is being played just now; the last one ended {_span(at.trajectory_age_s)} ago.",
-            advice="The runner starts the next ones, or is being started again after it died: its log is under "
-            "DATA_DIR/logs.",
+            advice="The runner starts the next ones, or is being started again after it died: its log is LOG.",
         )
     if at.began_s < START_TIMEOUT_S:
         return Explanation(
@@ -572,7 +604,7 @@ def _starting(at: JobSnapshot) -> Explanation:
         code="no_runner",
         severity=Severity.STOPPED,
         message="No episode is being played, though groups are open: the job's runner is not at work.",
-        advice="The supervisor restarts a runner that died, later each time. Its log is under DATA_DIR/logs.",
+        advice="The supervisor restarts a runner that died, later each time. Its log is LOG.",
     )
 
 

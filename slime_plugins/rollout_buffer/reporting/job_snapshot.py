@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.rules.selection_bias import MissingMembers, Sl
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights
 from slime_plugins.rollout_buffer.state.runner_reports import prompt_findings_of, report_of_job
 from slime_plugins.rollout_buffer.state.staleness import stuck_weights_of
+from slime_plugins.rollout_buffer.storage.data_dir import RUNNER_LOG
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, prompt_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -39,6 +40,10 @@ class JobSnapshot:
     """
 
     state: JobState
+    job_id: str = "JOB"
+    task_type: str = ""
+    log: str = "DATA_DIR/logs"
+    """The file in which its runner logs."""
     cause: Cause = NO_CAUSE
     has_runner: bool = True
     has_input: bool = True
@@ -104,6 +109,9 @@ def take_snapshot(
     over = closed_groups(connection, job.key)
     bare = JobSnapshot(
         state=job.state,
+        job_id=job.job_id,
+        task_type=job.task_type,
+        log=str(data_dir.absolute() / RUNNER_LOG.format(job.key)),
         cause=Cause(job.cause_code, job.cause),
         has_runner=job.has_runner,
         has_input=job.has_input,

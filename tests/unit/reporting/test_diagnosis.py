@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.reporting.diagnosis import (
-    Severity,
     explain_group,
     explain_job,
     explain_service,
@@ -22,6 +21,7 @@ from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
 from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckCounter, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
+from slime_plugins.rollout_buffer.wire.job_replies import Severity
 
 AT_WORK = JobSnapshot(
     state=JobState.RUNNING,
@@ -96,7 +96,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
             "trajectory_age_s": 90.0,
         },
         "no_engine",
-        "The engine at http://e cannot be reached for 20 s, 8 requests are held",
+        "The engine at http://e cannot be reached for 20 s, 8 of 8 episodes wait for it",
     ),
     ({"engine": EngineReport(code=EngineTrouble.UPDATING)}, "weights", "updating its weights"),
     ({"devices": {"total": 4, "broken": 4}}, "no_device", "No device can be used: 0 are starting, 4 are broken"),
@@ -213,6 +213,43 @@ def test_a_group_says_its_cause_in_the_words_that_jobs_have_too(state: str, caus
     assert explain_group(GroupState(state), cause) == message
     job = replace(AT_WORK, groups={"filtered": 9}, most_frequent_causes={GroupState.FILTERED: CountedCause(cause, 9)})
     assert f"The commonest cause, of 9: {cause.message}." in explain_job(job)[0].message
+
+
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_an_engine_that_most_episodes_wait_for_is_said_before_the_few_that_failed(succeeded: bool) -> None:
+    failed = FailedAttempts(failed=4, ended=4, code="environment_setup", of_code=4, message="line g5 has no secret")
+    engine = EngineReport(
+        url="http://e", code=EngineTrouble.REFUSES, message="cannot be reached", since_s=20.0, waiting=44
+    )
+    waits = replace(
+        AT_WORK,
+        engine=engine,
+        running_attempts=48,
+        recent_failures={"environment_setup": 4},
+        all_failed=None if succeeded else failed,
+        trajectory_age_s=90.0 if succeeded else None,
+    )
+    first, second = explain_job(waits)[:2]
+    assert (first.code, second.code) == ("no_engine", "failing_environment_setup")
+    assert "44 of 48 episodes wait for it" in first.message
+
+
+@pytest.mark.parametrize(
+    ("task_type", "code", "advice"),
+    [
+        ("android_world", "device", "rollout-buffer doctor says what this machine lacks. rollout-buffer attempts"),
+        ("mine", "device", "rollout-buffer attempts 'a b' shows each error"),
+        ("miniwob", "environment_setup", "Is the task's name and params_idx in the input right?"),
+        ("mine", "environment_setup", "The input line, or what it names, cannot be played"),
+        ("mine", "generator", "Mend the generator's file and start the job again"),
+    ],
+)
+def test_what_to_do_fits_the_task_and_can_be_pasted(task_type: str, code: str, advice: str) -> None:
+    failed = FailedAttempts(failed=9, ended=9, code=code, of_code=9, message="x")
+    job = replace(AT_WORK, all_failed=failed, job_id="a b", task_type=task_type, log="/data/logs/runner-1.log")
+    told = explain_job(job)[0].advice
+    assert told.startswith(advice)
+    assert told.endswith("the log is /data/logs/runner-1.log.")
 
 
 def test_a_buffer_without_supervisor_says_so_first() -> None:

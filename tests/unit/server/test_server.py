@@ -306,6 +306,18 @@ def test_an_empty_poll_is_success_false_with_200(client: FlaskClient) -> None:
     assert post(client, "/get_rollout_data", b"")[1]["data"]["meta_info"]["exhausted"] is False
 
 
+def test_a_poll_of_a_job_whose_groups_were_all_dropped_is_told_so(client: FlaskClient) -> None:
+    _, job = start(client)
+    named = {"job_id": job["job_id"]}
+    post(client, "/buffer/write", {**named, "items": [written("a1", "a", 1.0), written("a2", "a", 1.0)]})
+    assert post(client, "/get_rollout_data", named)[1]["message"].startswith(
+        "nothing is ready yet: every group that closed was dropped (1 filtered), most of them because all 2 members"
+    )
+    post(client, "/buffer/write", {**named, "items": [written("b1", "b", 1.0), written("b2", "b", 0.0)]})
+    assert post(client, "/get_rollout_data", named)[1]["success"]
+    assert post(client, "/get_rollout_data", named)[1]["message"] == "nothing is ready yet"
+
+
 def test_a_poll_of_a_failed_job_is_told_why(client: FlaskClient) -> None:
     _, job = start(client)
     buffer = client.application.extensions["rollout_buffer"].buffer

@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer.server.http import (
 )
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import GroupState
 from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, DeliveredGroups, PollReply
 from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
@@ -81,13 +82,25 @@ def answer_poll(context: ServerContext, poll: Poll) -> Answer:
     if poll.delivery is not None:
         return Answer(delivery_chunks(context.buffer, poll.delivery, poll.payload, poll.acknowledged))
     meta_info = context.buffer.empty_meta_info(poll.job)
-    message = _nothing_open(context) if poll.job is None else "nothing is ready yet"
+    message = _nothing_open(context) if poll.job is None else _nothing_ready(context, poll.job)
     if cause := meta_info.get("job_cause"):
         message = f"nothing is ready, and job {meta_info['job_id']} is {meta_info['job_state']}: {cause}"
     if poll.acknowledged is not None:
         meta_info["acknowledged"] = poll.acknowledged
     nothing = DeliveredGroups(data=[], meta_info=meta_info)
     return Answer(as_json(PollReply(success=False, message=message, data=nothing)))
+
+
+def _nothing_ready(context: ServerContext, job: JobRecord) -> str:
+    """Says of a job whose groups were all dropped so far that they were: waiting alone may not help."""
+    counted, causes = context.buffer.groups_and_causes(job.key)
+    kept = sum(counted[state] for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED))
+    dropped = {state: counted[state] for state in (GroupState.FILTERED, GroupState.FAILED) if counted[state]}
+    if kept or not dropped:
+        return "nothing is ready yet"
+    states = " and ".join(f"{count} {state.value}" for state, count in dropped.items())
+    most = max((cause for by_cause in causes.values() for cause in by_cause.items()), key=lambda found: found[1])
+    return f"nothing is ready yet: every group that closed was dropped ({states}), most of them because {most[0]}"
 
 
 def _nothing_open(context: ServerContext) -> str:
