@@ -1,7 +1,7 @@
-"""Routes of the dashboard: its page and files, sign-in, and the JSON of its overview and charts.
+"""The dashboard: its page and files, signing in, and the JSON that the page asks for again and again.
 
-The files are static HTML, CSS and ES modules without data. The Content-Security-Policy allows nothing but these files,
-so text of a model is never executed.
+The files are plain HTML, CSS and ES modules and hold no data. The page may load nothing from elsewhere and run nothing
+that is not one of these files: whatever a model wrote stays text.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _File:
 
 @functools.cache
 def _files() -> dict[str, _File]:
-    """Reads all files of the dashboard; no other path can be requested."""
+    """Every file of the dashboard by its path; nothing else can be asked for."""
     found = {}
     for path in FOLDER.rglob("*"):
         if path.is_file() and path.suffix in MEDIA_TYPES:
@@ -76,6 +76,10 @@ def _files() -> dict[str, _File]:
 
 @routes.get("/", reply=text(), content_types=("text/html",), needs_token=False)
 def dashboard() -> Response:
+    """The dashboard.
+
+    A page for people. It asks for the token itself.
+    """
     return _send("index.html")
 
 
@@ -86,6 +90,10 @@ def dashboard() -> Response:
     needs_token=False,
 )
 def dashboard_file(file: str) -> Response:
+    """A file of the dashboard.
+
+    Scripts and styles; they hold no data.
+    """
     return _send(file)
 
 
@@ -103,7 +111,11 @@ def _send(name: str) -> Response:
 
 @routes.post("/sign_in", reply=SignedIn, errors=(401,), needs_token=False)
 def sign_in(payload: SignInPayload) -> Response:
-    """Sets a session cookie for a browser that sends the token."""
+    """Sign a browser in.
+
+    Answers with a cookie that stands for the token for a week (HttpOnly, SameSite=Strict). Programs send the token
+    itself instead.
+    """
     token = the_context().token
     if token is None:
         return json_reply(SignedIn(signed_in=True))
@@ -123,7 +135,10 @@ def sign_in(payload: SignInPayload) -> Response:
 
 @routes.post("/sign_out", reply=SignedIn, needs_token=False)
 def sign_out() -> Response:
-    """Deletes the session cookie."""
+    """Sign a browser out.
+
+    Takes the cookie away.
+    """
     response = json_reply(SignedIn(signed_in=False))
     if (token := the_context().token) is not None:
         response.delete_cookie(cookie_name(token), httponly=True, samesite="Strict")
@@ -135,17 +150,26 @@ def sign_out() -> Response:
 
 @routes.get("/overview")
 def overview(page: OverviewQuery) -> Overview:
-    """Returns the state of the buffer, and a page of jobs with their explanations."""
+    """How the buffer is.
+
+    The supervisor, the disk, and the jobs with their accounting and why each moves or stands still.
+    """
     return the_context().views.overview(page, needs_token=the_context().token is not None)
 
 
 @routes.get("/jobs/{job_id}/explanation")
 def explanation(job_id: str) -> JobExplanation:
-    """Returns why a job does or does not progress, and what to do."""
+    """Why nothing moves.
+
+    In words, with what to do; or that it moves. What `rollout-buffer status` and the dashboard show.
+    """
     return the_context().views.explanation(job_id)
 
 
 @routes.get("/jobs/{job_id}/series")
 def series(job_id: str, query: SeriesQuery) -> Series:
-    """Returns a job's history in buckets of time."""
+    """A job over time.
+
+    In buckets. Ask again with `since` and `width_s` for the newest buckets alone.
+    """
     return the_context().views.series(job_id, query)

@@ -28,7 +28,11 @@ routes = Routes("deliveries")
 
 @routes.post("/ack", errors=(404,))
 def ack(payload: AckPayload) -> Acknowledged:
-    """Acknowledges deliveries."""
+    """Acknowledge deliveries.
+
+    Says that they were received; saying it again changes nothing. What is answered as `expired` belongs to another
+    delivery now: leave it out. Give `delivery_id`, `delivery_ids` or both.
+    """
     result = the_buffer().acknowledge(payload.all_ids)
     if result["unknown"] and not result["acked"] and not result["expired"]:
         raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
@@ -37,13 +41,20 @@ def ack(payload: AckPayload) -> Acknowledged:
 
 @routes.get("/jobs/{job_id}/deliveries")
 def deliveries(job_id: str, page: PageQuery) -> DeliveryPage:
-    """Lists a job's deliveries, newest first."""
+    """List a job's deliveries.
+
+    Newest first, also those that expired.
+    """
     return the_inspection().deliveries(job_id, page)
 
 
 @routes.get("/deliveries/{delivery_id}", reply=PollReply)
 def delivery(delivery_id: str, query: DeliveryQuery) -> Response:
-    """Returns a past delivery as its poll got it, with dummies. Changes nothing."""
+    """A past delivery again.
+
+    Byte for byte what its poll was answered (but for `acknowledged`, which answered that poll's own `ack`). Changes
+    nothing: no lease, no state.
+    """
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)
     version = query.reward_version

@@ -19,13 +19,20 @@ routes = Routes("groups")
 
 @routes.get("/jobs/{job_id}/groups", revalidated=True)
 def groups(job_id: str, page: GroupPageQuery) -> GroupPage:
-    """Lists a job's groups, most recently changed first."""
+    """Search groups.
+
+    The last touched first, or as `sort` and `order` say, with the rewards of their members and why they were dropped.
+    Open groups are listed from when they are the next to be played.
+    """
     return the_context().views.groups(job_id, page)
 
 
 @routes.get("/groups/{group_index}", revalidated=True)
 def group(group_index: int) -> Group:
-    """Returns one group with its members, attempts and deliveries."""
+    """One group.
+
+    Its members, every attempt to fill a slot, and what was delivered.
+    """
     if group_index >= 2**63:
         raise NotFoundError(f"there is no group {str(group_index)[:40]}")
     return the_context().views.group(group_index)

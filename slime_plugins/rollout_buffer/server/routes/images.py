@@ -28,7 +28,10 @@ routes = Routes("images")
     content_types=(*IMAGE_TYPES, RECORDS_TYPE, "application/octet-stream"),
 )
 def get_image(sha256: str) -> Response:
-    """Returns the bytes of a screenshot as the engine received them, or a generation's token records."""
+    """A screenshot.
+
+    Exactly the bytes that the engine received; or the token records that a generation names.
+    """
     data = the_buffer().contents.image(sha256)
     response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
     response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
@@ -44,7 +47,11 @@ def get_image(sha256: str) -> Response:
     other_replies={201: ("It is durable now.", ref("ImageReply"))},
 )
 def put_image(sha256: str) -> Response:
-    """Stores a screenshot or token records under their hash; idempotent."""
+    """Keep a screenshot.
+
+    For writers that name it in their messages as `sha256:HASH`, or token records in `records` of a generation. Again
+    changes nothing.
+    """
     data = read_bytes()
     media_type = wire.image_media_type(data)
     if media_type is None:

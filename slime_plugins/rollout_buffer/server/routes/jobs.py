@@ -57,7 +57,12 @@ routes = Routes("jobs")
 
 @routes.post("/start_rollout", body=StartPayload, reply=wire.StartReply, errors=(404, 409))
 def start_rollout() -> Response:
-    """Starts a job, or attaches to an existing one."""
+    """Start a job, or attach to it.
+
+    The same work is the same job: a repeated call attaches, takes over the new engine URL, and makes what was handed
+    out but is not in the skip list ready again. Numbers may come as strings. Keys that are not listed are options of
+    the generator.
+    """
     body = json_object_of_parts(read_bytes(), "instances")
     task = _check_task_type(body.get("task_type"))
     payload = parse(StartPayload, body)
@@ -87,9 +92,7 @@ def _check_task_type(task_type: Any) -> Mapping[str, Any]:
         raise UnavailableError(f"no supervisor would run this job: {seen.reason}. Is rollout-buffer serve up?")
     known = seen.catalog.get("task_types", {})
     if not isinstance(task_type, str) or task_type in known:
-        return (
-            known.get(task_type, {}) if isinstance(task_type, str) else {}
-        )  # not a string: the payload model refuses it
+        return known.get(task_type, {}) if isinstance(task_type, str) else {}  # the payload model refuses it
     if not known:  # the catalog was not read, or not written since the start
         raise UnavailableError(f"the task types are not known yet: {seen.reason or 'the supervisor is starting'}")
     broken = seen.catalog.get("broken_generators", {})
@@ -179,14 +182,20 @@ def _instances(payload: StartPayload) -> list[Instance]:
 
 @routes.get("/jobs")
 def jobs() -> Jobs:
-    """Lists the jobs, newest first."""
+    """List the jobs.
+
+    Newest first, each with its accounting.
+    """
     buffer = the_buffer()
     return Jobs(jobs=[describe_job(buffer.store, job) for job in buffer.jobs()])
 
 
 @routes.get("/jobs/{job_id}")
 def job(job_id: str) -> Job:
-    """Returns one job with progress, accounting and its runner's devices."""
+    """One job.
+
+    Its state, progress and accounting: submitted = open + ready + leased + delivered + filtered + failed + skipped.
+    """
     buffer = the_buffer()
     found = buffer.job(job_id)
     described = describe_job(buffer.store, found)
@@ -197,18 +206,31 @@ def job(job_id: str) -> Job:
 
 @routes.post("/jobs/{job_id}/{verb}", errors=(409,))
 def change_job(job_id: str, verb: str) -> Job:
+    """Cancel, pause or resume a job.
+
+    Doing it twice changes nothing. A cancelled job keeps what is finished.
+    """
     buffer = the_buffer()
     return describe_job(buffer.store, buffer.change_job(job_id, verb))
 
 
 @routes.post("/jobs/{job_id}/drain")
 def drain_job(job_id: str, payload: DrainPayload) -> Job:
-    """Pauses a job so that no attempt begins; the reply's ``attempts`` count those still running."""
+    """Drain a job.
+
+    Pauses it so that no attempt begins any more, also none that a runner was about to begin. The job is drained when
+    `attempts` of the reply has no `running`: ask until then. What runs comes to its end, or is given up with `stop`.
+    `resume` goes on. A job that is over is drained already.
+    """
     buffer = the_buffer()
     return describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop))
 
 
 @routes.get("/jobs/{job_id}/attempts")
 def attempts(job_id: str, page: AttemptPageQuery) -> FailedAttemptPage:
-    """Lists a job's failed attempts, newest first."""
+    """List attempts that failed.
+
+    The last ended first, each with its error and, on request, what was said in it. Of each job the newest 100 are kept
+    with their messages.
+    """
     return failed_attempts(the_inspection().store, job_id, page)

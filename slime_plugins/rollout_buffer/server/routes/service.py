@@ -20,13 +20,19 @@ routes = Routes("service")
 
 @routes.get("/metrics", reply=text(), content_types=("text/plain",))
 def metrics() -> Response:
-    """Returns the metrics in Prometheus' text format."""
+    """Numbers for Prometheus.
+
+    Every number is read from the store when it is asked for. docs/metrics.md lists the names.
+    """
     return Response(metrics_page(the_inspection(), SUPERVISOR.name), content_type=PROMETHEUS_TEXT)
 
 
 @routes.get("/openapi.json", reply={"type": "object"})
 def openapi() -> Response:
-    """Returns the OpenAPI 3.1 document; imported here because its schemas take long to build."""
+    """This description.
+
+    OpenAPI 3.1.
+    """
     from slime_plugins.rollout_buffer.openapi.document import openapi_document
     from slime_plugins.rollout_buffer.server.app import OPERATIONS
 

@@ -1,4 +1,4 @@
-"""Routes of training reports: log-probs computed by the trainer, and their mismatch with the engine's."""
+"""Routes of training reports: what a trainer computed of the rows that it trained, and the mismatch that shows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ routes = Routes("training_reports")
 
 @routes.post("/jobs/{job_id}/trainer_rows", body=TrainerReport)
 def trainer_rows(job_id: str) -> TrainerRowsKept:
-    """Stores the trainer's log-probs of a step's rows."""
+    """Say what the trainer computed of rows.
+
+    Log-probs of the trained tokens in order; advantage, entropy, share of the loss and of clipped tokens. Kept beside
+    the trajectory and compared with the engine's log-probs. Optional: nothing else depends on it. A row that does not
+    fit is left out and named.
+    """
     report = parse(TrainerReport, read_body(with_nan=True))
     return the_buffer().add_trainer_report(job_id, report)
 
 
 @routes.get("/jobs/{job_id}/mismatch")
 def mismatch(job_id: str, query: MismatchQuery) -> Mismatch:
-    """Returns the mismatch of a job's trainer and engine, by turn and weight lag, with the worst turns."""
+    """How far trainer and engine are apart.
+
+    The distance between train and rollout log-prob of the tokens that were reported under `trainer_rows`: over all, by
+    turn, by weight lag, and the turns with the largest.
+    """
     return describe_mismatch(the_buffer().store, job_id, query.limit)

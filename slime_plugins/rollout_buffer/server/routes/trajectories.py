@@ -39,25 +39,40 @@ routes = Routes("trajectories")
 
 @routes.get("/trajectories", errors=(404,))
 def trajectories(page: TrajectoryPageQuery) -> TrajectoryPage:
-    """Lists trajectories without their payloads, newest first."""
+    """Search trajectories.
+
+    Newest first, or as `sort` and `order` say, without payloads; with `previews` a line each of what was asked and
+    answered. Every filter that is given must hold.
+    """
     return the_inspection().trajectories(page)
 
 
 @routes.get("/trajectory_summary", errors=(404,))
 def trajectory_summary(filters: TrajectoryFilters) -> TrajectorySummary:
-    """Returns the number of trajectories that match filters, their means, and a histogram of rewards."""
+    """Count trajectories.
+
+    How many the filters let through, their means, and a histogram of their rewards.
+    """
     return the_inspection().summary(filters)
 
 
 @routes.get("/search", errors=(404,))
 def search(query: SearchQuery) -> SearchPage:
-    """Searches the messages of trajectories, newest first, within a time limit."""
+    """Search texts.
+
+    In the messages, thoughts and tool calls of trajectories, newest first. There is no index of words: payloads are
+    read, one after the other, for 1.5 seconds at most. A page whose time was up says so (`out_of_time`), and its
+    `next_cursor` goes on. Two searches run at a time in each server process.
+    """
     return the_context().text_search.page(query)
 
 
 @routes.get("/trajectories/{uid}", reply=StoredTrajectory, errors=(409,))
 def trajectory(uid: str, query: TrajectoryQuery) -> Response:
-    """Returns one stored trajectory: messages, generations, rewards, timings."""
+    """One trajectory.
+
+    As it is stored: messages, generations, rewards, timings.
+    """
     found = the_inspection().trajectory(uid, query.job_id)
     body = found.body if query.generations else without_generations(found.body)
     if query.images == "inline":
@@ -67,13 +82,20 @@ def trajectory(uid: str, query: TrajectoryQuery) -> Response:
 
 @routes.get("/neighbours/{uid}", errors=(409,))
 def neighbours(uid: str, query: NamedTrajectoryQuery) -> Neighbours:
-    """Returns the uids of the job's previous and next trajectory."""
+    """Trajectories before and after one.
+
+    In the order in which they were written to the job.
+    """
     return the_inspection().neighbours(uid, query.job_id)
 
 
 @routes.get("/token_rows/{uid}", revalidated=True, errors=(409,))
 def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
-    """Returns the training rows made of a trajectory's generations, and the tokens of one row."""
+    """Tokens of a trajectory.
+
+    As the trainer computes its loss on them: how generations became rows, and the tokens of one row with mask,
+    log-probs and, where the job's tokenizer is on this host, texts.
+    """
     context = the_context()
     found = the_inspection().trajectory(uid, query.job_id)
     generations = wire.decode_generations(orjson.loads(found.body).get("generations"))
@@ -92,7 +114,11 @@ def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
 
 @routes.get("/turn_tree/{uid}", revalidated=True, errors=(409,))
 def turn_tree(uid: str, query: NamedTrajectoryQuery) -> TurnTree:
-    """Returns a trajectory's turns as a tree, each with its new prompt text and its sampled text."""
+    """Turns of a trajectory as a tree.
+
+    Each turn stands on the one whose tokens its prompt continues exactly: the branches of a gateway session, or the
+    prompts of an edited context. With texts where the job's tokenizer is on this host.
+    """
     context = the_context()
     found = the_inspection().trajectory(uid, query.job_id)
     body = orjson.loads(found.body)
