@@ -1,9 +1,9 @@
-"""The design this project descends from, restated: slime's rollout buffer as a FastAPI application in one process.
+"""The baseline of the buffer benchmark: slime's rollout buffer, reimplemented as a FastAPI application.
 
-Items live in dictionaries of the process, grouped by instance; a write parses the item, keeps it and a deep copy for
-the statistics, and echoes it; a read takes every complete group out and serialises it. Nothing is on disk, nothing is
-acknowledged. Kept faithful in what costs time: the HTTP middleware around every request, the validated reply model, the
-echo, the deep copy, the lock, handlers that run on the event loop, the two scans of a read.
+Items are stored in dictionaries of the process, grouped by instance; a write parses the item, stores it and a deep copy
+for the statistics, and returns it; a read removes every complete group and serialises it. Nothing is on disk, nothing
+is acknowledged. Everything that costs time is as in slime: the HTTP middleware around every request, the validated
+reply model, the echo, the deep copy, the lock, handlers on the event loop, the two scans of a read.
 
     python benchmarks/ancestor_buffer.py --port 8900
 """
@@ -25,7 +25,7 @@ BODY_LIMIT_BYTES = 1 << 30
 
 
 class Reply(BaseModel):
-    """What both data routes answer."""
+    """The reply of both data routes."""
 
     success: bool
     message: str = ""
@@ -33,7 +33,7 @@ class Reply(BaseModel):
 
 
 class AncestorBuffer:
-    """Groups of items in memory. A group goes out when it has all its members."""
+    """Groups of items in memory. A read returns a group when it has all its members."""
 
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
@@ -42,7 +42,7 @@ class AncestorBuffer:
         self._lock = threading.RLock()
 
     def write(self, item: Item) -> Item:
-        """Keeps an item, and a copy of it for the statistics of the next read."""
+        """Stores an item, and a copy for the statistics of the next read."""
         with self._lock:
             instance_id = item["instance_id"]
             self._since_last_read.setdefault(instance_id, []).append(copy.deepcopy(item))
@@ -50,7 +50,7 @@ class AncestorBuffer:
         return item
 
     def read(self) -> dict[str, Any]:
-        """Takes every complete group out, with statistics over all that was written since the last read."""
+        """Removes and returns every complete group, with statistics of all writes since the last read."""
         with self._lock:
             if not self._complete():
                 return {"data": [], "meta_info": {}}
@@ -78,7 +78,6 @@ class AncestorBuffer:
 
 
 def create_app() -> FastAPI:
-    """Builds the application with its one buffer."""
     app = FastAPI()
     state = {"buffer": AncestorBuffer(1)}
 
@@ -109,7 +108,6 @@ def create_app() -> FastAPI:
 
 
 def main() -> None:
-    """Serves until it is stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8900)
     parser.add_argument("--http", choices=("h11", "httptools"), default="h11", help="slime's environment has h11")

@@ -1,22 +1,22 @@
-"""How fast the buffer takes and hands out trajectories over HTTP, durably, next to the in-memory design it replaces.
+"""Trajectories per second over HTTP, durable, compared with slime's in-memory buffer.
 
-    pip install fastapi uvicorn uvloop          # for the ancestor; ancestor_buffer.py says what it is
+    pip install fastapi uvicorn uvloop          # for the baseline, ancestor_buffer.py
     python benchmarks/bench_buffer.py --json buffer.json
     python benchmarks/bench_buffer.py --many 100000
     python benchmarks/bench_buffer.py --ceiling
 
-The buffer runs as its users run it: ``rollout-buffer serve``, an ``external`` job, every write fsynced before its 200.
-Contenders take turns within each round, every round on items and a job of its own; the client is a process of its own,
-the same for both, with 32 connections for writing (``--connections``) and one for reading. The table has medians, their
-spread (lowest to highest round) and the ratio of the medians. ``1m`` is an episode of 25 steps with 25 screenshots of
-its own, inline; ``1m-shared``: siblings share half of them; ``1m-ids``: with the sampled ids and their
-log-probabilities. Reads are counted by a client that does not parse, and once more by one that does. Then how long a
-waiting poll takes from the write that completes a group. ``--many`` writes that many small trajectories instead, and
-shows memory and poll times; ``--ceiling`` shows what client and loopback leave room for (``canned_server.py``).
+The buffer runs as in production: ``rollout-buffer serve``, an ``external`` job, every write fsynced before its 200.
+Contenders alternate within each round, every round with new items and a new job; the client is a separate process, the
+same for both, with 32 connections for writing (``--connections``) and one for reading. The table has medians, their
+range (lowest to highest round) and the ratio of the medians. ``1m`` is an episode of 25 steps with 25 inline
+screenshots; ``1m-shared``: members of a group share half of them; ``1m-ids``: with sampled ids and log-probs. Reads are
+measured with and without parsing by the client. Then the latency of a waiting poll after the write that completes a
+group. ``--many`` writes that many small trajectories instead, and shows memory and poll times; ``--ceiling`` measures
+client and loopback alone (``canned_server.py``).
 
-Caveats: loopback, and client and server share the machine's cores; on a busy machine look at the ratios. The ancestor
-keeps everything in memory and acknowledges nothing: a crash loses all of it. The data directory should be on the disk
-that the buffer will use (``--folder``); its fsync is timed first.
+Caveats: loopback; client and server share the machine's cores, so on a busy machine use the ratios. The baseline keeps
+everything in memory and acknowledges nothing: a crash loses all of it. Put the data directory on the disk that the
+buffer will use (``--folder``); its fsync is timed first.
 """
 
 from __future__ import annotations
@@ -50,22 +50,20 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 COUNTS = {"2k": 3200, "64k": 1920, "1m": 128, "1m-shared": 128, "1m-ids": 128}
 CONNECTIONS = 32
-"""Writers at the same time, as in a job of some hundred episodes; fewer share fewer fsyncs."""
+"""Concurrent writers, as in a job of some hundred episodes; fewer writers share fewer fsyncs."""
 START_TIMEOUT_S = 60.0
 HOW_TO_INSTALL = "the ancestor needs FastAPI: pip install fastapi uvicorn uvloop (or run with --without-ancestor)"
 Rates = dict[tuple[str, str], list[float]]
 
 
 class Client:
-    """The load client's process."""
-
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "buffer_load.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def do(self, what: str, **options: Any) -> dict[str, Any]:
-        """Has the client do one thing and returns what it measured."""
+        """Sends one command to the client and returns its measurements."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -73,12 +71,11 @@ class Client:
         stdin.flush()
         line = stdout.readline()
         if not line:
-            raise SystemExit("the load client ended; its words are above")
+            raise SystemExit("the load client exited; see its output above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
-        """Ends it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -86,7 +83,7 @@ class Client:
 
 @dataclass(kw_only=True, slots=True)
 class Contender:
-    """A running buffer. ``named_jobs`` says that it knows jobs by id, leases and acknowledges."""
+    """A running buffer. ``named_jobs`` is True if it has job ids, leases and acknowledgements."""
 
     name: str
     port: int
@@ -95,7 +92,7 @@ class Contender:
     rates: Rates = field(default_factory=dict)
 
     def job(self, run: str) -> str | None:
-        """Returns the id of a run's job, for who knows ids."""
+        """Returns the id of a run's job; None if the contender has no ids."""
         return run if self.named_jobs else None
 
 
@@ -104,7 +101,6 @@ class Contender:
 
 @contextmanager
 def ancestor(folder: Path) -> Iterator[Contender]:
-    """Runs the restated ancestor."""
     port = free_port()
     command = [sys.executable, str(HERE / "ancestor_buffer.py"), "--port", str(port)]
     with running(command, port, folder / "ancestor.log", is_up=listens) as process:
@@ -113,7 +109,6 @@ def ancestor(folder: Path) -> Iterator[Contender]:
 
 @contextmanager
 def rollout_buffer(folder: Path) -> Iterator[Contender]:
-    """Runs ``rollout-buffer serve`` with its defaults."""
     port = free_port()
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(port)]
     command += ["--data-dir", str(folder / "data")]
@@ -125,7 +120,7 @@ def rollout_buffer(folder: Path) -> Iterator[Contender]:
 def running(
     command: Sequence[str], port: int, log_file: Path, is_up: Callable[[int], bool]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a server, waits until it is up, and ends it."""
+    """Starts a server, waits until it is up, and stops it afterwards."""
     with log_file.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
@@ -142,7 +137,7 @@ def running(
 
 
 def accepts_jobs(port: int) -> bool:
-    """Returns True if a rollout buffer answers that it is well."""
+    """Returns True if a rollout buffer's health route succeeds."""
     try:
         return requests.get(f"http://127.0.0.1:{port}/health", timeout=1).ok
     except requests.RequestException:
@@ -150,7 +145,7 @@ def accepts_jobs(port: int) -> bool:
 
 
 def listens(port: int) -> bool:
-    """Returns True if somebody takes connections."""
+    """Returns True if the port accepts connections."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
@@ -162,7 +157,7 @@ def listens(port: int) -> bool:
 
 
 def measure(client: Client, contender: Contender, kind: str, number: int, connections: int) -> None:
-    """One round of one kind: write and read without parsing, write and read with."""
+    """One round of one kind: write and read, without and with parsing."""
     count = COUNTS[kind]
     for parse in (False, True):
         run = f"{kind}-{number}-{'parsed' if parse else 'raw'}"
@@ -179,14 +174,14 @@ def measure(client: Client, contender: Contender, kind: str, number: int, connec
 
 
 def time_waiting(client: Client, buffer: Contender, count: int = 60) -> list[float]:
-    """Milliseconds from sending the write that completes a group to having it, for a poll that waits already."""
+    """Returns milliseconds from the write that completes a group to its arrival at a waiting poll."""
     client.do("start", port=buffer.port, job_id="waiting")
     times = client.do("wait", port=buffer.port, job_id="waiting", count=count, run="waiting")["times"]
     return sorted(1000 * seconds for seconds in times)
 
 
 def time_fsync(folder: Path) -> float:
-    """Median milliseconds of writing 4 KB and fsyncing it."""
+    """Returns the median milliseconds of writing 4 KB with fsync."""
     times = []
     with (folder / "fsync").open("wb") as file:
         for _ in range(50):
@@ -199,9 +194,9 @@ def time_fsync(folder: Path) -> float:
 
 
 def many(client: Client, buffer: Contender, count: int, console: Console) -> dict[str, Any]:
-    """Writes ``count`` small trajectories in steps; after each, the memory of the workers and ten polls."""
+    """Writes ``count`` small trajectories in steps; after each, measures worker memory and ten polls."""
     client.do("start", port=buffer.port, job_id="many")
-    table = Table(title=f"{count} small trajectories, the unread ones left in the buffer")
+    table = Table(title=f"{count} small trajectories, most of them unread in the buffer")
     for column in ("stored", "writes /s", "memory of the workers, MB", "poll of 4 groups, ms: median", "largest"):
         table.add_column(column, justify="right")
     rows = []
@@ -220,7 +215,7 @@ def many(client: Client, buffer: Contender, count: int, console: Console) -> dic
 
 
 def workers(supervisor: int) -> list[int]:
-    """The gunicorn workers: grandchildren of the supervisor."""
+    """Returns the gunicorn workers: grandchildren of the supervisor."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -233,12 +228,11 @@ def workers(supervisor: int) -> list[int]:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def ceiling(client: Client, kind: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Rates of a server that keeps nothing, for one kind."""
+    """Measures a server that stores nothing, for one kind."""
     count, port = COUNTS[kind], free_port()
     reads = folder / f"{kind}.json"
     client.do("can", kind=kind, count=count, path=str(reads))
@@ -259,7 +253,7 @@ def ceilings(arguments: argparse.Namespace, console: Console, folder: Path) -> d
     client = Client()
     rows = [ceiling(client, kind, folder, arguments) for kind in arguments.kinds.split(",")]
     client.close()
-    table = Table(title="trajectories per second of a server that keeps nothing: median (lowest to highest round)")
+    table = Table(title="trajectories per second of a server that stores nothing: median (lowest to highest round)")
     for column in ("item", "write", "read"):
         table.add_column(column, justify="left" if column == "item" else "right")
     for row in rows:
@@ -268,11 +262,10 @@ def ceilings(arguments: argparse.Namespace, console: Console, folder: Path) -> d
     return {"ceilings": rows}
 
 
-# --- telling ---------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def show(console: Console, buffer: Contender, old: Contender | None) -> list[dict[str, Any]]:
-    """Prints medians, spreads and ratios; returns them."""
     table = Table(title="trajectories per second: median (lowest to highest round)")
     for column in ("item", "what", "ancestor, in memory", "rollout buffer, durable", "ratio"):
         table.add_column(column, justify="left" if column in ("item", "what") else "right")
@@ -287,12 +280,11 @@ def show(console: Console, buffer: Contender, old: Contender | None) -> list[dic
 
 
 def spread(rates: Sequence[float]) -> str:
-    """A median with its range."""
     return f"{statistics.median(rates):.0f} ({min(rates):.0f} - {max(rates):.0f})" if rates else ""
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Returns facts about the machine."""
     versions = {}
     if importlib.util.find_spec("fastapi") is not None and importlib.util.find_spec("uvicorn") is not None:
         import fastapi
@@ -310,26 +302,26 @@ def machine(folder: Path) -> dict[str, Any]:
 
 
 def compare(arguments: argparse.Namespace, console: Console, folder: Path) -> dict[str, Any]:
-    """The interleaved comparison, and the waiting poll."""
+    """Runs the alternating comparison, and the waiting poll."""
     client = Client()
     with rollout_buffer(folder) as buffer, ancestor_or_none(folder, arguments.without_ancestor) as old:
         contenders = [contender for contender in (old, buffer) if contender is not None]
         for number in range(arguments.rounds):
             for kind in arguments.kinds.split(","):
-                # Turn about: who comes first finds the caches the other left.
+                # Alternate the order: the second contender finds the caches of the first.
                 for contender in contenders if number % 2 == 0 else contenders[::-1]:
                     measure(client, contender, kind, number, arguments.connections)
         rows = show(console, buffer, old)
         waits = time_waiting(client, buffer)
     client.close()
     median, late = statistics.median(waits), waits[int(0.95 * len(waits))]
-    console.print(f"a waiting poll has a group {median:.1f} ms after its last write was sent (95%: {late:.1f} ms)")
+    console.print(f"a waiting poll gets a group {median:.1f} ms after its last write was sent (95%: {late:.1f} ms)")
     return {"rates": rows, "waits_ms": waits}
 
 
 @contextmanager
 def ancestor_or_none(folder: Path, without: bool) -> Iterator[Contender | None]:
-    """Runs the ancestor unless it is not wanted."""
+    """Starts the baseline unless it is disabled."""
     if without:
         yield None
     else:
@@ -338,16 +330,15 @@ def ancestor_or_none(folder: Path, without: bool) -> Iterator[Contender | None]:
 
 
 def main() -> None:
-    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="over which items are written at once")
-    parser.add_argument("--kinds", default=",".join(COUNTS), help="which items, of " + ", ".join(COUNTS))
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="concurrent writers")
+    parser.add_argument("--kinds", default=",".join(COUNTS), help="kinds of items, of " + ", ".join(COUNTS))
     parser.add_argument("--without-ancestor", action="store_true")
-    parser.add_argument("--many", type=int, help="write so many small trajectories instead, a multiple of 10,000")
-    parser.add_argument("--ceiling", action="store_true", help="measure a server that keeps nothing instead")
-    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where the data directory is made and removed")
-    parser.add_argument("--json", type=Path, help="also write everything that was measured here")
+    parser.add_argument("--many", type=int, help="write this many small trajectories instead, a multiple of 10,000")
+    parser.add_argument("--ceiling", action="store_true", help="measure a server that stores nothing instead")
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="parent of the temporary data directory")
+    parser.add_argument("--json", type=Path, help="also write all measurements to this file")
     arguments = parser.parse_args()
     console = Console(width=120)
     needs_ancestor = not (arguments.without_ancestor or arguments.ceiling or arguments.many is not None)

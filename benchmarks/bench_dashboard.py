@@ -1,14 +1,14 @@
-"""How long the dashboard's pages take with many trajectories stored: everything that a page asks the server for.
+"""Latency of all requests of the dashboard's pages with many stored trajectories.
 
     python -m benchmarks.bench_dashboard --json dashboard.json
-    python -m benchmarks.bench_dashboard --folder /var/tmp/many        # keeps the data, and uses it the next time
+    python -m benchmarks.bench_dashboard --folder /var/tmp/many        # stores the data for later runs
 
-The buffer runs as its users run it: ``rollout-buffer serve``, two gunicorn workers. One job of ``--played``
-trajectories in groups of 8 is played by its runner (``generators/quick_episodes.py``: attempts that fail, groups that
-are filtered, screenshots), while a trainer polls and acknowledges; a second one is filled through ``/buffer/write``
-with groups of one, so that it has as many groups as trajectories; 40 small jobs stand beside them. Then every request
-is made ``--repeat`` times over one connection: the table gives the median and the longest, in milliseconds, and the
-size of the answer. "After a write" means that one item was written just before each request, as while a job runs.
+The buffer runs as in production: ``rollout-buffer serve``, two gunicorn workers. A runner plays one job of ``--played``
+trajectories in groups of 8 (``generators/quick_episodes.py``: failed attempts, filtered groups, screenshots), while a
+trainer polls and acknowledges; a second job is filled through ``/buffer/write`` with groups of one, so that it has as
+many groups as trajectories; there are 40 small jobs in addition. Then every request is made ``--repeat`` times over one
+connection: the table has the median and the longest, in milliseconds, and the size of the answer. "After a write" means
+that one item was written just before each request, as while a job runs.
 
 Caveats: loopback, and client and server share the machine's cores. The page cache is warm.
 """
@@ -48,7 +48,7 @@ LIMIT_MS = 200.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Something that a page asks for."""
+    """A request of a page."""
 
     name: str
     path: str
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long it took, in milliseconds, and how large the answer was, in bytes."""
+    """Durations, in milliseconds, and the size of the answer, in bytes."""
 
     place: Place
     times_ms: list[float]
@@ -65,12 +65,10 @@ class Timing:
 
     @property
     def median_ms(self) -> float:
-        """The middle one."""
         return statistics.median(self.times_ms)
 
     @property
     def longest_ms(self) -> float:
-        """The longest one."""
         return max(self.times_ms)
 
 
@@ -78,7 +76,7 @@ class Timing:
 
 
 def fill(client: RolloutBufferClient, folder: Path, played: int, written: int, console: Console) -> None:
-    """Brings the store to so many trajectories, through the same routes as any user."""
+    """Fills the store with that many trajectories, through the public routes."""
     for number in range(SMALL_JOBS):
         start_external(client, f"small/{number}", GROUP_SIZE)
         client.write(items(f"small-{number}", range(3 * GROUP_SIZE), GROUP_SIZE), job_id=f"small/{number}")
@@ -99,7 +97,7 @@ def start_external(client: RolloutBufferClient, job_id: str, group_size: int) ->
 
 
 def items(run: str, numbers: range, group_size: int) -> list[dict[str, Any]]:
-    """Small items that differ in what can be filtered by."""
+    """Returns small items that differ in the attributes of the filters."""
     return [
         {
             "uid": f"{run}-{number}",
@@ -113,7 +111,7 @@ def items(run: str, numbers: range, group_size: int) -> list[dict[str, Any]]:
 
 
 def write_many(client: RolloutBufferClient, count: int, console: Console) -> None:
-    """Fills the job whose groups have one member each; a tenth is delivered, the rest waits."""
+    """Fills the job with groups of one; a tenth is delivered."""
     start_external(client, WRITTEN_JOB, 1)
     began = time.monotonic()
     for at in range(0, count, BATCH):
@@ -125,7 +123,7 @@ def write_many(client: RolloutBufferClient, count: int, console: Console) -> Non
 
 
 def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Console) -> None:
-    """Has a runner play the other job, and polls as a trainer does until nothing more comes."""
+    """Lets a runner play the other job, and polls as a trainer does until it is finished."""
     lines = ({"instance_id": f"Errand{at % 116}-{at}", "number": at} for at in range(count // GROUP_SIZE))
     (folder / "errands.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     client.start_rollout(
@@ -153,11 +151,11 @@ def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Co
     console.print(f"played {count} episodes in {time.monotonic() - began:.0f} s")
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
 def places(ask: Callable[[str], Any]) -> Iterator[Place]:
-    """Everything that the dashboard and the scraper ask for, with every filter: something found, and nothing."""
+    """Returns every request of the dashboard and of Prometheus, with every filter: with and without matches."""
     yield Place("the page", "/")
     yield Place("its largest file", "/dashboard/vendor/uplot/uPlot.iife.min.js")
     yield Place("/overview", "/overview?limit=20")
@@ -231,12 +229,12 @@ def trajectory_places(job: str | None, ask: Callable[[str], Any]) -> Iterator[Pl
 
 
 def as_query(query: dict[str, Any]) -> str:
-    """Spells what is given after the question mark; a list that has one page has no cursor."""
+    """Formats a query string; a list with one page has no cursor."""
     return urlencode({name: value for name, value in query.items() if value is not None})
 
 
 def deepest(path: str, key: str, ask: Callable[[str], Any]) -> Any:
-    """Walks to the end and returns the cursor of the last page."""
+    """Reads all pages and returns the cursor of the last one."""
     limit = 500 if key == "groups" else 1000
     larger = f"{path.replace('limit=50', '')}{'&' if '?' in path else '?'}limit={limit}"
     cursor, last = None, None
@@ -251,7 +249,7 @@ def deepest(path: str, key: str, ask: Callable[[str], Any]) -> Any:
 
 
 def measure(url: str, place: Place, repeat: int, write: Callable[[], None]) -> Timing:
-    """Asks so many times over one connection; raises when an answer is not a 200."""
+    """Makes a request ``repeat`` times over one connection; raises unless the answer is a 200."""
     times, size = [], 0
     with requests.Session() as session:
         session.get(f"{url}/health", timeout=60)
@@ -268,7 +266,7 @@ def measure(url: str, place: Place, repeat: int, write: Callable[[], None]) -> T
 
 
 def writer(client: RolloutBufferClient) -> Callable[[], None]:
-    """Writes a new item to the job that is filled from outside, each time it is called."""
+    """Returns a function that writes a new item to the external job."""
     numbers = itertools.count(time.time_ns())
 
     def write() -> None:
@@ -279,7 +277,6 @@ def writer(client: RolloutBufferClient) -> Callable[[], None]:
 
 
 def as_table(timings: list[Timing]) -> Table:
-    """Renders the measurements."""
     table = Table("request", "median ms", "longest ms", "kB")
     for one in timings:
         mark = " !" if one.longest_ms > LIMIT_MS else ""
@@ -306,15 +303,14 @@ def run(folder: Path, arguments: argparse.Namespace, console: Console) -> list[T
 
 
 def main() -> None:
-    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--played", type=int, default=100_000, help="trajectories of the job that a runner plays")
-    parser.add_argument("--written", type=int, default=100_000, help="trajectories of the job that is written to")
-    parser.add_argument("--repeat", type=int, default=20, help="how often each request is made")
-    parser.add_argument("--only", default="", help="measure only requests with this in their name")
-    parser.add_argument("--folder", type=Path, help="where the data is kept; a temporary folder without it")
+    parser.add_argument("--played", type=int, default=100_000, help="trajectories of the runner's job")
+    parser.add_argument("--written", type=int, default=100_000, help="trajectories of the external job")
+    parser.add_argument("--repeat", type=int, default=20, help="repetitions of each request")
+    parser.add_argument("--only", default="", help="measure only requests with this text in their name")
+    parser.add_argument("--folder", type=Path, help="data directory; by default a temporary one")
     parser.add_argument("--only-fill", action="store_true", help="fill --folder and measure nothing")
-    parser.add_argument("--json", type=Path, help="also write all times here")
+    parser.add_argument("--json", type=Path, help="also write all times to this file")
     arguments = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,20 +1,19 @@
-"""What long episodes cost: 64 at once on simulated phones with the scripted engine, in both rollout modes.
+"""Bytes and memory of long episodes: 64 concurrent ones on simulated phones, in both rollout modes.
 
     python benchmarks/bench_episodes.py --json episodes.json            # 10, 25 and 50 steps; takes a while
     python benchmarks/bench_episodes.py --steps 50 --modes history
 
-Everything as its users run it: ``rollout-buffer serve`` with its runner, an ``android_world`` job, the engine as a
-process of its own over HTTP, every trajectory stored, delivered and acknowledged, its screenshots fetched by hash. The
-phones are simulated ones in the runner's process (``device_pool: local``). The policy is the scripted engine's, kept
-from ending: where it would end the task it wanders, and ``--bad`` of its replies are none that a phone can follow (no
-tool call, two, broken JSON, coordinates off the screen). So every episode has all its steps, but for the few in which
-the policy writes image tokens: those end there, as truncated.
+Everything runs as in production: ``rollout-buffer serve`` with its runner, an ``android_world`` job, the scripted
+engine as a separate process over HTTP; every trajectory is stored, delivered and acknowledged, its screenshots fetched
+by hash. The phones are simulated in the runner's process (``device_pool: local``). The policy is the scripted engine's,
+modified not to end episodes: instead it makes random moves, and a share ``--bad`` of its replies is malformed (no tool
+call, two, broken JSON, coordinates off the screen). So every episode has all its steps, except the few in which the
+policy writes image tokens: those end as truncated.
 
-What it prints for each mode and number of steps: what became of the episodes, and for one step of one episode the bytes
-in the data directory, the bytes delivered (once more with all screenshots, each fetched once) and the bytes of the
-requests to the engine; then the largest resident memory of the runner and of the largest process that serves. A column
-that stays level is linear. Requests to the engine are not level in mode incremental: SGLang wants every screenshot of a
-prompt in every request.
+For each mode and number of steps it prints the outcomes, and per step of one episode the bytes in the data directory,
+the bytes delivered (once more with all screenshots, each fetched once) and the bytes of requests to the engine; then
+the peak resident memory of the runner and of the largest server process. A constant column means linear growth.
+Requests to the engine are not constant in mode incremental: SGLang needs every screenshot of a prompt in every request.
 
 Caveats: loopback; the scripted engine reads screens instead of running a model; small texts, so screenshots weigh most.
 """
@@ -54,20 +53,19 @@ MODES = ("incremental", "history")
 START_TIMEOUT_S = 120.0
 ENDINGS = ('"terminate"', '"answer"')
 CONTEXT = 262_144
-PARAMS = 20  # variants that every task has
+PARAMS = 20  # parameter variations of each task
 
 
-# --- the engine, a process of its own --------------------------------------------------------------------------------
+# --- the engine process ----------------------------------------------------------------------------------------------
 
 
 class RestlessPolicy:
-    """The scripted engine's policy, kept from ending an episode; a part of its replies is none."""
+    """The scripted engine's policy without endings, and with malformed replies."""
 
     def __init__(self, bad: float) -> None:
         self._bad = bad
 
     def __call__(self, conversation: Any, *, skill: float, rng: Any) -> str:
-        """As ``Policy``."""
         from rollout_buffer_lab.scripted_engine.policy import reply_to
 
         chance: random.Random = rng.about("restless", len(conversation.turns), conversation.turns[-1].text)
@@ -108,7 +106,7 @@ def _wander(chance: random.Random) -> str:
 
 
 async def serve_engine(port: int, bad: float) -> None:
-    """Serves the scripted engine with the restless policy and counts request bytes, at ``/bytes_received``."""
+    """Serves the scripted engine with this policy and counts request bytes, at ``/bytes_received``."""
     from aiohttp import web
 
     from rollout_buffer_lab.scripted_engine.server import create_app
@@ -138,7 +136,7 @@ async def serve_engine(port: int, bad: float) -> None:
 
 @contextmanager
 def process(*arguments: str, log: Path, url: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a Python program that answers at ``url``, and ends it."""
+    """Runs a Python program that serves ``url``, and stops it afterwards."""
     with log.open("wb") as words:
         started = subprocess.Popen(
             [sys.executable, *arguments], stdout=words, stderr=words, env={**os.environ, **environment}
@@ -155,7 +153,7 @@ def process(*arguments: str, log: Path, url: str, **environment: str) -> Iterato
 
 
 def wait_for(url: str, started: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until somebody answers with success."""
+    """Waits until the URL answers with success."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and started.poll() is None:
         with suppress(requests.RequestException):
@@ -166,12 +164,12 @@ def wait_for(url: str, started: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def largest_memory(supervisor: int) -> dict[bool, int]:
-    """The largest resident memory so far in bytes, of the runner (True) and of the rest of the server (False)."""
+    """Returns the peak resident memory in bytes, of the runner (True) and of the server (False)."""
     largest = {True: 0, False: 0}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
-        with suppress(OSError, StopIteration):  # it ended in between
+        with suppress(OSError, StopIteration):  # the process has exited
             status = (folder / "status").read_text()
             command = (folder / "cmdline").read_bytes()
             if int(folder.name) == supervisor or _field(status, "PPid:") == supervisor:
@@ -189,7 +187,7 @@ def _field(status: str, name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What the episodes of one run cost, in bytes and seconds."""
+    """Bytes and seconds of one run."""
 
     mode: str
     steps: int
@@ -210,7 +208,7 @@ class Cost:
 
 
 def measure(mode: str, steps: int, options: argparse.Namespace) -> Cost:
-    """Plays the episodes in a fresh server with a fresh engine."""
+    """Plays the episodes with a new server and a new engine."""
     with tempfile.TemporaryDirectory(prefix="bench_episodes_", dir=options.folder) as name:
         folder = Path(name)
         config = folder / "android_world.yaml"
@@ -272,12 +270,12 @@ def _played(
 
 
 def bytes_under(folder: Path) -> int:
-    """How much the files of a folder hold."""
+    """Returns the size of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def payload(mode: str, steps: int, episodes: int, folder: Path, engine_url: str) -> dict[str, Any]:
-    """The job: one episode for each instance, every task in turn."""
+    """Returns the job's payload: one episode per instance, the tasks in rotation."""
     names = sorted(TASKS)
     lines = [
         {"instance_id": f"episode-{at}", "metadata": {"task_name": names[at % len(names)], "params_idx": at % PARAMS}}
@@ -299,7 +297,7 @@ def payload(mode: str, steps: int, episodes: int, folder: Path, engine_url: str)
 
 
 class Received:
-    """Everything of a job as a trainer gets it: delivered, its screenshots fetched once by hash, acknowledged."""
+    """All data of a job as a trainer gets it: delivered, screenshots fetched once by hash, acknowledged."""
 
     def __init__(self, client: RolloutBufferClient, job_id: str) -> None:
         from slime.utils.mask_utils import pack_training_rows
@@ -333,7 +331,6 @@ def _ending(item: wire.RolloutItem) -> str:
 
 
 def show(costs: list[Cost]) -> None:
-    """Prints what one step costs."""
     table = Table(title="One step of one episode, in kB; memory in MB for all episodes at once")
     columns = ("mode", "steps", "ended", "malformed", "rows", "screens", "stored", "delivered", "with screens")
     for column in (*columns, "to engine", "runner MB", "server MB", "seconds"):
@@ -354,20 +351,19 @@ def _traffic(one: Cost) -> tuple[int, int, int, int]:
 
 
 def main() -> int:
-    """Runs the benchmark and writes what it found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="+", default=[10, 25, 50], help="steps of every episode")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="rollout modes")
     parser.add_argument("--episodes", type=int, default=64, help="episodes at once")
-    parser.add_argument("--bad", type=float, default=0.1, help="share of replies that no phone can follow")
-    parser.add_argument("--folder", type=Path, help="where the data directories go for a while")
-    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    parser.add_argument("--bad", type=float, default=0.1, help="share of malformed replies")
+    parser.add_argument("--folder", type=Path, help="parent of the temporary data directories")
+    parser.add_argument("--json", type=Path, help="write the measurements to this file")
     parser.add_argument("--serve-engine", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve_engine is not None:
         asyncio.run(serve_engine(options.serve_engine, options.bad))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # so that its processes are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("SIGTERM"))  # so that its processes are stopped too
     costs: list[Cost] = []
     for mode in options.modes:
         for steps in options.steps:

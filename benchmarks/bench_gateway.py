@@ -1,13 +1,13 @@
-"""What the gateway adds to an engine that answers at once, recording on: the same small turns through it and without.
+"""Overhead of the gateway with recording: the same small turns through it and directly to an instant engine.
 
     python benchmarks/bench_gateway.py [--rounds 5] [--seconds 2] [--json FILE]
 
-Three processes: an engine that answers every ``/generate`` at once with 16 tokens; ``rollout-buffer gateway`` on a
-store of its own; and this one, which plays the agents. Direct calls carry what the gateway would send: ids in, ids and
-log-probs out. Both are measured in turns, round by round, on the same sockets and with the same client. An agent's
-conversation has eight turns of a dozen words and then begins anew. ``episodes`` opens and closes a session around each.
+Three processes: an engine that answers every ``/generate`` at once with 16 tokens; ``rollout-buffer gateway`` with its
+own store; and this one, which plays the agents. Direct calls carry what the gateway would send: ids in, ids and
+log-probs out. Both are measured alternately, round by round, with the same client. A conversation has eight turns of a
+dozen words and then starts again. ``episodes`` opens and closes a session around each conversation.
 
-Wall-clock numbers depend on what else the machine does; the gateway's processor time per request does not, much.
+Wall-clock numbers depend on the machine's load; the gateway's CPU time per request hardly does.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ CONCURRENCY = 16
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-# --- an engine that answers at once ----------------------------------------------------------------------------------
+# --- the instant engine ----------------------------------------------------------------------------------------------
 
 
 class InstantEngine(asyncio.Protocol):
-    """One connection to the engine: as little HTTP as a client needs."""
+    """One connection to the engine, with a minimal HTTP implementation."""
 
     def __init__(self, reply: bytes) -> None:
         self._reply = reply
@@ -71,7 +71,7 @@ class InstantEngine(asyncio.Protocol):
 
 
 def engine_reply() -> bytes:
-    """What it says, whatever it is asked."""
+    """Returns the constant reply."""
     ids = list(range(400, 400 + REPLY_TOKENS))
     meta = {
         "finish_reason": {"type": "stop", "matched": ids[-1]},
@@ -92,11 +92,11 @@ async def serve_engine() -> None:
     await server.serve_forever()
 
 
-# --- a client with as little of its own as possible -------------------------------------------------------------------
+# --- the minimal client ----------------------------------------------------------------------------------------------
 
 
 class Connection:
-    """One kept-alive connection; one request at a time."""
+    """One keep-alive connection; one request at a time."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -132,7 +132,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Where everything is."""
+    """Addresses of the processes."""
 
     engine_port: int
     gateway_port: int
@@ -145,7 +145,7 @@ def question(number: int) -> dict[str, str]:
 
 
 async def direct_agent(scene: Scene, until: float, latencies: list[float]) -> None:
-    """Calls the engine as the gateway does, with ids that were made before."""
+    """Calls the engine as the gateway does, with prepared ids."""
     connection = await Connection(scene.engine_port).open()
     bodies = direct_bodies()
     at = 0
@@ -161,7 +161,7 @@ _bodies: list[bytes] = []
 
 
 def direct_bodies() -> list[bytes]:
-    """The eight requests of one conversation."""
+    """Returns the eight requests of one conversation."""
     if not _bodies:
         from transformers import AutoTokenizer
 
@@ -175,7 +175,7 @@ def direct_bodies() -> list[bytes]:
 
 
 async def session_agent(scene: Scene, until: float, latencies: list[float]) -> None:
-    """Talks in one session; its conversation begins again after eight turns."""
+    """Plays conversations in one session."""
     connection = await Connection(scene.gateway_port).open()
     session = await open_session(connection, scene)
     number = 0
@@ -186,7 +186,7 @@ async def session_agent(scene: Scene, until: float, latencies: list[float]) -> N
 
 
 async def episode_agent(scene: Scene, until: float, latencies: list[float]) -> None:
-    """Opens a session, talks eight turns, closes it with a reward; again."""
+    """Opens a session, plays eight turns, closes it with a reward; repeats."""
     connection = await Connection(scene.gateway_port).open()
     number = 0
     while time.perf_counter() < until:
@@ -222,7 +222,7 @@ Agent = Callable[[Scene, float, list[float]], Awaitable[None]]
 
 
 async def measure(agent: Agent, scene: Scene, concurrency: int, seconds: float, samples: Samples) -> None:
-    """One round: so many agents for so long."""
+    """One round: ``concurrency`` agents for ``seconds``."""
     latencies: list[float] = []
     began = time.perf_counter()
     await asyncio.gather(*(agent(scene, began + seconds, latencies) for _ in range(concurrency)))
@@ -231,16 +231,16 @@ async def measure(agent: Agent, scene: Scene, concurrency: int, seconds: float, 
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Returns user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-# --- the whole -------------------------------------------------------------------------------------------------------
+# --- comparison ------------------------------------------------------------------------------------------------------
 
 
 async def compare(scene: Scene, rounds: int, seconds: float) -> dict[str, Any]:
-    """Measures everything in turns and returns the numbers."""
+    """Measures all variants alternately and returns the numbers."""
     kinds: dict[str, tuple[Agent, int]] = {
         "direct c=1": (direct_agent, 1),
         "gateway c=1": (session_agent, 1),
@@ -274,7 +274,7 @@ def summary(samples: Samples, busy_s: float) -> dict[str, Any]:
 
 
 def start_job(folder: Path, engine_port: int) -> str:
-    """A job with more slots than are used."""
+    """Starts a job with more slots than are used."""
     store = Store(folder)
     lines = [{"instance_id": str(number)} for number in range(20_000)]
     body = {
@@ -293,7 +293,7 @@ def start_job(folder: Path, engine_port: int) -> str:
 
 
 def run(rounds: int, seconds: float) -> dict[str, Any]:
-    """Starts the processes, measures, ends them."""
+    """Starts the processes, measures, stops them."""
     started: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -322,7 +322,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def serve_gateway(folder: str) -> None:
-    """The gateway's own process, on a free port that it prints."""
+    """Runs the gateway on a free port and prints it."""
     from slime_plugins.rollout_buffer.gateway.main import serve
     from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 
@@ -342,7 +342,7 @@ def report(found: dict[str, Any]) -> str:
     added = found["gateway c=1"]["p50_ms"] - found["direct c=1"]["p50_ms"]
     ratio = found[f"direct c={CONCURRENCY}"]["requests_per_s"] / found[f"gateway c={CONCURRENCY}"]["requests_per_s"]
     lines.append(f"added at the median, c=1: {added:.2f} ms; direct / gateway at c={CONCURRENCY}: {ratio:.1f}")
-    lines.append(f"load of the machine meanwhile: {found['load']:.1f}")
+    lines.append(f"load of the machine: {found['load']:.1f}")
     return "\n".join(lines)
 
 

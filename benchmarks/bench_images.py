@@ -1,9 +1,9 @@
-"""How long pictures take to become tensors: one thread against two, by the trainer's own code and Qwen3-VL's processor.
+"""Time to preprocess images, with one thread and with two, by the trainer's code and Qwen3-VL's processor.
 
     python -m benchmarks.bench_images --json images.json
 
-Contenders take turns within each round. Needs torch, torchvision and transformers, which ``scripts/bench`` does
-without. On a busy machine look at the ratio, not at the milliseconds.
+Contenders alternate within each round. Needs torch, torchvision and transformers, which ``scripts/bench`` does not. On
+a busy machine use the ratio, not the milliseconds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def qwen_vision() -> QwenVision:
-    """The family of Qwen3-VL with its own image processor."""
+    """Returns Qwen3-VL's preprocessing with its own image processor."""
     import torch
     from transformers import Qwen2VLImageProcessor
 
@@ -67,7 +67,7 @@ def qwen_vision() -> QwenVision:
 
 
 def noise(count: int) -> dict[str, bytes]:
-    """Different PNG files by their hash."""
+    """Returns different PNG files by their hash."""
     files = []
     for _ in range(count):
         file = io.BytesIO()
@@ -77,7 +77,7 @@ def noise(count: int) -> dict[str, bytes]:
 
 
 def made_in(vision: Any, pictures: Mapping[str, bytes], threads: int) -> float:
-    """Seconds that each picture takes."""
+    """Returns the seconds per image."""
     images = RowImages(vision, FetchedImages(data=pictures))
     with ThreadPoolExecutor(threads) as pool:
         begun = time.perf_counter()

@@ -1,14 +1,14 @@
-"""How long rebuilding loss masks takes, against slime's published per-message algorithm restated here.
+"""Time to rebuild loss masks, compared with slime's per-message algorithm, reimplemented here.
 
     python tests/fetch_tokenizers.py && python -m benchmarks.bench_masks --json masks.json
 
-Four questions, each for four pairs of template and type: one conversation never seen before; the same one again; a mask
-after each turn of a growing conversation, as an episode asks for them; and a batch of conversations. Then packing rows
-from generations. Contenders take turns within each round, every round on conversations of its own; the table gives
-medians, their spread (lowest to highest round) and the ratio of the medians.
+Four cases, each for four pairs of template and type: a new conversation; the same one again; a mask after each turn of
+a growing conversation, as an episode requests them; and a batch of conversations. Then packing rows from generations.
+Contenders alternate within each round, every round with new conversations; the table has medians, their range (lowest
+to highest round) and the ratio of the medians.
 
-Caveats: the ancestor's masks are wrong in known ways, so this compares cost, not worth. Texts are random words, which
-tokenise at about five characters a token. On a busy machine look at the ratios, not at the milliseconds.
+Caveats: the baseline's masks are wrong in known ways, so this compares time, not quality. Texts are random words of
+about five characters a token. On a busy machine use the ratios, not the milliseconds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TOKENS = 19_000
 
 
 class PerMessageMask:
-    """Renders and tokenises every message on its own and glues the parts: what ``qwen`` and ``qwen3`` do in slime."""
+    """Renders and tokenises every message separately and joins the parts, as slime's ``qwen`` and ``qwen3`` do."""
 
     def __init__(self, tokenizer: Any, *, with_prefix: bool) -> None:
         self._tokenizer = tokenizer
@@ -86,7 +86,7 @@ class PerMessageMask:
 
 
 class SearchedTextMask:
-    """Renders the whole conversation, tokenises it twice, and searches it for headers: ``qwen3_5`` in slime."""
+    """Renders the whole conversation, tokenises it twice, and searches it for headers, as slime's ``qwen3_5`` does."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -119,7 +119,7 @@ class SearchedTextMask:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds of both contenders, round by round, for one question about one pair."""
+    """Seconds of both contenders, round by round, for one case of one pair."""
 
     question: str
     pair: str
@@ -133,7 +133,7 @@ class Measured:
         return statistics.median(self.ancestor_s) / statistics.median(self.ours_s)
 
     def as_json(self) -> dict[str, Any]:
-        """Gives the numbers as the baseline file keeps them."""
+        """Returns the numbers for the recorded file."""
         return {
             "question": self.question,
             "pair": self.pair,
@@ -145,7 +145,7 @@ class Measured:
 
 
 def make_conversation(seed: str, turns: int = TURNS, tokens: int = TOKENS) -> list[Message]:
-    """Makes a conversation of so many turns and about so many tokens."""
+    """Returns a conversation of ``turns`` turns and about ``tokens`` tokens."""
     chance = random.Random(seed)
     per_message = tokens // (2 * turns)
 
@@ -160,7 +160,7 @@ def make_conversation(seed: str, turns: int = TURNS, tokens: int = TOKENS) -> li
 
 
 def ancestor_of(tokenizer: Any, tokenizer_type: str) -> Callable[[Sequence[Message]], IdsAndMask]:
-    """Gives slime's algorithm for one type."""
+    """Returns slime's algorithm for one type."""
     if tokenizer_type == "qwen3_5":
         return SearchedTextMask(tokenizer)
 
@@ -168,19 +168,18 @@ def ancestor_of(tokenizer: Any, tokenizer_type: str) -> Callable[[Sequence[Messa
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Times one call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def prefixes(messages: list[Message]) -> list[list[Message]]:
-    """Gives what an episode asks about after each of its turns."""
+    """Returns the conversation after each of its turns."""
     return [messages[: end + 1] for end, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 def measure_pair(pair: str, tokenizer_type: str, rounds: int, batch: int) -> list[Measured]:
-    """Asks the four questions about one pair."""
+    """Measures the first three cases for one pair."""
     tokenizer = chat_tokenizers.load(pair)
     ancestor = ancestor_of(tokenizer, tokenizer_type)
     ours = MultiTurnLossMaskGenerator(tokenizer, tokenizer_type)
@@ -204,7 +203,7 @@ def measure_pair(pair: str, tokenizer_type: str, rounds: int, batch: int) -> lis
 def measure_batch(
     pair: str, tokenizer_type: str, ancestor: Callable[[Sequence[Message]], IdsAndMask], batch: int
 ) -> Measured:
-    """Asks about many conversations at once, and how many cores that keeps busy."""
+    """Measures a batch, and the number of busy cores."""
     ours = MultiTurnLossMaskGenerator(chat_tokenizers.load(pair), tokenizer_type)
     conversations = [make_conversation(f"batch {at}") for at in range(batch)]
     sample = conversations[: max(1, batch // 8)]
@@ -218,7 +217,7 @@ def measure_batch(
 
 
 def measure_rows(trajectories: int, rounds: int, turns: int = 50, tokens: int = 30_000) -> dict[str, Any]:
-    """Times packing of append-only trajectories, the prompts held as full lists."""
+    """Measures packing of append-only trajectories, with prompts as full lists."""
     step = tokens // turns
     whole = [at % 150_000 for at in range(tokens)]
     generations = [
@@ -230,7 +229,6 @@ def measure_rows(trajectories: int, rounds: int, turns: int = 50, tokens: int = 
 
 
 def show(results: list[Measured], rows: dict[str, Any]) -> None:
-    """Prints the table."""
     table = Table(title=f"Loss masks, {TURNS} turns, about {TOKENS} tokens: milliseconds, median (lowest to highest)")
     for column in ("template", "question", "per message", "ours", "times faster", "note"):
         table.add_column(column, justify="right" if column in ("per message", "ours", "times faster") else "left")
@@ -252,12 +250,11 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> int:
-    """Runs the benchmark and writes what it found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each question")
-    parser.add_argument("--batch", type=int, default=256, help="conversations at once; 0 leaves that question out")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each case")
+    parser.add_argument("--batch", type=int, default=256, help="size of the batch; 0 skips that case")
     parser.add_argument("--pairs", nargs="+", choices=sorted(PAIRS), default=list(PAIRS), help="templates to measure")
-    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    parser.add_argument("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # both contenders may use all cores, as in a trainer
     results = [one for pair in options.pairs for one in measure_pair(pair, PAIRS[pair], options.rounds, options.batch)]

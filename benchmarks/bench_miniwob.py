@@ -1,23 +1,21 @@
-"""How fast MiniWoB++ is played, beside plain Playwright that makes the same steps in the same browser without us.
+"""Episodes per second of MiniWoB++, compared with plain Playwright that makes the same steps in the same browser.
 
     python -m benchmarks.bench_miniwob --json miniwob.json            # 16 and 64 pages
 
-An episode loads a page, seeds it, looks, taps a few times where nothing happens, looks after each tap, and reads the
-score; what differs from one contender to the next is who asks for it. They take turns within each round, and begin
-them in another order every time:
+An episode loads a page, seeds it, takes an observation, taps a few times on an empty place with an observation after
+each tap, and reads the score. Contenders alternate within each round, in a different order every time:
 
-* playwright: coroutines, one for each page, that call Playwright directly: load, seed, wait, screenshot, tap,
-  screenshot, ask for the score. What a look is made of is the same: two frames, the elements, a screenshot.
+* playwright: one coroutine per page, which calls Playwright directly: load, seed, wait, screenshot, tap, screenshot,
+  score. An observation is the same for all: two frames, the elements, a screenshot.
 * pool: the same through leases of the device pool, as every generator uses it.
 * generator: whole episodes of the task type, with prompts, tokens, screenshots in them and a trajectory in the end; the
   engine answers at once, with a script.
 
-Pages are spread over browsers alike. Also measured, on the pool: the time from asking for a task until it can be
-played, with one page at work and with all; and the memory of browsers and driver for a page, shared parts counted once
-(PSS).
+Pages are distributed over browsers equally. Also measured, on the pool: the time of a reset, with one page busy and
+with all; and the memory of browsers and driver per page, shared pages counted once (PSS).
 
-Caveats: browsers, Playwright's driver and whoever calls it share the cores, so whatever we compute the browser lacks. A
-real engine takes seconds for a reply, in which the pages wait.
+Caveats: browsers, Playwright's driver and the contender share the cores, so our own computation slows the browser down.
+A real engine takes seconds for a reply, during which the pages idle.
 """
 
 from __future__ import annotations
@@ -55,15 +53,15 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 
 TASKS = ("click-button", "click-tab", "enter-text", "choose-list", "email-inbox", "use-slider")
 NOWHERE = (80, 25)
-"""In points: a place above every page's own part, where a tap does nothing."""
+"""In CSS points: a place above every page's content, where a tap has no effect."""
 SCALE = 2
 WARM_UP = 1
-"""Episodes of each page, for each contender, before anything is measured."""
+"""Episodes of each page, for each contender, before the measurement."""
 
 
 @dataclass
 class Measured:
-    """What was found with so many pages. Rates are episodes per second, one for each round; times are seconds."""
+    """Results for one number of pages. Rates are episodes per second, one per round; times are seconds."""
 
     pages: int
     taps: int
@@ -78,7 +76,7 @@ class Measured:
 
 
 Play = Callable[[int], Awaitable[None]]
-"""Plays the episode of this number, on whatever page is free."""
+"""Plays the episode with this number, on any free page."""
 
 
 # --- the contenders ---------------------------------------------------------------------------------------------------
@@ -86,7 +84,7 @@ Play = Callable[[int], Awaitable[None]]
 
 @asynccontextmanager
 async def plain_playwright(pages: int, taps: int, settings: MiniWobSettings) -> AsyncIterator[Play]:
-    """Yields what plays by calling Playwright, with browsers and pages made like ours."""
+    """Yields a play function that calls Playwright directly, with browsers and pages like ours."""
     from playwright.async_api import async_playwright
 
     folder = find_pages()
@@ -133,7 +131,7 @@ async def plain_playwright(pages: int, taps: int, settings: MiniWobSettings) -> 
 
 
 def through_the_pool(pool: LocalDevicePool, taps: int) -> Play:
-    """Returns what plays on leased devices."""
+    """Returns a play function on leased devices."""
 
     async def play(number: int) -> None:
         async with await pool.acquire() as device:
@@ -146,7 +144,7 @@ def through_the_pool(pool: LocalDevicePool, taps: int) -> Play:
 
 
 async def whole_episodes(pool: LocalDevicePool, pages: int, taps: int) -> Play:
-    """Returns what plays as a job does; the last reply of an episode ends it."""
+    """Returns a play function of whole episodes; the last reply of an episode ends it."""
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     x, y = (round(at / size * 999) for at, size in zip(NOWHERE, POINTS, strict=True))
     replies: dict[str | None, int] = {}
@@ -171,8 +169,8 @@ async def whole_episodes(pool: LocalDevicePool, pages: int, taps: int) -> Play:
         task = {"task_name": TASKS[number % len(TASKS)], "params_idx": number % 4}
         trajectory = await generator.play(episode_request({"instance_id": f"e{number}", "metadata": task}))
         if len(trajectory.generations) != taps + 1 or trajectory.reward != 0.0:
-            raise SystemExit(f"an episode of {task} ended otherwise than meant: {trajectory.stop_reason}")
-        engine.requests.clear()  # it keeps them all, with their screenshots
+            raise SystemExit(f"an episode of {task} ended unexpectedly: {trajectory.stop_reason}")
+        engine.requests.clear()  # they hold all screenshots
 
     return play
 
@@ -181,7 +179,7 @@ async def whole_episodes(pool: LocalDevicePool, pages: int, taps: int) -> Play:
 
 
 async def rate_of(play: Play, episodes: int, pages: int) -> float:
-    """Episodes per second, ``pages`` of them at a time."""
+    """Returns episodes per second, with ``pages`` concurrent ones."""
     room = asyncio.Semaphore(pages)
 
     async def one(number: int) -> None:
@@ -194,7 +192,7 @@ async def rate_of(play: Play, episodes: int, pages: int) -> float:
 
 
 async def resets_of(pool: LocalDevicePool, at_once: int, count: int) -> list[float]:
-    """Seconds that each of ``count`` resets took, ``at_once`` of them at a time."""
+    """Returns the seconds of each of ``count`` resets, with ``at_once`` concurrent ones."""
     room, took = asyncio.Semaphore(at_once), []
 
     async def one(number: int) -> None:
@@ -208,7 +206,7 @@ async def resets_of(pool: LocalDevicePool, at_once: int, count: int) -> list[flo
 
 
 async def measure(pages: int, options: argparse.Namespace) -> Measured:
-    """Opens the pages of all contenders and lets them take turns."""
+    """Opens the pages of all contenders and measures them alternately."""
     os.environ["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(pages)
     settings = load_settings({})
     found = Measured(pages=pages, taps=options.taps, episodes=options.episodes or 4 * pages)
@@ -235,11 +233,11 @@ async def measure(pages: int, options: argparse.Namespace) -> Measured:
 
 
 def memory_below() -> int:
-    """The memory of all processes below this one in bytes, a page that several share divided among them."""
+    """Returns the memory of all child processes in bytes (PSS)."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # it has exited
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
     below, newest = set[int](), {os.getpid()}
     while newest := {child for child, parent in parents.items() if parent in newest} - below:
@@ -254,11 +252,11 @@ def _pss(process: int) -> int:
     return 0
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def show(all_found: list[Measured]) -> None:
-    """Prints a row for each number of pages."""
+    """Prints one row per number of pages."""
     table = Table(title="Episodes per second, median of the rounds")
     columns = ("pages", "playwright", "pool", "of it", "generator", "of it", "reset alone", "reset, all", "MB a page")
     for column in columns:
@@ -283,13 +281,12 @@ def _share(ours: list[float], theirs: list[float]) -> str:
 
 
 def main() -> int:
-    """Runs the benchmark and writes what it found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pages", type=int, nargs="+", default=[16, 64], help="pages at once")
-    parser.add_argument("--episodes", type=int, help="of each contender in a round; default: four for each page")
+    parser.add_argument("--episodes", type=int, help="of each contender per round; default: four per page")
     parser.add_argument("--taps", type=int, default=3, help="of each episode")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    parser.add_argument("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
     all_found: list[Measured] = []
     for pages in options.pages:

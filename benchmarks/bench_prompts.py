@@ -1,9 +1,9 @@
-"""What it costs a turn that its prompt is compared, id by id, with what the engine says that it ran.
+"""Overhead of the prompt check: comparing a turn's prompt, id by id, with the ids that the engine ran.
 
     python -m benchmarks.bench_prompts --json prompts.json
 
-The same client with and without the comparison, turn about, against a server that takes as long as an engine does for a
-short reply and answers with canned bytes: with the ids of the prompt, or without.
+The same client with and without the check, alternating, against a server with the latency of a short reply that returns
+canned bytes: with the ids of the prompt, or without.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SAMPLED = 100
 
 
 class BlindEngine(SglangEngine):
-    """The client without the comparison."""
+    """The client without the check."""
 
     async def _with_receipt(
         self, request: GenerateRequest, parts: Sequence[SampledPart], reply: GenerateReply
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 async def measured(turns: int, rounds: int, turn_s: float) -> dict[str, Any]:
-    """Seconds of a turn in each round, by prompt: compared and blind."""
+    """Returns the seconds of a turn in each round, by prompt: with and without the check."""
     checker = PromptChecker(load_tokenizer(str(DEMO_TOKENIZER_PATH)))
     found = {}
     for name, (sent, ran, images) in prompts(checker.placeholder_id or 0).items():
@@ -88,7 +88,7 @@ async def measured(turns: int, rounds: int, turn_s: float) -> dict[str, Any]:
 
 
 def prompts(placeholder: int) -> dict[str, tuple[list[int], list[int], tuple[Image, ...]]]:
-    """By name, the ids that are sent, those that are run, and the images."""
+    """Returns, by name, the ids sent, the ids run, and the images."""
     text = [1000 + at % 20_000 for at in range(TEXT_IDS)]
     sent, ran = [], []
     for number in range(IMAGES):
@@ -100,7 +100,7 @@ def prompts(placeholder: int) -> dict[str, tuple[list[int], list[int], tuple[Ima
 
 
 def server(ran: Sequence[int], turn_s: float) -> web.Application:
-    """Answers ``/told/generate`` with the ids that were run, ``/untold/generate`` without."""
+    """Answers ``/told/generate`` with the ids run, ``/untold/generate`` without."""
     meta = {
         "finish_reason": {"type": "stop"},
         "weight_version": "1",

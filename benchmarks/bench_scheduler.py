@@ -1,22 +1,22 @@
-"""How well many episodes at once keep their devices busy, and what a step costs, next to two other ways to schedule.
+"""Device utilisation and CPU time per step of many concurrent episodes, compared with two other schedulers.
 
     python -m benchmarks.bench_scheduler --json scheduler.json
 
 One job of 512 episodes on 256 devices. Devices take 3 to 7 s for an action, the engine 1 to 3 s for a reply, all scaled
-down by the same factor; both only wait. Everything between is real: runner, leases and manager of the device pool,
-prompts, tokens, screenshots over HTTP to an engine in another process, and the durable store. Contenders take turns
+down by the same factor; both only wait. Everything else is real: runner, leases and manager of the device pool,
+prompts, tokens, screenshots over HTTP to an engine in another process, and the durable store. Contenders alternate
 within each round:
 
 * runner: the project's ``JobRunner``, coroutines of one event loop;
-* threads: a thread for each episode, which holds a device and blocks on it;
-* lockstep: batches of as many episodes as there are devices, which reply together and act together.
+* threads: a thread per episode, which holds a device and blocks on it;
+* lockstep: batches of as many episodes as there are devices, which sample together and act together.
 
-All three play the same ``Episode``. The two others store nothing and lease nothing, which favours them. The ideal is a
-schedule in which an episode begins as soon as a device is free and nothing but devices and engine takes any time.
+All three play the same ``Episode``. The two others store and lease nothing, which favours them. The ideal is a schedule
+in which an episode starts as soon as a device is free and only devices and engine take time.
 
-Caveats: latencies are uniform and independent; real ones are not. With the latencies scaled down the work of a step is
-not: a scale of 0.2 asks for five times the steps per second that 256 real devices would. An episode holds its device
-while the engine replies, so no schedule keeps devices busy all the time.
+Caveats: latencies are uniform and independent; real ones are not. Latencies are scaled down, the CPU work of a step is
+not: a scale of 0.2 needs five times the steps per second of 256 real devices. An episode holds its device while the
+engine replies, so no schedule keeps devices busy all the time.
 """
 
 from __future__ import annotations
@@ -73,25 +73,23 @@ TASK = "Wait"
 
 
 class Span:
-    """From the first thing that a device was asked to the last, whatever comes before and after."""
+    """The time from the first call of a device to the last."""
 
     def __init__(self) -> None:
         self._first: float | None = None
         self._last = 0.0
 
     def mark(self) -> None:
-        """Something was asked now."""
         self._last = time.perf_counter()
         self._first = self._first or self._last
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return self._last - (self._first or self._last)
 
 
 class TimedFakeDevice:
-    """A device that only takes its time: what the package and an emulator would do happens elsewhere, in real life."""
+    """A device that only waits: a real package and emulator would not use this process's CPU either."""
 
     def __init__(self, latencies: Latencies, screenshots: list[Image], span: Span) -> None:
         self._latencies = latencies
@@ -101,31 +99,30 @@ class TimedFakeDevice:
         self._actions = 0
 
     def begin(self, position: int) -> float:
-        """Seconds until the task is set up."""
+        """Seconds of the task's set-up."""
         self._position, self._actions = position, 0
         self._span.mark()
         return self._latencies.step(position, 0)
 
     def act(self, action: Action) -> float:
-        """Seconds until the action is done; ending the task takes none."""
+        """Seconds of the action; ending the task takes none."""
         if action.kind is ActionKind.TERMINATE:
             return 0.0
         self._actions += 1
         return self._latencies.step(self._position, self._actions)
 
     def succeed(self) -> float:
-        """The score, which is asked for at the very end."""
+        """Returns the score, read at the end."""
         self._span.mark()
         return 1.0
 
     def observe(self) -> Observation:
-        """What it shows now."""
         shown = self._screenshots[(self._position + self._actions) % len(self._screenshots)]
         return Observation(goal="Press it.", screenshot=shown, screen_width=1080, screen_height=2400, step_budget=50)
 
 
 class Lease:
-    """A device in the hands of an episode without a pool: ``wait`` says how time is spent."""
+    """A device of a contender without leases: ``wait`` blocks or awaits."""
 
     device_id = "clockwork"
 
@@ -160,7 +157,7 @@ class Lease:
 
 
 class Pool:
-    """The devices of a contender that has no leases: ``acquire`` takes one off a queue."""
+    """Devices of a contender without leases: ``acquire`` takes one off a queue."""
 
     def __init__(self, devices: list[TimedFakeDevice], wait: Callable[[float], Any]) -> None:
         self._free: queue.SimpleQueue[TimedFakeDevice] = queue.SimpleQueue()
@@ -172,11 +169,11 @@ class Pool:
         """Nothing to do."""
 
     async def acquire(self, *_: Any) -> Any:
-        """Blocks its thread until a device is free."""
+        """Waits until a device is free."""
         return Lease(self._free.get(), self._wait, self._free.put)
 
     async def counters(self) -> list[dict[str, Any]]:
-        """None are kept."""
+        """Returns nothing."""
         return []
 
     async def close(self) -> None:
@@ -187,21 +184,19 @@ class Pool:
 
 
 class Worker:
-    """A device worker of the manager, and its calls, in this process."""
+    """The manager's worker of a device, and its calls, in this process."""
 
     def __init__(self, device: TimedFakeDevice) -> None:
         self._device = device
 
     @property
     def calls(self) -> Worker:
-        """Itself."""
         return self
 
     async def prepare(self) -> None:
         """There is nothing to prepare."""
 
     async def boot(self) -> str:
-        """It is up, and here."""
         return "here"
 
     async def check_health(self) -> None:
@@ -226,7 +221,7 @@ class Worker:
 
 
 def run_runner(bench: Bench) -> None:
-    """The project's own way, with its store in a folder that goes afterwards."""
+    """The project's runner, with its store in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="bench_scheduler_") as folder:
         buffer = Buffer(Store(Path(folder)))
         instances = [Instance(instance_id=str(number), data=line(number)) for number in range(bench.episodes)]
@@ -260,7 +255,7 @@ def run_runner(bench: Bench) -> None:
 
 
 class EngineOfThread:
-    """One client for each thread's event loop."""
+    """A client per thread's event loop."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -271,7 +266,6 @@ class EngineOfThread:
         return await self.mine().generate(request)
 
     def mine(self) -> SglangEngine:
-        """The client of this thread."""
         if not hasattr(self._own, "engine"):
             self._own.engine = SglangEngine(self._url)
         engine: SglangEngine = self._own.engine
@@ -285,12 +279,12 @@ class EngineOfThread:
 
 
 async def block(seconds: float) -> None:
-    """Waits as a thread does that has nothing else to do."""
-    time.sleep(seconds)  # noqa: ASYNC251 - this thread's loop has one episode, and that is what is compared
+    """Blocks the thread."""
+    time.sleep(seconds)  # noqa: ASYNC251 - this thread's loop has one episode
 
 
 def run_threads(bench: Bench) -> None:
-    """A thread for each episode, at most one for each device at once."""
+    """A thread per episode, at most one per device at once."""
     engine = EngineOfThread(bench.engine_url)
     generator = AndroidWorldGenerator(Pool(bench.clockworks(), block))  # type: ignore[arg-type]  # takes any purpose
     asyncio.run(generator.start(bench.context(engine)))
@@ -309,7 +303,7 @@ def run_threads(bench: Bench) -> None:
 
 
 class Step:
-    """Where all episodes of a batch meet after each reply and each action."""
+    """A barrier of all episodes of a batch, after each reply and each action."""
 
     def __init__(self) -> None:
         self._taking_part = 0
@@ -317,18 +311,18 @@ class Step:
         self._next = asyncio.Event()
 
     def join(self, count: int) -> None:
-        """So many begin."""
+        """Adds ``count`` episodes."""
         self._taking_part = count
 
     async def arrive(self) -> None:
-        """Returns when all that still play are here."""
+        """Waits for all running episodes."""
         self._arrived += 1
         turn = self._next
         self._go_on_if_all_are_here()
         await turn.wait()
 
     def leave(self) -> None:
-        """One has ended."""
+        """Removes an ended episode."""
         self._taking_part -= 1
         self._go_on_if_all_are_here()
 
@@ -340,7 +334,7 @@ class Step:
 
 
 class EngineInStep(SglangEngine):
-    """Replies come together."""
+    """Replies are awaited together."""
 
     def __init__(self, url: str, step: Step) -> None:
         super().__init__(url)
@@ -354,7 +348,7 @@ class EngineInStep(SglangEngine):
 
 
 async def lockstep(bench: Bench) -> None:
-    """Batch after batch."""
+    """Plays batch after batch."""
     step = Step()
 
     async def wait(seconds: float) -> None:
@@ -378,7 +372,6 @@ async def lockstep(bench: Bench) -> None:
 
 
 def run_lockstep(bench: Bench) -> None:
-    """All reply, then all act."""
     asyncio.run(lockstep(bench))
 
 
@@ -393,7 +386,7 @@ CONTENDERS: Mapping[str, Callable[[Bench], None]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """What is played."""
+    """Parameters of the run."""
 
     latencies: Latencies
     episodes: int
@@ -404,39 +397,38 @@ class Bench:
     span: Span
 
     def clockworks(self) -> list[TimedFakeDevice]:
-        """New devices."""
         return [TimedFakeDevice(self.latencies, self.screenshots, self.span) for _ in range(self.devices)]
 
     def manager_pool(self) -> ManagedDevicePool:
-        """The project's pool over devices of this process."""
+        """Returns the project's pool over devices of this process."""
         settings = AndroidWorldSettings(num_workers=self.devices, **OPTIONS["android_world"])
         manager = DeviceManager(lambda *_: Worker(TimedFakeDevice(self.latencies, self.screenshots, self.span)))
         return ManagedDevicePool(manager, settings.for_devices(), owner="bench")
 
     def context(self, engine: Any) -> GeneratorContext:
-        """What a runner would give its generator."""
+        """Returns the context that a runner would pass."""
         return GeneratorContext(
             job_id="bench", engine=engine, tokenizer=self.tokenizer, concurrency=self.devices, options=OPTIONS
         )
 
     @property
     def steps(self) -> int:
-        """Replies of all episodes."""
+        """Number of replies of all episodes."""
         return sum(self.latencies.turns(position) for position in range(self.episodes))
 
     @property
     def device_s(self) -> float:
-        """Seconds that devices work, over all of them."""
+        """Total seconds of device work."""
         return sum(self.latencies.device_s(position) for position in range(self.episodes))
 
 
 def line(position: int) -> dict[str, Any]:
-    """An episode's line of the input."""
+    """Returns an episode's input line."""
     return {"instance_id": str(position), "metadata": {"task_name": TASK, "params_idx": position}}
 
 
 def request(position: int) -> EpisodeRequest:
-    """What a runner would ask its generator for."""
+    """Returns the request of a runner for an episode."""
     return EpisodeRequest(
         uid=f"1.0.{position}.0.1",
         job_id="bench",
@@ -449,7 +441,7 @@ def request(position: int) -> EpisodeRequest:
 
 
 def screenshots() -> list[Image]:
-    """Screens of the simulated phone, as it would send them."""
+    """Returns encoded screens of the simulated phone."""
     phone = SimulatedPhone()
     first = phone.reset("ContactsAddContact", 0).screenshot
     apps = ("Settings", "Contacts", "Markor", "Clock", "Files", "Simple Calendar Pro", "Camera", "Clipper")
@@ -468,7 +460,7 @@ def engine(latencies: Latencies) -> Iterator[str]:
 
 
 def measure(run: Callable[[Bench], None], bench: Bench) -> dict[str, float]:
-    """Plays everything once; seconds, share of the ideal, milliseconds of CPU for each step."""
+    """Plays everything once; returns seconds, share of the ideal, milliseconds of CPU per step."""
     ideal_s = bench.latencies.ideal_s(bench.episodes, bench.devices)
     bench = dataclasses.replace(bench, span=Span())
     cpu = time.process_time()
@@ -483,16 +475,15 @@ def measure(run: Callable[[Bench], None], bench: Bench) -> dict[str, float]:
 
 
 def main() -> None:
-    """Runs it and shows a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--devices", type=int, default=DEVICES)
-    parser.add_argument("--scale", type=float, default=0.2, help="what latencies are multiplied by")
+    parser.add_argument("--scale", type=float, default=0.2, help="factor of all latencies")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=sorted(CONTENDERS), help="one contender alone")
-    parser.add_argument("--json", type=Path, help="gets every single number")
+    parser.add_argument("--json", type=Path, help="write the measurements to this file")
     arguments = parser.parse_args()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads beside those that are measured
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # only the measured threads
     console = Console(width=120)
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     shown, names = screenshots(), [arguments.only] if arguments.only else list(CONTENDERS)

@@ -1,14 +1,14 @@
-"""How long one waits before anything happens: for a command's help, for ``serve``, for the first turn of a job.
+"""Start-up times: of a command's help, of ``serve``, and of the first turn of a job.
 
     python benchmarks/bench_startup.py [--rounds 5] [--before CHECKOUT] [--json FILE]
 
-Four times, each from the outside, in turns round by round: ``rollout-buffer --help``; ``serve`` from its start to
-the first job that it accepts; a job from its ``POST /start_rollout`` to its first turn at the engine, which is this
-process; and a bare interpreter that imports an HTTP client and ends. ``--before`` takes another checkout of this
-project along in every round, with the same interpreter.
+Four times, measured from the outside, alternating round by round: ``rollout-buffer --help``; ``serve`` from its start
+to the first job that it accepts; a job from its ``POST /start_rollout`` to its first turn at the engine, which is this
+process; and a bare interpreter that imports an HTTP client and exits. ``--before`` adds another checkout of this
+project to every round, with the same interpreter.
 
-Seconds depend on what else the machine does. Processor time depends on it less: of the supervisor, its children and
-those that have ended (the runner among them, without the server's workers).
+Wall-clock times depend on the machine's load; CPU time less: of the supervisor and its children, exited ones included
+(the runner, without the server's workers).
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(slots=True)
 class Contender:
-    """A checkout, and the seconds that each thing took in each round."""
+    """A checkout, and the seconds of each case in each round."""
 
     name: str
     folder: Path
     seconds: dict[str, list[float]] = field(default_factory=lambda: {what: [] for what in WHAT})
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line of that checkout."""
+        """Returns a command line of that checkout."""
         return [sys.executable, "-m", "slime_plugins.rollout_buffer", *arguments]
 
     @property
     def environment(self) -> dict[str, str]:
-        """Where its modules are found; the hub is asked for nothing."""
+        """The environment with its modules; without access to the model hub."""
         return {**os.environ, "PYTHONPATH": str(self.folder), "HF_HUB_OFFLINE": "1"}
 
 
-# --- an engine that only notes when it was asked first ---------------------------------------------------------------
+# --- an engine that records its first request ------------------------------------------------------------------------
 
 
 class NotingEngine(ThreadingHTTPServer):
-    """Refuses every turn as too long, once the first was noted."""
+    """Records the time of the first turn and refuses every turn as too long."""
 
     daemon_threads = True
 
@@ -74,7 +74,6 @@ class NotingEngine(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it is asked."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -90,18 +89,18 @@ class _Noting(BaseHTTPRequestHandler):
         self.send_response(400)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        with contextlib.suppress(OSError):  # who asked may be cancelled by now
+        with contextlib.suppress(OSError):  # the client may have been cancelled
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------
 
 
 def seconds_of(command: list[str], contender: Contender) -> float:
-    """How long a command takes from its start to its end."""
+    """Returns the duration of a command."""
     began = time.monotonic()
     subprocess.run(
         command,
@@ -116,7 +115,7 @@ def seconds_of(command: list[str], contender: Contender) -> float:
 
 @contextlib.contextmanager
 def serving(contender: Contender, folder: Path) -> Iterator[tuple[str, int]]:
-    """Runs ``serve`` for the time of the context, notes how long its start took, and yields its URL and process."""
+    """Runs ``serve`` during the context, records its start-up time, and yields its URL and process."""
     command = contender.command("serve", "--port", "0", "--data-dir", str(folder), "--data-root", str(ROOT / "data"))
     port = _free_port()
     command[command.index("--port") + 1] = str(port)
@@ -146,7 +145,7 @@ def serving(contender: Contender, folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _until_accepted(url: str) -> None:
-    """Starts a job that nobody plays, and asks again while it is refused as too early."""
+    """Starts a job without a player; retries while it is refused as too early."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         try:
@@ -161,7 +160,7 @@ def _until_accepted(url: str) -> None:
 
 
 def play_first_turn(contender: Contender, url: str, pid: int, name: str) -> None:
-    """Notes how long a job of one episode takes from its start to its first turn at the engine."""
+    """Measures the time from the start of a job of one episode to its first turn at the engine."""
     job_id = name.replace(" ", "-")
     engine = NotingEngine()
     payload = {
@@ -177,7 +176,7 @@ def play_first_turn(contender: Contender, url: str, pid: int, name: str) -> None
         began, used = time.monotonic(), _processor_s(pid)
         _post(f"{url}/start_rollout", payload)
         if not engine.asked.wait(LIMIT_S):
-            raise SystemExit(f"job {job_id} asked its engine nothing")
+            raise SystemExit(f"job {job_id} sent no request to its engine")
         contender.seconds[name].append(engine.asked_at - began)
         contender.seconds[f"{name}, processor"].append(_processor_s(pid) - used)
     finally:
@@ -187,7 +186,6 @@ def play_first_turn(contender: Contender, url: str, pid: int, name: str) -> None
 
 
 def one_round(contender: Contender) -> None:
-    """Measures everything once."""
     contender.seconds["help"].append(seconds_of(contender.command("--help"), contender))
     with tempfile.TemporaryDirectory() as folder, serving(contender, Path(folder)) as (url, pid):
         play_first_turn(contender, url, pid, "first job")
@@ -207,7 +205,7 @@ def _free_port() -> int:
 
 
 def _processor_s(pid: int) -> float:
-    """Processor seconds of a process and all of its session, ended children included."""
+    """Returns CPU seconds of a process and its session, exited children included."""
     ticks = 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -222,7 +220,6 @@ def _processor_s(pid: int) -> float:
 
 
 def main() -> None:
-    """Measures in turns, and tells."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", type=Path, help="another checkout, measured in the same rounds")

@@ -1,7 +1,7 @@
-"""The client of the buffer benchmark, in a process of its own: makes items, writes them, reads them, takes the time.
+"""The load client of the buffer benchmark, as a separate process: creates, writes and reads items, and measures times.
 
-Takes one JSON command a line on its standard input, and answers each with one line. It speaks HTTP/1.1 over plain
-sockets with bodies made beforehand, so that what is measured is the buffer and not the client.
+Takes one JSON command per line on its standard input, and answers each with one line. It speaks HTTP/1.1 over plain
+sockets with prepared bodies, so that the client's own time is small.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SCREENSHOT_BYTES = 30_000
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 TIMEOUT_S = 120.0
 ROOM_BYTES = 192 * 2**20
-"""For a whole round's items: replies of the largest kind fit without the client looking for memory meanwhile."""
+"""Large enough for a whole round's items: the largest reply fits without an allocation."""
 
 
 class Connection:
-    """One kept-alive connection: sends a request, reads the whole reply into memory it has already."""
+    """One keep-alive connection: sends a request, reads the reply into preallocated memory."""
 
     def __init__(self, port: int, room: bytearray | None = None) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
@@ -40,7 +40,7 @@ class Connection:
         self._reply = bytearray(2**20) if room is None else room
 
     def post(self, request: bytes) -> memoryview:
-        """Returns the body of the reply, valid until the next call; raises when it is not a 200."""
+        """Returns the body of the reply, valid until the next call; raises unless it is a 200."""
         self._socket.sendall(request)
         head = bytes(self._until(b"\r\n\r\n")).lower()
         size = self._chunks() if b"transfer-encoding: chunked" in head else self._read(0, _content_length(head))
@@ -50,7 +50,6 @@ class Connection:
         return body
 
     def close(self) -> None:
-        """Closes it."""
         self._socket.close()
 
     def _chunks(self) -> int:
@@ -62,7 +61,7 @@ class Connection:
         return at
 
     def _until(self, mark: bytes) -> bytearray:
-        """Takes what comes before the mark, and the mark, off the connection."""
+        """Reads up to and including the mark."""
         while (end := self._held.find(mark)) < 0:
             data = self._socket.recv(4096)
             if not data:
@@ -73,7 +72,7 @@ class Connection:
         return found
 
     def _read(self, at: int, size: int) -> int:
-        """Takes so many bytes off the connection, to where they belong in the reply; returns where they end."""
+        """Reads ``size`` bytes into the reply at ``at``; returns their end."""
         end = at + size
         if end > len(self._reply):
             larger = bytearray(max(end, 2 * len(self._reply)))
@@ -98,7 +97,7 @@ def _content_length(head: bytes) -> int:
 
 
 def as_request(path: str, body: Any) -> bytes:
-    """Builds a whole POST request; a body of bytes is sent as it is."""
+    """Returns a whole POST request; a body of bytes is sent unchanged."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
@@ -108,13 +107,13 @@ def as_request(path: str, body: Any) -> bytes:
 
 
 def text(seed: random.Random, size: int) -> str:
-    """Words, about so many characters."""
+    """Returns random words of about ``size`` characters."""
     words = ("tap", "the", "settings", "button", "scroll", "down", "until", "network", "list", "appears", "then", "go")
     return " ".join(seed.choices(words, k=size // 6))
 
 
 def make_item(kind: str, uid: str, instance_id: str, reward: float, shared: Sequence[str]) -> dict[str, Any]:
-    """Makes one item of a kind: 2k and 64k are text, 1m is an episode of 25 steps with a screenshot each."""
+    """Returns an item: 2k and 64k are text, 1m is an episode of 25 steps with a screenshot each."""
     seed = random.Random(uid)
     item = {"uid": uid, "instance_id": instance_id, "reward": reward, "extra_info": {"task": instance_id}}
     if kind == "2k":
@@ -143,13 +142,13 @@ def _generation(seed: random.Random) -> dict[str, Any]:
 
 
 def screenshot(seed: random.Random) -> str:
-    """A data URI of bytes that no compression makes smaller."""
+    """Returns a data URI of incompressible bytes."""
     data = PNG_MAGIC + seed.randbytes(SCREENSHOT_BYTES - len(PNG_MAGIC))
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
 def make_requests(kind: str, count: int, run: str, job_id: str | None) -> list[bytes]:
-    """Makes write requests of whole groups, the members of a group one after the other."""
+    """Returns write requests of whole groups, the members of a group in sequence."""
     requests = []
     for number in range(count):
         group, member = divmod(number, GROUP_SIZE)
@@ -164,7 +163,7 @@ def make_requests(kind: str, count: int, run: str, job_id: str | None) -> list[b
 
 
 def start(port: int, job_id: str | None) -> dict[str, Any]:
-    """Starts a job that is filled by writes."""
+    """Starts an external job."""
     body = {"task_type": "external", "num_repeat_per_sample": str(GROUP_SIZE), "max_groups_ahead": None}
     connection = Connection(port)
     reply = connection.post(as_request("/start_rollout", body if job_id is None else {**body, "job_id": job_id}))
@@ -173,9 +172,9 @@ def start(port: int, job_id: str | None) -> dict[str, Any]:
 
 
 class Writer:
-    """One of several connections that write at the same time; a loop calls it when something can be done on it.
+    """One of several concurrent write connections, driven by a selector loop.
 
-    No threads: 32 of them would take turns with the interpreter's lock, on cores that the buffer needs.
+    No threads: 32 of them would compete for the interpreter's lock, on cores that the buffer needs.
     """
 
     def __init__(self, port: int, requests: Sequence[bytes], selector: selectors.BaseSelector) -> None:
@@ -189,7 +188,7 @@ class Writer:
         self._selector.register(self._socket, selectors.EVENT_READ, self)
 
     def begin(self) -> None:
-        """Sends its next request, or closes the connection after the last."""
+        """Sends the next request, or closes the connection after the last."""
         request = next(self._requests, None)
         if request is None:
             self.close()
@@ -198,7 +197,7 @@ class Writer:
         self.send()
 
     def send(self) -> None:
-        """Sends what the connection takes; the loop calls again when it takes more."""
+        """Sends as much as the socket accepts."""
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self._socket.send(self._unsent) :]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
@@ -206,7 +205,7 @@ class Writer:
             self._selector.modify(self._socket, events, self)
 
     def receive(self) -> None:
-        """Takes what came; the next request goes out once the reply is whole. Raises when it is not a 200."""
+        """Receives available bytes; sends the next request after a complete reply. Raises unless it is a 200."""
         data = self._socket.recv(65536)
         if not data:
             raise ConnectionError("the server closed the connection")
@@ -219,13 +218,12 @@ class Writer:
             self.begin()
 
     def close(self) -> None:
-        """Closes it, and tells the loop."""
         self._selector.unregister(self._socket)
         self._socket.close()
 
 
 def write(port: int, kind: str, count: int, run: str, job_id: str | None, connections: int) -> dict[str, Any]:
-    """Writes items over several connections at once; the clock runs from the first byte to the last reply."""
+    """Writes items over several connections; measures from the first byte to the last reply."""
     requests = make_requests(kind, count, run, job_id)
     failures: list[str] = []
     with selectors.DefaultSelector() as selector:
@@ -249,14 +247,14 @@ def write(port: int, kind: str, count: int, run: str, job_id: str | None, connec
 
 @cache
 def touched_room() -> bytearray:
-    """Memory that was written to: a machine that has to find it first would time that, and not the buffer."""
+    """Returns memory that was written to, so that page faults are not measured."""
     room = bytearray(ROOM_BYTES)
     room[::4096] = b"x" * len(room[::4096])
     return room
 
 
 def read(port: int, job_id: str | None, parse: bool) -> dict[str, Any]:
-    """Polls until nothing comes any more, as a trainer does: leased and acknowledged where the buffer can.
+    """Polls until nothing is left, as a trainer does: leased and acknowledged if the buffer supports it.
 
     Every call reads into the same memory, for either contender.
     """
@@ -269,7 +267,7 @@ def read(port: int, job_id: str | None, parse: bool) -> dict[str, Any]:
         reply = connection.post(request)
         parsed = json.loads(bytes(reply)) if parse else None
         seconds += time.perf_counter() - began
-        # What is only for the benchmark's own check does not count.
+        # The benchmark's own check is not measured.
         found = parsed if parsed is not None else json.loads(bytes(reply))
         if not found["success"]:
             break
@@ -281,7 +279,7 @@ def read(port: int, job_id: str | None, parse: bool) -> dict[str, Any]:
 
 
 def wait(port: int, job_id: str, count: int, run: str) -> dict[str, Any]:
-    """Times from sending the write that completes a group to having its reply to a poll that waits already."""
+    """Measures the time from the write that completes a group to its arrival at a waiting poll."""
     writer, poller = Connection(port), Connection(port)
     times = []
     for number in range(count):
@@ -327,7 +325,7 @@ def many(port: int, job_id: str, count: int, run: str, batch: int, start_at: int
 
 
 def can(kind: str, count: int, path: str) -> dict[str, Any]:
-    """Writes a read's reply with so many items into a file, for ``canned_server.py``."""
+    """Writes a read reply with ``count`` items into a file, for ``canned_server.py``."""
     items = [request.split(b"\r\n\r\n", 1)[1] for request in make_requests(kind, count, "canned", None)]
     size = Path(path).write_bytes(b'{"success":true,"data":{"meta_info":{},"data":[' + b",".join(items) + b"]}}")
     return {"bytes": size}
@@ -344,7 +342,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Answers commands until its input ends."""
+    """Answers commands until its input closes."""
     for line in sys.stdin:
         command = json.loads(line)
         answer = COMMANDS[command.pop("do")](**command)

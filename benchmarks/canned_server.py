@@ -1,7 +1,7 @@
-"""The fastest server there could be, for the benchmark of the buffer: it receives requests and sends canned replies.
+"""An upper bound for the buffer benchmark: a server that receives requests and sends canned replies.
 
-It keeps nothing: a write is answered once its body was received, a read gets the bytes of a file. What it reaches with
-the benchmark's client on a machine, no buffer in one process can exceed there.
+It stores nothing: a write is answered once its body was received, a read gets the bytes of a file. No buffer in one
+process can exceed its rates with the benchmark's client on the same machine.
 
     python benchmarks/canned_server.py --port 8901 --reads items.json
 """
@@ -21,7 +21,7 @@ ROOM_BYTES = 2 * 2**20
 
 
 class Connection:
-    """A client's connection; every second read on it finds nothing, so that its client knows that it has all."""
+    """A client's connection; every second read returns nothing, so that the client stops."""
 
     def __init__(self, sock: socket.socket, items: bytes) -> None:
         self._sock = sock
@@ -32,7 +32,7 @@ class Connection:
         self._reads = 0
 
     def receive(self) -> bool:
-        """Receives what is there and answers a request that is whole; False when the client has gone."""
+        """Receives available bytes and answers a complete request; False if the client has gone."""
         with memoryview(self._buffer) as view:
             got = self._sock.recv_into(view[self._have :])
         self._have += got
@@ -60,7 +60,7 @@ class Connection:
 
 
 def serve(listener: socket.socket, items: bytes) -> None:
-    """Serves every connection until the process is ended."""
+    """Serves every connection until the process is stopped."""
     listener.setblocking(False)
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -75,14 +75,13 @@ def serve(listener: socket.socket, items: bytes) -> None:
                 elif not key.data.receive():
                     raise ConnectionError("it has gone")
             except BlockingIOError:
-                continue  # it was ready, and is not any more
+                continue  # no longer ready
             except OSError:
                 selector.unregister(key.fileobj)
-                key.fileobj.close()  # type: ignore[union-attr]  # sockets are all that is registered
+                key.fileobj.close()  # type: ignore[union-attr]  # only sockets are registered
 
 
 def main() -> None:
-    """Serves until it is stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8901)
     parser.add_argument("--reads", type=Path, required=True, help="what a read gets")

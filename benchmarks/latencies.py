@@ -1,4 +1,4 @@
-"""How long things take in the scheduler benchmark, and the best that a schedule of them could be."""
+"""Latencies of the scheduler benchmark, and the duration of an ideal schedule."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TURNS = (5, 15)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latencies:
-    """Seconds of real devices and engines times ``scale``. The same seed gives the same, in every process."""
+    """Latencies of real devices and engines times ``scale``. Equal seeds give equal latencies, in every process."""
 
     seed: int
     scale: float
 
     def turns(self, position: int) -> int:
-        """How many replies the episode has; the last one ends it."""
+        """Number of replies of the episode; the last one ends it."""
         return random.Random(f"{self.seed}/turns/{position}").randint(*TURNS)
 
     def step(self, position: int, number: int) -> float:
@@ -35,12 +35,12 @@ class Latencies:
         return sum(self.step(position, number) for number in range(self.turns(position)))
 
     def held_s(self, position: int) -> float:
-        """Seconds that the episode needs its device for when nothing else takes any time."""
+        """Seconds for which the episode needs its device if nothing else takes time."""
         turns = range(1, self.turns(position) + 1)
         return self.device_s(position) + sum(self.generation(position, turn) for turn in turns)
 
     def ideal_s(self, episodes: int, devices: int) -> float:
-        """Seconds for all episodes when each begins in order, at once when a device is free, and nothing costs time."""
+        """Seconds of all episodes if each starts in order, as soon as a device is free, and nothing else takes time."""
         free_at = [0.0] * devices
         ends = 0.0
         for position in range(episodes):

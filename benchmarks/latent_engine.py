@@ -1,9 +1,9 @@
-"""The engine of the scheduler benchmark, in a process of its own: takes its time, says what the script says.
+"""The engine of the scheduler benchmark, as a separate process: waits, and returns scripted replies.
 
     python -m benchmarks.latent_engine SEED SCALE
 
-Prints its address. It speaks as much of SGLang's ``/generate`` as an episode needs. Which episode asks it knows from
-the session, which turn from the number of images; how long that turn takes is drawn from both.
+Prints its address. It implements the part of SGLang's ``/generate`` that an episode needs. It derives the episode from
+the session id and the turn from the number of images; the latency of the turn is drawn from both.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ END = '{"action": "terminate", "status": "success"}'
 
 
 def position_of(session: str) -> int:
-    """The number of the episode in an attempt's uid: job, epoch, position, slot, attempt."""
+    """Returns the episode's number in an attempt's uid: job, epoch, position, slot, attempt."""
     return int(session.split(".")[2])
 
 
 class Script:
-    """Replies made once; their log-probs are made up."""
+    """Prepared replies with made-up log-probs."""
 
     def __init__(self, latencies: Latencies) -> None:
         tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
@@ -43,7 +43,6 @@ class Script:
         self._replies = {last: self._reply(tokenizer, END if last else CLICK) for last in (False, True)}
 
     async def generate(self, request: web.Request) -> web.Response:
-        """One turn."""
         turn = len(orjson.loads(await request.read())["image_data"])
         position = position_of(request.headers[SESSION_HEADER])
         await asyncio.sleep(self._latencies.generation(position, turn))
@@ -62,7 +61,6 @@ class Script:
 
 
 async def serve(latencies: Latencies) -> None:
-    """Serves for ever."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/generate", Script(latencies).generate)
     async with serving(app) as url:

@@ -1,7 +1,7 @@
-"""What a run of the benchmarks comes to: ratios with their spread, and whether they are worse than the recorded ones.
+"""Ratios of a benchmark run with their range, and their comparison with the recorded ones.
 
-Seconds and rates belong to a machine; ratios of two contenders that took turns on it travel better. Every ratio here is
-one where more is better. Pure: JSON in, sentences out.
+Seconds and rates depend on the machine; ratios of two contenders that alternated on it less. For every ratio higher is
+better. Pure: JSON in, messages out.
 """
 
 from __future__ import annotations
@@ -13,43 +13,42 @@ from enum import StrEnum
 from typing import Any
 
 MIN_TOLERANCE = 0.10
-"""A median may be this much below the recorded one, however steady the recorded run was."""
+"""A median may be this much below the recorded one, however small the recorded range."""
 TOLERANCE_OF_ONE_ROUND = 0.25
-"""The same for a ratio that was measured once: nothing is known of its spread."""
+"""The same for a ratio that was measured once: its range is unknown."""
 
 
 class Verdict(StrEnum):
-    """What a measured ratio says beside the recorded one."""
+    """Result of comparing a measured ratio with the recorded one."""
 
     FINE = "fine"  # as good as recorded, or better
     REGRESSED = "regressed"  # below what the recorded spread allows, in every round
-    NOISY = "noisy"  # below it by its median, but some round reached the recorded median
+    NOISY = "noisy"  # its median is below it, but some round reached the recorded median
     MISSING = "missing"  # recorded, and not measured this time
     NEW = "new"  # measured, and not recorded yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """One comparison: what it is of, and its value in each round."""
+    """One comparison: its name, and its value in each round."""
 
     name: str
     rounds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle round."""
         return statistics.median(self.rounds)
 
     @property
     def shown(self) -> str:
-        """Median and range, as a table has it."""
+        """Median and range, for a table."""
         places = 2 if self.median >= 0.1 else 4
         low, middle, high = (f"{value:.{places}f}" for value in (min(self.rounds), self.median, max(self.rounds)))
         return f"{middle} ({low}–{high})" if len(self.rounds) > 1 else middle
 
     @property
     def tolerance(self) -> float:
-        """The part of the median that a later run may lack: the spread of the rounds, and no less than a tenth."""
+        """The allowed relative loss of a later median: the range of the rounds, at least a tenth."""
         if len(self.rounds) == 1:
             return TOLERANCE_OF_ONE_ROUND
         return max(MIN_TOLERANCE, (max(self.rounds) - min(self.rounds)) / self.median)
@@ -57,7 +56,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A verdict in words."""
+    """A verdict with a message."""
 
     name: str
     verdict: Verdict
@@ -65,7 +64,7 @@ class Finding:
 
 
 def compare(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[Finding]:
-    """Returns a finding for every ratio of either side, in the recorded order, new ones last."""
+    """Returns a finding for every ratio of either report, in the recorded order, new ones last."""
     now = {ratio.name: ratio for ratio in measured}
     known = {ratio.name for ratio in recorded}
     findings = [_judge(ratio, now.get(ratio.name)) for ratio in recorded]
@@ -85,17 +84,17 @@ def _judge(recorded: Ratio, measured: Ratio | None) -> Finding:
     if measured.median >= floor:
         return Finding(name=recorded.name, verdict=Verdict.FINE, message=f"{both}")
     if max(measured.rounds) >= recorded.median:
-        message = f"{both}: below {floor:.2f}, but a round reached it. Run it again on a machine that does nothing else"
+        message = f"{both}: below {floor:.2f}, but a round reached it. Run it again on an idle machine"
         return Finding(name=recorded.name, verdict=Verdict.NOISY, message=message)
-    message = f"{both}: below {floor:.2f}, which its spread does not explain"
+    message = f"{both}: below {floor:.2f}, beyond the recorded range"
     return Finding(name=recorded.name, verdict=Verdict.REGRESSED, message=message)
 
 
-# --- what each benchmark's JSON says ---------------------------------------------------------------------------------
+# --- JSON of each benchmark -------------------------------------------------------------------------------------------
 
 
 def read_ratios(bench: str, found: Any) -> list[Ratio]:
-    """Returns the ratios in what ``bench_<bench>.py --json`` wrote."""
+    """Returns the ratios in the JSON of ``bench_<bench>.py``."""
     return READERS[bench](found)
 
 
@@ -180,4 +179,4 @@ READERS: Mapping[str, Callable[[Any], list[Ratio]]] = {
     "episodes": _episodes,
     "prompts": _prompts,
 }
-"""For each benchmark, how its JSON becomes ratios."""
+"""Functions that convert each benchmark's JSON into ratios."""

@@ -1,19 +1,19 @@
-"""What ``num_process: auto`` comes to, beside fixed numbers of episodes at once: a simulation, in no real time.
+"""Compares ``num_process: auto`` with fixed numbers of concurrent episodes, in a simulation.
 
     python -m benchmarks.simulate_concurrency
     python -m benchmarks.simulate_concurrency --hours 4 --seed 7 --json concurrency.json
 
-Episodes take turns of an engine and, where there are devices, of a device that each holds from its first turn to its
-last. The engine's speed for one request falls with the number of requests: it is full up to ``knee``, shared beyond,
-and beyond ``cache`` it computes prompts again whose prefix was evicted, so that more requests bring less. With
-``max_running`` the others queue, and the engine tells how many (``says_load``).
+Episodes share an engine and, if there are devices, each holds a device from its first turn to its last. The engine's
+speed per request falls with the number of requests: full up to ``knee``, shared beyond, and beyond ``cache`` it
+computes evicted prefixes again, so that more requests give less throughput. With ``max_running`` further requests
+queue, and the engine reports the queue (``says_load``).
 
-What moves the number is the runner's own ``ConcurrencyController`` over ``rules/concurrency.py``, on the simulation's
-clock. Said of each: tokens a second as a share of the best fixed number's, the middle of the time an episode takes
-(which is how old its first tokens are), and what auto came to in the last half. Everything follows from the seed.
+The runner's own ``ConcurrencyController`` over ``rules/concurrency.py`` runs on the simulation's clock. Output per
+number: tokens per second as a share of the best fixed number's, the median duration of an episode (the age of its first
+tokens), and the numbers that auto chose in the second half. Everything follows from the seed.
 
-Caveats: there is always an episode to begin (no trainer holds them back), one engine, and prompts cost nothing but
-where the cache is too small.
+Caveats: there is always an episode to start (no trainer limits them), one engine, and prompts cost nothing unless the
+cache is too small.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ GROUP_SIZE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """An engine, and what episodes need of it. Times in seconds, sizes in requests."""
+    """An engine, and the load of episodes. Times in seconds, sizes in requests."""
 
     name: str
     knee: int
-    """So many requests run at full speed; more share it."""
+    """Number of requests at full speed; more share it."""
     cache: int = 100_000
-    """Beyond so many, prefixes are evicted, and throughput falls as cache / requests."""
+    """Beyond this number, prefixes are evicted, and throughput falls as cache / requests."""
     max_running: int = 100_000
     says_load: bool = False
     devices: int | None = None
     device_s: float = 0.0
-    """Of a turn, on average."""
+    """Per turn, on average."""
     turns: float = 8.0
-    """Of an episode, on average."""
+    """Per episode, on average."""
     tokens: float = 200.0
-    """Of a turn, on average; with a heavy tail."""
+    """Per turn, on average; heavy-tailed."""
     speed: float = 40.0
-    """Tokens a second of one request at full speed."""
+    """Tokens per second of one request at full speed."""
 
 
 SETTINGS = (
@@ -78,18 +78,18 @@ SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one number of episodes came to."""
+    """Result for one number of episodes."""
 
     policy: str
     tokens_per_s: float
     episode_s: float
-    """Median, from taking its place to its end."""
+    """Median, from the start of an episode to its end."""
     limits: tuple[int, int, int]
-    """How many might play in the last half: least, median, most."""
+    """Limit of concurrent episodes in the second half: lowest, median, highest."""
 
 
 class _SimulatedEngine(HttpEngine):
-    """What the steering asks of an engine, answered by the simulation."""
+    """The engine interface that the controller uses, answered by the simulation."""
 
     route = "/none"
 
@@ -98,18 +98,17 @@ class _SimulatedEngine(HttpEngine):
         self.simulation = simulation
 
     def sampled(self, tokens: float) -> None:
-        """A turn came back."""
         self._turns += 1
         self._tokens += round(tokens)
 
     async def load(self) -> EngineLoad | None:
-        """As SGLang's route says it, where the setting has it."""
+        """As SGLang's route, if the setting has it."""
         if not self.simulation.setting.says_load:
             return None
         return EngineLoad(running=len(self.simulation.running), waiting=len(self.simulation.queue))
 
     def report(self, *, unasked: bool = False) -> EngineReport:
-        """It is always well."""
+        """Reports no trouble."""
         return EngineReport()
 
 
@@ -121,7 +120,7 @@ class _Episode:
 
 
 class Simulation:
-    """One setting played with one policy. Requests share the engine: each gets its share of tokens at any moment."""
+    """One setting with one policy. Requests share the engine equally at any moment."""
 
     def __init__(self, setting: Setting, limit: int | None, *, seconds: float, seed: int) -> None:
         """``limit`` None is auto."""
@@ -130,7 +129,7 @@ class Simulation:
         self.now = 0.0
         self.events: list[tuple[float, int, _Episode]] = []
         self.running: list[tuple[float, int, _Episode, float]] = []
-        """By how many tokens each request had got when this one is through."""
+        """The cumulative tokens per request at which this request is complete."""
         self.given = 0.0
         self.queue: deque[tuple[_Episode, float]] = deque()
         self.free = setting.devices
@@ -144,7 +143,7 @@ class Simulation:
         self.count = 0
 
     async def run(self) -> Result:
-        """Plays for as long as was asked; what is counted are the last nine tenths."""
+        """Runs for the requested time; the first tenth is not counted."""
         steering = self._steering() if self.limit is None else None
         counted_from, before = self.seconds / 10, 0.0
         next_look = 0.0
@@ -167,7 +166,7 @@ class Simulation:
 
     def _steering(self) -> ConcurrencyController:
         async def keep(steering: ConcurrencyState, load: EngineLoad | None) -> None:
-            """Nobody is told."""
+            """Does nothing."""
 
         bounds = Bounds(least=GROUP_SIZE, most=1024, step=GROUP_SIZE)
         return ConcurrencyController(
@@ -192,7 +191,7 @@ class Simulation:
     # --- the engine --------------------------------------------------------------------------------------------------
 
     def _speed(self) -> float:
-        """Tokens a second that each running request gets."""
+        """Returns tokens per second of each running request."""
         count = len(self.running)
         if count == 0:
             return 0.0
@@ -219,7 +218,6 @@ class Simulation:
             self._start(*self.queue.popleft())
 
     def _ask(self, episode: _Episode) -> None:
-        """A turn is sent to the engine."""
         self.queue.append((episode, self.setting.tokens * self.rng.lognormvariate(-0.32, 0.8)))
 
     def _start(self, episode: _Episode, tokens: float) -> None:
@@ -260,24 +258,23 @@ class Simulation:
 
 
 def compare(setting: Setting, *, hours: float, seed: int) -> list[Result]:
-    """Returns what each fixed number comes to, and auto."""
+    """Returns the results of each fixed number, and of auto."""
     policies = (*FIXED, None)
     runs = (Simulation(setting, limit, seconds=hours * 3600, seed=seed) for limit in policies)
     return [asyncio.run(run.run()) for run in runs]
 
 
 def share_of_best(results: Sequence[Result]) -> dict[str, float]:
-    """Returns by policy the tokens a second over those of the best fixed number."""
+    """Returns by policy the tokens per second relative to the best fixed number."""
     best = max(one.tokens_per_s for one in results if one.policy != "auto")
     return {one.policy: one.tokens_per_s / best for one in results}
 
 
 def main() -> None:
-    """Simulates each setting and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     table = Table()
     for column in ("setting", "at once", "tokens/s", "of the best", "episode s", "limit"):

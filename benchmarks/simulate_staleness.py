@@ -1,27 +1,27 @@
-"""What an asynchronous trainer learns from, by how the age of its groups is bounded: a simulation, in no real time.
+"""Compares limits of staleness for an asynchronous trainer, in a simulation.
 
     python -m benchmarks.simulate_staleness
     python -m benchmarks.simulate_staleness --times pareto:1.5:50 --alike groups --lag 2 --json staleness.json
     python -m benchmarks.simulate_staleness --start 10 --times lognormal:1
 
-Devices play groups of episodes whose times have a heavy tail; some attempts fail and are tried again while their device
-is repaired; the trainer takes a batch, trains, and pauses now and then. Five policies, on the same episodes:
+Devices play groups of episodes with heavy-tailed durations; some attempts fail and are retried while their device is
+repaired; the trainer takes a batch, trains, and pauses sometimes. Five policies, on the same episodes:
 
 * admit: ``rules/admission.py``, the rules that the service applies, not a copy of them;
-* ahead: ``max_groups_ahead`` of lag + 1 batches and nothing else, the oldest out first;
-* drop: groups that are too old when they are to be handed out are dropped;
+* ahead: ``max_groups_ahead`` of lag + 1 batches and nothing else, oldest first;
+* drop: groups that are too old at their delivery are dropped;
 * wait: nothing is played while the trainer trains (``drain``, or ``rollout_buffer_on_policy``);
 * unlimited: everything is played and trained, however old.
 
-Said of each: how far the trained groups are from the submitted ones (total variation over tenths by playing time), how
-many of the slowest tenth were trained, how busy the devices were, which share of the trained tokens was within the
-bound (of all, and of those of the slowest tenth), percentiles of their lag, and trained groups per device and hour of
-playing. Tokens come evenly over an episode, each from the weights of its moment. Everything follows from the seed.
+Output per policy: distance of the trained groups from the submitted ones (total variation over tenths by duration),
+trained share of the slowest tenth, device utilisation, share of the trained tokens within the limit (of all, and of the
+slowest tenth), percentiles of their lag, and trained groups per device and hour. Tokens are spread evenly over an
+episode, each sampled with the weights of its moment. Everything follows from the seed.
 
-``--start N`` tells instead how the first batches differ from all: the groups that are through first are the quick ones.
+``--start N`` compares the first batches with all instead: short groups finish first.
 
-Caveats: engine and network cost nothing here, so a device that plays is busy; an episode takes as long on each device.
-Unfinished groups at the end count as submitted, which is the same few for each policy.
+Caveats: engine and network take no time here; an episode takes equally long on each device. Unfinished groups at the
+end count as submitted, which are equally few for each policy.
 """
 
 from __future__ import annotations
@@ -65,65 +65,65 @@ TIMES = (
 ALIKE = ("episodes", "groups", "tasks")
 MAX_GROUPS_AHEAD = 256
 MAX_PASSED_OVER = 32
-"""A group that lets others begin first does so for this many of them."""
+"""A group that was passed over this many times is taken next."""
 CLASSES = 10
 START_BATCHES = (1, 2, 5, 10, 20, 40)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Sizes of one simulation. Times are in means of an episode's time."""
+    """Sizes of one simulation. Times are relative to the mean duration of an episode."""
 
     times: str = "lognormal:1"
     alike: str = "episodes"
-    """What has one time: nothing beyond an episode, the members of a group, or all groups of a task."""
+    """The unit with equal durations: none beyond an episode, the members of a group, or all groups of a task."""
     lag: int = 4
     devices: int = 64
     group_size: int = 8
     batch: int = 32
-    """Groups that a weight version takes."""
+    """Groups per weight version."""
     versions: int = 150
     step: float = 0.7
-    """The trainer's own time for a version, as a share of what the devices need to play one."""
+    """The trainer's own time per version, relative to the playing time of a version."""
     pauses: tuple[tuple[int, float], ...] = ((30, 2.0), (75, 1.0), (110, 4.0))
     """(after which version, for how many versions' playing time) the trainer pauses."""
     failing: float = 0.03
-    """Share of attempts that fail, somewhere in the middle."""
+    """Share of attempts that fail halfway."""
     repair: float = 0.5
-    """How long a device is away then."""
+    """Duration of a repair."""
     seed: int = 1
 
     @property
     def playing_time(self) -> float:
-        """What the devices need to play one version's groups."""
+        """Time in which all devices play one version's groups."""
         return self.batch * self.group_size / self.devices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one policy came to."""
+    """Result of one policy."""
 
     policy: str
     distance: float
-    """Total variation between trained and submitted groups, over tenths by playing time."""
+    """Total variation between trained and submitted groups, over tenths by duration."""
     slowest: float
     """Trained over submitted, of the slowest tenth; 1 is unbiased."""
     busy: float
-    """Share of the devices' time, without repairs, in which they played."""
+    """Device utilisation, without repairs."""
     within: float
-    """Share of the trained tokens whose lag is within the bound."""
+    """Share of the trained tokens within the limit of lag."""
     within_slowest: float
     """The same of the slowest tenth."""
     lag_p50: int
     lag_p99: int
     throughput: float
-    """Trained groups, as a share of what the devices could play."""
+    """Trained groups, relative to the capacity of the devices."""
     dropped: int
 
 
 def sampler(name: str) -> Callable[[random.Random], float]:
-    """Returns what draws a time: ``lognormal:SIGMA``, ``pareto:ALPHA:CAP``, ``bimodal:SHARE:FACTOR``, ``constant``, or
-    ``file:PATH``, a JSON list of seconds.
+    """Returns a sampler of durations: ``lognormal:SIGMA``, ``pareto:ALPHA:CAP``, ``bimodal:SHARE:FACTOR``,
+    ``constant``, or ``file:PATH``, a JSON list of seconds.
     """
     kind, *parameters = name.split(":")
     if kind == "constant":
@@ -144,7 +144,7 @@ def sampler(name: str) -> Callable[[random.Random], float]:
 
 
 def episode_times(scenario: Scenario) -> list[list[float]]:
-    """Returns the times of each group's members, with mean 1, in the order of the input."""
+    """Returns the durations of each group's members, with mean 1, in the order of the input."""
     rng, draw = random.Random(scenario.seed), sampler(scenario.times)
     count = scenario.batch * scenario.versions * 2
     tasks = [draw(rng) for _ in range(128)]
@@ -160,7 +160,7 @@ def episode_times(scenario: Scenario) -> list[list[float]]:
 
 
 def _task_of(group: int) -> int:
-    """Which of 128 tasks it is of: gone through in one order, again and again, as epochs do."""
+    """Returns one of 128 tasks, in rotation, as epochs do."""
     return group % 128
 
 
@@ -173,7 +173,7 @@ class _Group:
 
 
 class Simulation:
-    """One policy's run: events in their order on a clock of their own."""
+    """One policy's run: a discrete-event simulation."""
 
     def __init__(self, scenario: Scenario, policy: str) -> None:
         """``policy`` is one of ``POLICIES``."""
@@ -204,7 +204,7 @@ class Simulation:
     # --- the clock ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """Plays until the trainer has had all its versions."""
+        """Runs until the trainer has trained all versions."""
         self._fill()
         while self.version < self.scenario.versions and self.events:
             at, _, act = heapq.heappop(self.events)
@@ -215,12 +215,12 @@ class Simulation:
             self._poll()
             self._fill()
         if self.version < self.scenario.versions:
-            raise RuntimeError(f"{self.policy}: nothing moves any more at version {self.version}")
+            raise RuntimeError(f"{self.policy}: deadlock at version {self.version}")
         return self._result()
 
     @property
     def version(self) -> int:
-        """The trainer's newest."""
+        """The trainer's newest version."""
         return len(self.version_began) - 1
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
@@ -285,7 +285,7 @@ class Simulation:
         return self.waiting.popleft()
 
     def _names(self, group: int) -> tuple[str, str]:
-        """Its instance and its task: only where tasks are alike there is something to learn of them."""
+        """Returns instance and task; only equal tasks share statistics."""
         return (f"task {_task_of(group)}", "") if self.scenario.alike == "tasks" else (f"group {group}", "")
 
     def _failed(self, group: int, member: int) -> None:
@@ -350,7 +350,7 @@ class Simulation:
         self.version_began.append(self.now)
         self.seen.append(VersionSeen(version=self.version, since=self.now, last_taken_at=self.now, groups=0))
 
-    # --- what came of it ---------------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------------
 
     def _result(self) -> Result:
         classes = self._classes()
@@ -377,9 +377,9 @@ class Simulation:
         return sum(tokens for lag, tokens in lags.items() if lag <= self.scenario.lag) / (sum(lags.values()) or 1)
 
     def start(self) -> dict[int, tuple[float, float]]:
-        """Returns by how much the first batches are longer than all, as a share, and rewarded more.
+        """Returns the relative excess of duration and reward of the first batches over all.
 
-        An episode's success is certain at no length at all and halves with each mean length.
+        An episode of length 0 always succeeds; the probability halves with each mean length.
         """
         everything = [time for group in self.groups for time in group.times]
         found = {}
@@ -390,7 +390,7 @@ class Simulation:
         return found
 
     def _token_lags(self, of_groups: Iterable[int]) -> Counter[int]:
-        """Seconds of playing, which stand for tokens, by how many versions they were old when they were trained."""
+        """Returns seconds of playing, which stand for tokens, by their lag in versions at training."""
         lags: Counter[int] = Counter()
         wanted = set(of_groups)
         for group, trained_at in self.trained:
@@ -405,7 +405,7 @@ class Simulation:
         return lags
 
     def _classes(self) -> list[int]:
-        """The tenth of each group, by what all its episodes take together."""
+        """Returns the tenth of each group, by the total duration of its episodes."""
         work = [sum(group.times) for group in self.groups]
         edges = [sorted(work)[len(work) * tenth // CLASSES] for tenth in range(1, CLASSES)]
         return [bisect.bisect_right(edges, one) for one in work]
@@ -421,22 +421,21 @@ def _percentile(lags: Counter[int], share: float) -> int:
 
 
 def compare(scenario: Scenario, policies: Sequence[str] = POLICIES) -> list[Result]:
-    """Returns what each policy comes to in one scenario."""
+    """Returns the result of each policy in one scenario."""
     return [Simulation(scenario, policy).run() for policy in policies]
 
 
 def main() -> None:
-    """Simulates every combination that was asked for and prints a table of each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--times", action="append", help="lognormal:SIGMA, pareto:ALPHA:CAP, bimodal:SHARE:FACTOR, "
                         "constant, file:PATH (a JSON list of seconds); may be repeated")  # fmt: skip
-    parser.add_argument("--alike", action="append", choices=ALIKE, help="what has one time; may be repeated")
+    parser.add_argument("--alike", action="append", choices=ALIKE, help="unit with equal durations; may be repeated")
     for name in ("lag", "devices", "group-size", "batch", "versions", "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Scenario, name.replace("-", "_")))
     for name in ("step", "failing", "repair"):
         parser.add_argument(f"--{name}", type=float, default=getattr(Scenario, name))
-    parser.add_argument("--start", type=int, metavar="SEEDS", help="tell of the first batches, over so many seeds")
-    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--start", type=int, metavar="SEEDS", help="compare the first batches, over this many seeds")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     sizes = {name: getattr(options, name) for name in
              ("lag", "devices", "group_size", "batch", "versions", "seed", "step", "failing", "repair")}  # fmt: skip

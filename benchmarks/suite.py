@@ -1,12 +1,12 @@
-"""Runs the whole set of benchmarks with small rounds, and says whether their ratios are as good as the recorded ones.
+"""Runs all benchmarks with small rounds, and compares their ratios with the recorded ones.
 
     scripts/bench                 about ten minutes on two cores; writes build/bench.json and build/bench.md
     scripts/bench --check         the same, then compares: exit code 1 for a regression, 3 when the machine was too busy
-    scripts/bench --record        the same, then keeps it: benchmarks/recorded.json and the table in docs/benchmarks.md
-    scripts/bench --only masks    one of them; the report keeps what it has of the others
-    scripts/bench --without-run --check    looks at the report that is there
+    scripts/bench --record        the same, then stores it: benchmarks/recorded.json and the table in docs/benchmarks.md
+    scripts/bench --only masks    one of them; the report keeps the others' results
+    scripts/bench --without-run --check    checks the existing report
 
-Each benchmark is its own program with a ``--json``; here is only which, how small, and what is made of it.
+Each benchmark is a separate program with ``--json``; this file selects sizes and evaluates results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BEGIN, END = "<!-- scripts/bench: begin -->", "<!-- scripts/bench: end -->"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """One program of the set. ``caveat`` is what its numbers must not be taken for."""
+    """One program of the set. ``caveat`` limits the interpretation of its numbers."""
 
     name: str
     arguments: tuple[str, ...]
@@ -42,7 +42,7 @@ class Bench:
     caveat: str
 
     def command(self, target: Path) -> list[str]:
-        """How it is run; its numbers go to ``target``."""
+        """Returns its command line; it writes its numbers to ``target``."""
         return [sys.executable, "-m", f"benchmarks.bench_{self.name}", *self.arguments, "--json", str(target)]
 
 
@@ -84,7 +84,7 @@ BENCHES: tuple[Bench, ...] = (
         caveat="the engine waits and answers from memory, in the client's process",
     ),
 )
-"""The set, in the order in which it runs. All limits together stay below what the set may take."""
+"""The set, in the order of its runs. The limits together stay below the limit of the set."""
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def run_bench(bench: Bench, folder: Path) -> dict[str, Any]:
     """Runs one program and returns its entry of the report.
 
     Raises:
-        SystemExit: it failed, or took longer than its limit.
+        SystemExit: it failed or timed out.
     """
     target = folder.resolve() / f"bench_{bench.name}.json"
     load, begun = os.getloadavg()[0], time.monotonic()
@@ -102,9 +102,9 @@ def run_bench(bench: Bench, folder: Path) -> dict[str, Any]:
     try:
         finished = subprocess.run(bench.command(target), cwd=ROOT, env=environment, timeout=bench.limit_s, check=False)
     except subprocess.TimeoutExpired:
-        raise SystemExit(f"bench: {bench.name} did not end within {bench.limit_s} s") from None
+        raise SystemExit(f"bench: {bench.name} did not finish within {bench.limit_s} s") from None
     if finished.returncode != 0:
-        raise SystemExit(f"bench: {bench.name} ended with {finished.returncode}")
+        raise SystemExit(f"bench: {bench.name} exited with {finished.returncode}")
     found = json.loads(target.read_text(encoding="utf-8"))
     return {
         "arguments": list(bench.arguments),
@@ -117,7 +117,7 @@ def run_bench(bench: Bench, folder: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Returns facts about the machine."""
     return {
         "cores": os.cpu_count(),
         "processor": _processor(),
@@ -132,11 +132,11 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-# --- telling ---------------------------------------------------------------------------------------------------------
+# --- report ----------------------------------------------------------------------------------------------------------
 
 
 def ratios_of(report: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Ratio]:
-    """Returns the ratios of a report, of all benchmarks or of those named."""
+    """Returns the ratios of a report, of all or of the named benchmarks."""
     return [
         Ratio(name=ratio["name"], rounds=tuple(ratio["rounds"]))
         for name, entry in report["benches"].items()
@@ -146,7 +146,7 @@ def ratios_of(report: Mapping[str, Any], names: Sequence[str] | None = None) -> 
 
 
 def report_table(report: Mapping[str, Any]) -> str:
-    """Returns a report as Markdown: the machine, every ratio with its rounds' range, every caveat."""
+    """Returns a report as Markdown: the machine, every ratio with its range, every caveat."""
     about = report["machine"]
     lines = [
         f"{about['cores']} cores ({about['processor']}), {about['memory_gb']} GB, {about['system']}, "
@@ -169,13 +169,13 @@ def report_table(report: Mapping[str, Any]) -> str:
 
 
 def busy_benches(report: Mapping[str, Any]) -> list[str]:
-    """Returns the benchmarks before which more was running than the machine has cores."""
+    """Returns the benchmarks before which the machine's load exceeded its cores."""
     cores = report["machine"]["cores"]
     return [name for name, entry in report["benches"].items() if entry["load_before"] > cores]
 
 
 def exit_code_of(findings: Sequence[Finding], busy: Sequence[str]) -> int:
-    """Returns 0 when all is as recorded, 1 for a regression or a hole, 3 when a busy machine allows no verdict."""
+    """Returns 0 if all ratios are as recorded, 1 for a regression or a missing one, 3 if a busy machine prevents it."""
     if any(finding.verdict is Verdict.MISSING for finding in findings):
         return 1
     regressed = [finding for finding in findings if finding.verdict is Verdict.REGRESSED]
@@ -185,14 +185,14 @@ def exit_code_of(findings: Sequence[Finding], busy: Sequence[str]) -> int:
 
 
 def check(report: Mapping[str, Any], recorded: Mapping[str, Any], only: Sequence[str] | None) -> int:
-    """Tells every finding that is not fine, and returns the exit code."""
+    """Prints every finding that is not fine, and returns the exit code."""
     findings = compare(ratios_of(recorded, only), ratios_of(report, only))
     busy = busy_benches(report)
     for finding in findings:
         if finding.verdict is not Verdict.FINE:
             _print_line(f"{finding.verdict.value}: {finding.message}")
     if busy:
-        _print_line(f"the machine was busy before {', '.join(busy)}: what these say is no verdict")
+        _print_line(f"the machine was busy before {', '.join(busy)}: these results are not conclusive")
     fine = sum(finding.verdict is Verdict.FINE for finding in findings)
     _print_line(f"{fine} of {len(findings)} ratios are as recorded or better")
     return exit_code_of(findings, busy)
@@ -207,10 +207,10 @@ def _print_line(text: str) -> None:
 
 
 def keep(report: Mapping[str, Any], recorded: Path = RECORDED, page: Path = PAGE) -> None:
-    """Makes a report the recorded one, without raw numbers, and puts its table into the page.
+    """Stores a report as the recorded one, without raw numbers, and puts its table into the page.
 
     Raises:
-        SystemExit: the report lacks a benchmark, or the page has no place for the table.
+        SystemExit: the report lacks a benchmark, or the page lacks the markers of the table.
     """
     lacking = [bench.name for bench in BENCHES if bench.name not in report["benches"]]
     if lacking:
@@ -229,13 +229,13 @@ def keep(report: Mapping[str, Any], recorded: Path = RECORDED, page: Path = PAGE
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
-        raise SystemExit(f"bench: {path} is not there; scripts/bench writes it")
+        raise SystemExit(f"bench: {path} does not exist; scripts/bench writes it")
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return report
 
 
 def measure(names: Sequence[str], target: Path) -> dict[str, Any]:
-    """Runs the named benchmarks one after the other and updates the report after each."""
+    """Runs the named benchmarks in sequence and updates the report after each."""
     target.parent.mkdir(parents=True, exist_ok=True)
     report = _read(target) if target.exists() and len(names) < len(BENCHES) else {"benches": {}}
     report["machine"] = machine()
@@ -252,15 +252,16 @@ def measure(names: Sequence[str], target: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, shows, and compares or records when that is asked for."""
     names = [bench.name for bench in BENCHES]
     parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=names, help="these benchmarks; the report keeps the others")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, help="these benchmarks; the report keeps the others' results"
+    )
     parser.add_argument("--report", type=Path, default=REPORT, help="where the report is written to and read from")
     parser.add_argument("--recorded", type=Path, default=RECORDED, help="what --check compares with")
-    parser.add_argument("--without-run", action="store_true", help="measure nothing, take the report that is there")
+    parser.add_argument("--without-run", action="store_true", help="measure nothing, use the existing report")
     parser.add_argument("--check", action="store_true", help="compare the ratios with the recorded ones")
-    parser.add_argument("--record", action="store_true", help="make this run the recorded one")
+    parser.add_argument("--record", action="store_true", help="store this run as the recorded one")
     options = parser.parse_args(arguments)
     report = _read(options.report) if options.without_run else measure(options.only or names, options.report)
     _print_line(report_table(report))

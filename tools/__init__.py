@@ -1,1 +1,1 @@
-"""Programs beside the product. A package of its own, so that nobody else's ``tools`` is imported in its place."""
+"""Development programs. A package, so that no other ``tools`` package is imported instead."""

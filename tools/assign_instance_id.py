@@ -1,4 +1,4 @@
-"""Gives every line of a JSONL file an ``instance_id``. The program itself ships with the package; this runs it.
+"""Gives every line of a JSONL file an ``instance_id``. Runs the program of that name in the package.
 
 python tools/assign_instance_id.py --input_path problems.jsonl --task_type math --output_path out.jsonl
 """

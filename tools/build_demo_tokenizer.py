@@ -2,9 +2,9 @@
 
     python tools/build_demo_tokenizer.py [--output DIRECTORY]
 
-Byte-level BPE on the two text files beside this script plus generated tool calls and sums; the same input gives the
-same files, byte for byte. The special tokens and the chat template follow the Qwen3-VL-Instruct family, so that what
-works with this tokenizer works with a real one; the vocabulary is its own and fits no model.
+Byte-level BPE on the two text files in this folder and on generated tool calls and sums; equal input gives equal files.
+The special tokens and the chat template follow the Qwen3-VL-Instruct family, so that code which works with this
+tokenizer works with a real one; the vocabulary is its own and fits no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_OUTPUT = HERE.parent / "slime_plugins" / "rollout_buffer" / "assets" / "
 TEMPLATE_NAME = "chat_template.jinja"
 
 VOCABULARY_SIZE = 4096
-WORD_WEIGHT = 3  # how often each listed word is shown to the trainer: enough to become one token
+WORD_WEIGHT = 3  # how often each listed word is in the corpus: enough to become one token
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -41,7 +41,7 @@ PIECE_PATTERN = r"(?i:'[a-z]{1,2}\b)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\
 
 
 def main() -> None:
-    """Builds the tokenizer into ``--output``; the chat template that lies there already is kept."""
+    """Builds the tokenizer into ``--output``; an existing chat template there is not overwritten."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     write_tokenizer(parser.parse_args().output)
@@ -117,12 +117,12 @@ def sums() -> Iterator[str]:
 
 
 def answered(work: str, answer: int) -> str:
-    """The work with its boxed answer behind it."""
+    """Returns the work followed by its boxed answer."""
     return f"{work} The answer is \\boxed{{{answer}}}."
 
 
 def tokenizer_config() -> dict[str, Any]:
-    """What transformers needs beside ``tokenizer.json``; the same file serves its 4.x and 5.x lines."""
+    """Returns the configuration for transformers, which its versions 4.x and 5.x accept."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_prefix_space": False,

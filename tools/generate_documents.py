@@ -1,4 +1,4 @@
-"""Writes questions over long documents for the ``statelm`` task type. The program ships with the package; this runs it.
+"""Writes questions over long documents for the ``statelm`` task type. Runs the program of that name in the package.
 
 python tools/generate_documents.py --lines 24 --output data/documents.jsonl
 """

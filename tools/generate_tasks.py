@@ -4,17 +4,17 @@
     python tools/generate_tasks.py --tasks ContactsAddContact ClockTimerEntry --params 5 --output few.jsonl
     python tools/generate_tasks.py --curriculum data/curriculum_example.txt --output curriculum.jsonl
 
-A curriculum says which tasks are trained on, with which of their variations, and how often each comes. One line per
-task, or per pattern of tasks; a later line replaces what an earlier one said of the same task:
+A curriculum lists the tasks to train on, their parameter variations, and their weights. One line per task, or per
+pattern of tasks; a later line replaces an earlier one for the same task:
 
-    *                                                   # all of it once,
-    SystemWifi*            weight=0.5                   # what moves Wi-Fi half as often,
-    ContactsAddContact     weight=3     params=0-4,7    # six variations of this three times,
-    BrowserDraw            weight=0                     # this not at all
+    *                                                   # all tasks once,
+    SystemWifi*            weight=0.5                   # Wi-Fi tasks half as often,
+    ContactsAddContact     weight=3     params=0-4,7    # six variations of this task three times,
+    BrowserDraw            weight=0                     # this task never
 
-``weight`` is how often a task comes, 1 by default: each of its variations that many times. A fraction takes that part
-of the variations, always the same. ``params`` are the variations, all 20 by default. A variation that comes again has
-an ``instance_id`` of its own (``ContactsAddContact-3-again-1``), so that it is another group.
+``weight`` is the number of repetitions of a task's variations, 1 by default. A fraction selects that share of the
+variations, always the same. ``params`` are the variations, all 20 by default. A repeated variation has its own
+``instance_id`` (``ContactsAddContact-3-again-1``), so that it is another group.
 
 The order comes from a fixed seed: the same tasks give the same file, byte for byte.
 """
@@ -40,7 +40,7 @@ MAX_TIMES = 1000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, or 2 after a sentence that says what to mend."""
+    """Runs the command; returns 0, or 2 after printing an error."""
     options = _parse(arguments)
     try:
         known = _read_task_list(options.task_list)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def generate(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Returns one line per task and parameter variation, as often as its weight says, in shuffled order."""
+    """Returns one line per task and parameter variation, repeated by weight, in shuffled order."""
     lines = [_line(entry.task, *each) for entry in entries for each in occurrences(entry, SHUFFLE_SEED)]
     random.Random(SHUFFLE_SEED).shuffle(lines)
     return lines
@@ -90,7 +90,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _read_task_list(path: Path) -> list[str]:
-    """Returns the names in the file; empty lines and lines that begin with # do not count."""
+    """Returns the names in the file; empty lines and lines that begin with # are ignored."""
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
     names = [line for line in lines if line and not line.startswith("#")]
     if len(set(names)) != len(names):
@@ -110,7 +110,7 @@ def _chosen(known: Sequence[str], wanted: Sequence[str] | None, path: Path) -> l
 
 
 def _write_whole(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Writes the file in one step, so that nobody ever reads half of it."""
+    """Writes the file atomically."""
     part = path.with_name(path.name + ".part")
     part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     part.replace(path)
@@ -120,7 +120,7 @@ def _write_whole(path: Path, lines: Sequence[dict[str, Any]]) -> None:
 
 
 class CurriculumError(ValueError):
-    """A line of the file is wrong; the message names it."""
+    """A line of the file is invalid; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,11 +133,11 @@ class Entry:
 
 
 def read_curriculum(path: Path, known: Sequence[str], variations: int) -> list[Entry]:
-    """Returns the tasks that a file asks for, in the order of ``known``; those of weight 0 are left out.
+    """Returns the tasks in a file, in the order of ``known``, without those of weight 0.
 
     Raises:
         OSError: the file cannot be read.
-        CurriculumError: a line names no known task, or a weight or variation that cannot be.
+        CurriculumError: a line names an unknown task, or an invalid weight or variation.
     """
     entries: dict[str, Entry] = {}
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -154,9 +154,9 @@ def read_curriculum(path: Path, known: Sequence[str], variations: int) -> list[E
 
 
 def occurrences(entry: Entry, seed: int) -> list[tuple[int, int]]:
-    """Returns (variation, how often it came before) for every line of a task: ``weight`` times its variations.
+    """Returns (variation, earlier repetitions) for every line of a task.
 
-    Where a weight does not come out even, the rest of the variations is chosen by the seed, the same every time.
+    If a weight is fractional, the seed selects the remaining variations.
     """
     whole, rest = divmod(round(entry.weight * len(entry.params)), len(entry.params))
     chosen = sorted(random.Random(f"{seed} {entry.task}").sample(entry.params, rest))

@@ -1,17 +1,17 @@
-"""Lays the rollout buffer over a slime checkout, checks such an overlay, or takes it away again.
+"""Installs the rollout buffer into a slime checkout as an overlay, checks the overlay, or removes it.
 
-    python tools/install_into_slime.py ~/slime               # install, or bring up to date
+    python tools/install_into_slime.py ~/slime               # install or update
     python tools/install_into_slime.py ~/slime --trainer-only  # the buffer runs elsewhere
-    python tools/install_into_slime.py ~/slime --check       # 0: as installed; 1: changed, incomplete or not there
+    python tools/install_into_slime.py ~/slime --check       # 0: as installed; 1: changed, incomplete or not installed
     python tools/install_into_slime.py ~/slime --uninstall   # afterwards git status is what it was before
 
-What goes in: ``slime/rollout/agent_rollout*.py``, our masks beside slime's ``mask_utils.py``,
-``slime_plugins/rollout_buffer/``, ``examples/android_world/``, and the scripts that start a training, with what they
-need. With ``--trainer-only`` of ``slime_plugins/rollout_buffer/`` only what the trainer's end imports, and a
-``buffer.py`` that says how to start the buffer. slime's types and its ``mask_utils.py`` stay: its other users get what
-slime gives them. A file that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a manifest of
-everything that was put there, and comes back when the overlay goes. Files that somebody changed since are never
-overwritten or removed without ``--force``; an edited ``config.yaml`` of the farm stays as it is, with a warning.
+It installs ``slime/rollout/agent_rollout*.py``, our masks next to slime's ``mask_utils.py``,
+``slime_plugins/rollout_buffer/``, ``examples/android_world/``, and the launch scripts with their modules. With
+``--trainer-only``, of ``slime_plugins/rollout_buffer/`` only the modules that the trainer's side imports, and a
+``buffer.py`` that prints how to start the buffer. slime's types and its ``mask_utils.py`` are not replaced. A replaced
+file is stored in ``.rollout_buffer_overlay/`` of the checkout, next to a manifest of all installed files, and restored
+by ``--uninstall``. Files changed since the installation are not overwritten or removed without ``--force``; an edited
+``config.yaml`` of the device pool is never replaced, with a warning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from packaging.requirements import Requirement
 SOURCE = Path(__file__).resolve().parent.parent
 PATTERNS = (
     "slime/rollout/agent_rollout*.py",
-    "slime/utils/mask_[!u]*.py",  # not mask_utils.py, which is slime's
+    "slime/utils/mask_[!u]*.py",  # without mask_utils.py, which is slime's
     "slime_plugins/rollout_buffer/**/*",
     "examples/android_world/**/*",
     "scripts/cleanup.sh",
@@ -51,7 +51,7 @@ PATTERNS = (
     "data/tasks.jsonl",
 )
 TRAINER_ROOTS = ("slime/rollout/agent_rollout*.py", "tools/launch_training.py")
-"""What a trainer starts from: its rollout functions and the program that launches it."""
+"""Entry points of a trainer: its rollout functions and the launch program."""
 TRAINER_FILES = (
     *TRAINER_ROOTS,
     "slime_plugins/rollout_buffer/py.typed",
@@ -64,13 +64,13 @@ TRAINER_FILES = (
     "data/demo_math.jsonl",
     "data/tasks.jsonl",
 )
-"""With what these import, all that goes into a checkout whose buffer runs elsewhere."""
+"""Files installed by ``--trainer-only``, in addition to the modules that they import."""
 BUFFER_PROGRAM = "slime_plugins/rollout_buffer/buffer.py"
 TRAINER_ONLY_BUFFER = "tools/launching/trainer_only_buffer.py"
-"""What stands in the place of slime's ``buffer.py`` where only the trainer's end is installed."""
+"""Installed as ``buffer.py`` by ``--trainer-only``."""
 STATE = ".rollout_buffer_overlay"
 FARM_CONFIG = "examples/android_world/config.yaml"
-"""There to be edited: an edited one is nothing wrong, and stays."""
+"""A file for users to edit; an edited one is not reported and not replaced."""
 NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {
     "slime/__init__.py": frozenset(),
     "slime/utils/types.py": frozenset({"Sample"}),
@@ -79,13 +79,13 @@ NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {
     "slime/ray/rollout.py": frozenset({"RolloutManager"}),
     "slime/utils/mask_utils.py": frozenset({"MultiTurnLossMaskGenerator"}),
 }
-"""What a tree must define, and where, to be one that this overlay knows."""
+"""Names that a slime tree must define for this overlay."""
 FIELDS_OF_SAMPLE = frozenset(
     {"group_index", "index", "loss_mask", "metadata", "multimodal_train_inputs", "remove_sample", "response_length"}
     | {"reward", "rollout_log_probs", "status", "tokens", "weight_versions"}
 )
 EXECUTION_FIELDS = frozenset({"rollout_id", "group_id"})
-"""What the rows of one trajectory share: one of them, by slime's age. Without any, each trajectory is one row."""
+"""Fields by which rows of one trajectory are identified, by slime's version. Without any, each row is a trajectory."""
 EDITED = "changed since it was installed"
 ONE_ROW_EACH = (
     "this slime is from before 25 May 2026: it weighs each row as a trajectory of its own. Trajectories of one row are "
@@ -94,12 +94,12 @@ ONE_ROW_EACH = (
 
 
 class OverlayError(Exception):
-    """The checkout cannot be changed as asked. The message says why and what to do."""
+    """The checkout cannot be changed as requested; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A file of the overlay: the hash of what was put there, and whether slime had a file there before."""
+    """An installed file: its hash, and whether it replaced a file of slime."""
 
     sha256: str
     replaced: bool
@@ -108,7 +108,7 @@ class Entry:
 class Overlay:
     """The overlay of one slime checkout.
 
-    The manifest is written before the files are: an installation that was cut off can be repeated or taken away.
+    The manifest is written before the files, so that an interrupted installation can be repeated or removed.
     """
 
     def __init__(self, checkout: Path, source: Path = SOURCE) -> None:
@@ -120,12 +120,12 @@ class Overlay:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the checkout holds an overlay, whole or not."""
+        """True if the checkout holds an overlay, complete or not."""
         return bool(self._entries)
 
     @property
     def warnings(self) -> list[str]:
-        """What is not as the overlay would have it, and works all the same: one sentence each."""
+        """Returns differences that are not errors, one sentence each."""
         found = []
         if self._farm_config_is_edited():
             found.append(f"{FARM_CONFIG} stays as it was edited; what ships is {self._source / FARM_CONFIG}")
@@ -134,12 +134,12 @@ class Overlay:
         return found
 
     def install(self, *, force: bool = False, trainer_only: bool = False) -> int:
-        """Puts every file in place and returns how many; files of an earlier overlay that are no more go away.
+        """Installs every file and returns their number; removes files of an earlier overlay that no longer exist.
 
-        ``trainer_only`` leaves out what only the buffer's own processes need.
+        ``trainer_only`` leaves out modules that only the buffer's processes need.
 
         Raises:
-            OverlayError: this is no slime checkout that is known, or files of the overlay were changed.
+            OverlayError: this is no supported slime checkout, or files of the overlay were changed.
         """
         self._check_tree()
         self._trainer_only = trainer_only
@@ -158,7 +158,7 @@ class Overlay:
         return len(wanted)
 
     def uninstall(self, *, force: bool = False) -> int:
-        """Takes every file away, brings slime's own back, and returns how many of both.
+        """Removes every file, restores slime's own, and returns the number of both.
 
         Raises:
             OverlayError: there is no overlay, or files of it were changed.
@@ -174,7 +174,7 @@ class Overlay:
         return len(entries)
 
     def findings(self) -> list[str]:
-        """Says what is not as it should be: one line for each file, none when all is well."""
+        """Returns one message for each wrong file; empty if the overlay is as installed."""
         if not self.is_installed:
             return [f"{self._checkout} has no overlay: run this without --check to install it"]
         wanted = self._files()
@@ -192,7 +192,7 @@ class Overlay:
         ]
         return found
 
-    # --- what is there -----------------------------------------------------------------------------------------------
+    # --- state of the checkout ---------------------------------------------------------------------------------------
 
     def _check_tree(self) -> None:
         if (self._checkout / "tools" / Path(__file__).name).exists():
@@ -219,7 +219,7 @@ class Overlay:
         return {path: _sha256(file) for path, file in self._sources().items()}
 
     def _sources(self) -> dict[str, Path]:
-        """Returns where each file of the overlay comes from, by its path in the checkout."""
+        """Returns the source of each file of the overlay, by its path in the checkout."""
         patterns = TRAINER_FILES if self._trainer_only else PATTERNS
         files = {file for pattern in patterns for file in self._source.glob(pattern)}
         if self._trainer_only:
@@ -253,7 +253,7 @@ class Overlay:
             )
 
     def _is_foreign(self, path: str, wanted: Mapping[str, str]) -> bool:
-        """Whether neither the overlay nor slime wrote what is there: a cut-off run leaves either of the two."""
+        """Returns True if the file is neither the overlay's nor slime's; an interrupted run leaves one of these."""
         file, original = self._checkout / path, self._state / "originals" / path
         if not file.is_file():
             return False
@@ -262,10 +262,10 @@ class Overlay:
             known.add(_sha256(original))
         return _sha256(file) not in known
 
-    # --- changing it -------------------------------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------------------------------
 
     def _keep_original(self, path: str) -> bool:
-        """Keeps slime's own file of that path, if there is one; tells whether there is."""
+        """Stores slime's own file of that path; returns True if there is one."""
         known = self._entries.get(path)
         if known is not None:
             return known.replaced
@@ -286,7 +286,7 @@ class Overlay:
         self._remove_empty(file.parent)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Removes folders that hold nothing but compiled files of what was removed."""
+        """Removes folders that hold nothing but compiled files of removed modules."""
         while folder != self._checkout and folder.is_dir():
             rest = [entry for entry in folder.iterdir() if entry.name != "__pycache__"]
             if rest:
@@ -296,10 +296,10 @@ class Overlay:
 
     @staticmethod
     def _copy(source: Path, target: Path, *, as_link: bool = False) -> None:
-        """Puts a file in place in one step; ``as_link`` keeps a link what it is: both names go on meaning one file."""
+        """Copies a file atomically; ``as_link`` copies a symbolic link as a link."""
         target.parent.mkdir(parents=True, exist_ok=True)
         new = target.with_name(target.name + ".new")
-        new.unlink(missing_ok=True)  # of a run that was cut off
+        new.unlink(missing_ok=True)  # of an interrupted run
         shutil.copy2(source, new, follow_symlinks=not as_link)
         os.replace(new, target)
 
@@ -326,7 +326,7 @@ class Overlay:
 
 
 def import_closure(source: Path, roots: Sequence[Path]) -> set[Path]:
-    """Returns ``roots`` and every module of ``source`` that they import when they run, directly or through others.
+    """Returns ``roots`` and all modules of ``source`` that they import at run time, transitively.
 
     Imports inside of functions count; those under ``if TYPE_CHECKING`` do not.
     """
@@ -415,9 +415,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def advice_on_two_slimes(source: Path = SOURCE) -> str | None:
-    """Says in one line when the running Python holds slime and this project's wheel; None otherwise.
+    """Returns a warning if the running Python has both slime and this project's wheel installed; else None.
 
-    The module is read from its file: where the two hide each other, it cannot be imported by its name.
+    The file is read, not imported: the two packages shadow each other.
     """
     file = source / "slime_plugins/rollout_buffer/install_hints.py"
     line: str | None = runpy.run_path(str(file))["advice_on_two_slimes"]()
@@ -425,7 +425,7 @@ def advice_on_two_slimes(source: Path = SOURCE) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, 1 when a check finds something, 2 after a sentence that says what to mend."""
+    """Runs the command; returns 0, 1 if a check finds a difference, 2 after printing an error."""
     options = _parse(arguments)
     if not options.uninstall and (advice := advice_on_two_slimes()) is not None:
         sys.stdout.write(f"{advice}\n")

@@ -1,15 +1,15 @@
 """Composes, shows and runs the commands that start a training: slime, its Ray cluster and the rollout buffer.
 
-The scripts in ``scripts/`` are this program with a kind of run each:
+Each script in ``scripts/`` calls this program with a kind of run:
 
     python tools/launch_training.py math --dry-run              # scripts/run_agent.sh
     python tools/launch_training.py android_world               # scripts/run_android_world.sh
     python tools/launch_training.py android_world --only-train  # scripts/run_android_world.py: Ray and model are there
 
-Everything is set by environment variables (``SLIME_SCRIPT_…``, ``--help`` lists them) and by arguments after ``--``,
-which go to slime as they are and win over those composed here. ``--dry-run`` prints the exact commands and runs none,
-``--check`` (``rollout-buffer doctor --launch``) looks at what a run needs. Each start looks, too: what is missing is
-said before anything is started.
+Settings are environment variables (``SLIME_SCRIPT_…``, listed by ``--help``); arguments after ``--`` are passed to
+slime and override the composed ones. ``--dry-run`` prints the exact commands and runs none, ``--check``
+(``rollout-buffer doctor --launch``) checks the requirements of a run. Each start checks them too, and reports every
+missing one before anything is started.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tools.launching.steps import compose, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the training's exit code, or 2 after a sentence that says what to mend."""
+    """Runs the command; returns the training's exit code, or 2 after printing an error."""
     options, extra = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="launch_training: %(message)s")
     for remark in misspelt(os.environ):
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(checks: Iterable[tuple[str, Sequence[str]]]) -> int:
-    """Prints every check with what is wrong, a sentence each; returns 0, or 1 where anything is."""
+    """Prints every check with its problems; returns 0, or 1 if there are any."""
     well = True
     for name, problems in checks:
         well = well and not problems
@@ -79,9 +79,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     )
     parser.add_argument("kind", choices=[kind.value for kind in Kind])
     parser.add_argument("--dry-run", action="store_true", help="print the exact commands and run none")
-    parser.add_argument("--check", action="store_true", help="say what the run needs and what of it is there, and end")
+    parser.add_argument("--check", action="store_true", help="check the requirements of the run and exit")
     parser.add_argument(
-        "--only-train", action="store_true", help="neither clean up, nor start Ray, nor fetch the model"
+        "--only-train", action="store_true", help="neither clean up, nor start Ray, nor download the model"
     )
     given = list(sys.argv[1:] if arguments is None else arguments)
     cut = given.index("--") if "--" in given else len(given)

@@ -1,12 +1,12 @@
-"""Shows which tokens of a conversation or a stored trajectory are trained, coloured in the terminal or as a page.
+"""Shows which tokens of a conversation or a stored trajectory are trained, in the terminal or as HTML.
 
     python tools/show_mask.py conversation.json --tokenizer /path/to/model --type qwen3
     python tools/show_mask.py item.json --html mask.html
 
-The file holds OpenAI messages (a list, or an object with ``messages`` and perhaps ``tools``), or an item as the server
-gives and stores it, with ``generations``: then the rows packed from these are shown, as they are trained, with what
-rebuilding them from the messages would change. ``--line N`` takes line N of a JSONL file. Without ``--tokenizer`` the
-small one that ships with the package is used: good for looking at structure, not at a model's own tokens.
+The file holds OpenAI messages (a list, or an object with ``messages`` and optionally ``tools``), or an item of the
+server with ``generations``: then the training rows packed from these are shown, with the differences to a mask rebuilt
+from the messages. ``--line N`` selects line N of a JSONL file. Without ``--tokenizer`` the small tokenizer of this
+package is used, which shows the structure but not a model's own tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.wire import decode_generations
 
 
 def read_input(path: Path, line: int | None) -> dict[str, Any]:
-    """Reads the file; a bare list is taken for messages."""
+    """Reads the file; a bare list holds messages."""
     text = path.read_text(encoding="utf-8")
     found = json.loads(text if line is None else text.splitlines()[line - 1])
     item = {"messages": found} if isinstance(found, list) else found
@@ -44,7 +44,7 @@ def read_input(path: Path, line: int | None) -> dict[str, Any]:
 
 
 def sections_of(item: dict[str, Any], generator: MultiTurnLossMaskGenerator) -> list[Section]:
-    """Gives the packed rows where there are generations, else the conversation rebuilt from its messages."""
+    """Returns the packed rows if there are generations, else the conversation rebuilt from its messages."""
     if item.get("generations"):
         return list(_row_sections(item, generator))
 
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="JSON: messages, or an item with generations")
     parser.add_argument("--line", type=int, help="line of a JSONL file, counted from 1")
     parser.add_argument("--tokenizer", default=DEMO_TOKENIZER_PATH, help="folder or name of a tokenizer")
-    parser.add_argument("--type", default="qwen", help="what --loss-mask-type is in training (qwen)")
+    parser.add_argument("--type", default="qwen", help="value of --loss-mask-type in training (qwen)")
     parser.add_argument("--messages", action="store_true", help="rebuild from messages even if there are generations")
     parser.add_argument("--html", type=Path, help="write a page instead of colours in the terminal")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Prints how large this project is: lines of code without blanks, comments and docstrings, and all lines of the tests.
+"""Prints the size of this project: lines of code without blanks, comments and docstrings, and all lines.
 
 python tools/size_report.py           # a table; --files 10 adds the largest modules
 """

@@ -1,12 +1,12 @@
-"""What ``scripts/verify`` runs: the checks that need more than a plain machine has, and one table of what came of them.
+"""Runs the checks that need more than a plain machine, and prints a table of results (``scripts/verify``).
 
-Each row is a choice of the tests that ``scripts/test`` skips where their needs are not met, and names its needs: one
-environment variable, or a program. Where they are not there the row says so instead of running.
+Each row selects tests that ``scripts/test`` skips if their requirements are missing, and names these: one environment
+variable, or a program. A row with a missing requirement is reported instead of run.
 
-    scripts/verify                   every row whose needs are met
-    scripts/verify slime npm         these rows; what one of them lacks is a failure then
-    scripts/verify --list            what there is, and what each row needs
-    scripts/verify --require-all     a row that lacks something is a failure, as before a release
+    scripts/verify                   every row whose requirements are met
+    scripts/verify slime npm         these rows; a missing requirement is a failure
+    scripts/verify --list            all rows and their requirements
+    scripts/verify --require-all     any missing requirement is a failure, as before a release
 
 Exit codes: 0 what ran passed, 1 something failed (or is missing and was asked for), 2 there is no such row.
 """
@@ -40,19 +40,19 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One check: its tests, what they need in words, and ``lacks``, which says what of it is not there."""
+    """One check: its tests, a description of its requirements, and ``lacks``, which returns the missing one."""
 
     name: str
     needs: str
     tests: tuple[str, ...]
     lacks: Callable[[Environment], str]
     adds: Callable[[Environment], dict[str, str]] = field(default=lambda _: {})
-    """Variables that follow from the one that is set."""
+    """Variables derived from the one that is set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What came of a row. ``state`` is passed, failed or missing."""
+    """Result of a row. ``state`` is passed, failed or missing."""
 
     row: Row
     state: str
@@ -60,7 +60,7 @@ class Result:
     seconds: float = 0.0
 
 
-# --- needs -----------------------------------------------------------------------------------------------------------
+# --- requirements ----------------------------------------------------------------------------------------------------
 
 
 def _folder(variable: str, *holds: str) -> Callable[[Environment], str]:
@@ -111,7 +111,7 @@ def _module(name: str) -> Callable[[Environment], str]:
 
 
 def _engine(variable: str) -> Callable[[Environment], str]:
-    """A variable with the address of an SGLang that answers; torch recomputes what it says."""
+    """A variable with the address of a running SGLang; torch recomputes its log-probs."""
 
     def lacks(environment: Environment) -> str:
         url = environment.get(variable, "")
@@ -127,7 +127,7 @@ def _engine(variable: str) -> Callable[[Environment], str]:
 
 
 def _model_of(url: str) -> str:
-    """The folder of the model that a server serves; empty when nobody says, or it is not here."""
+    """Returns the folder of a server's model; empty if unknown or not on this machine."""
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/get_model_info", timeout=_ANSWER_S) as reply:
             path = str(json.load(reply).get("model_path", ""))
@@ -146,7 +146,7 @@ def _vision_model(environment: Environment) -> dict[str, str]:
 
 
 def _all(*needs: Callable[[Environment], str]) -> Callable[[Environment], str]:
-    """The first that is missing."""
+    """Returns the first missing requirement."""
     return lambda environment: next((missing for need in needs if (missing := need(environment))), "")
 
 
@@ -291,7 +291,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def run_row(row: Row, environment: Environment) -> Result:
-    """Runs a row's tests in a process of their own, if what they need is there."""
+    """Runs a row's tests in a subprocess, if its requirements are met."""
     if missing := row.lacks(environment):
         return Result(row=row, state="missing", detail=missing)
     began = time.monotonic()
@@ -310,7 +310,7 @@ def run_row(row: Row, environment: Environment) -> Result:
 
 
 def read_report(report: Path, exit_code: int) -> tuple[str, str]:
-    """Returns state and detail of a run: its counts, or the first failure. Where all was skipped, nothing passed."""
+    """Returns state and detail of a run: its counts, or the first failure. A run with only skips does not pass."""
     try:
         suite = xml.etree.ElementTree.parse(report).getroot().find("testsuite")
     except (OSError, xml.etree.ElementTree.ParseError):
@@ -331,7 +331,7 @@ def read_report(report: Path, exit_code: int) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the rows that were asked for and prints the table; returns the exit code."""
+    """Runs the requested rows and prints the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW")
     parser.add_argument("--list", action="store_true", help="say what there is and what each row needs; run nothing")

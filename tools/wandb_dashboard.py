@@ -1,7 +1,7 @@
 """Makes a W&B workspace for the rollout metrics: sections of panels, all over ``rollout/step``.
 
     python tools/wandb_dashboard.py --entity ENTITY --project PROJECT      saves a new view and prints its address
-    python tools/wandb_dashboard.py --dry-run                              prints the layout and asks nobody
+    python tools/wandb_dashboard.py --dry-run                              prints the layout without network access
 
 Saving needs the network, an account that is logged in (``wandb login``) and ``pip install wandb-workspaces``.
 """
@@ -24,13 +24,13 @@ PANEL_HEIGHT = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """A chart of these metrics. A last part in angle brackets stands for every value that occurs."""
+    """A chart of these metrics. A last part in angle brackets matches every value."""
 
     title: str
     metrics: tuple[str, ...]
 
     def pattern(self) -> str | None:
-        """Returns the regular expression of all its metrics where one of them is open; None where all have names."""
+        """Returns the regular expression of its metrics if one has a variable part; else None."""
         if not any("<" in name for name in self.metrics):
             return None
         return "|".join(f"^{re.sub(r'<[^>]+>', '[^/]+', re.escape(name))}$" for name in self.metrics)
@@ -142,7 +142,7 @@ def described(layout: Sequence[Section]) -> str:
 
 
 def workspace(entity: str, project: str, name: str) -> Any:
-    """Returns the workspace as W&B's own library has it; nothing is sent.
+    """Returns the workspace object of W&B's library; nothing is sent.
 
     Raises:
         ImportError: ``wandb-workspaces`` is not installed.
@@ -198,8 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     try:
         view.save()
-    except Exception as error:  # noqa: BLE001 - network, account, permissions: said in one sentence, not as a traceback
-        sys.stderr.write(f"W&B did not take the workspace: {type(error).__name__}: {error}\n")
+    except Exception as error:  # noqa: BLE001 - network, account, permissions: reported without a traceback
+        sys.stderr.write(f"W&B refused the workspace: {type(error).__name__}: {error}\n")
         return 1
     sys.stdout.write(f"{view.url}\n")
     return 0

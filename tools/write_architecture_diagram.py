@@ -1,7 +1,7 @@
-"""Draws ``docs/images/architecture.svg``: which process holds which modules, and what goes between them.
+"""Draws ``docs/images/architecture.svg``: processes, their modules, and the calls between them.
 
-``--check`` writes nothing and only says whether the picture is up to date. What the picture claims stands in ``BOXES``
-and ``ARROWS``; ``tests/unit/docs/test_architecture_diagram.py`` holds both to the code.
+``--check`` writes nothing and only checks that the picture is up to date. Its content is in ``BOXES`` and ``ARROWS``;
+``tests/unit/docs/test_architecture_diagram.py`` compares both with the code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LINE = 19
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Box:
-    """A process (or a place on disk), and the modules that live in it. Sizes and places in pixels of the picture."""
+    """A process (or a place on disk), and its modules. Sizes and positions in pixels of the picture."""
 
     title: str
     subtitle: str
@@ -36,10 +36,10 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrow:
-    """What one box sends another, along straight lines. ``label_at`` is where its words begin.
+    """A call from one box to another, along straight lines. ``label_at`` is the position of its label.
 
-    ``route`` names the HTTP route of the buffer that it goes to; ``imports`` the two packages of which the first
-    imports the second, where it is a call within a process.
+    ``route`` names the called HTTP route of the buffer; ``imports`` two packages of which the first imports the second,
+    for a call within a process.
     """
 
     label: str
@@ -139,7 +139,7 @@ BOXES: Mapping[str, Box] = {
         modules=(f"{LAB}/simulated_phone",),
     ),
 }  # fmt: skip
-"""Every box by its name; frames first, so that the rest is drawn over them."""
+"""Every box by its name; frames first, so that other boxes are drawn over them."""
 
 ARROWS: tuple[Arrow, ...] = (
     Arrow(label="1 start_rollout", points=((296, 186), (432, 186)), label_at=(318, 180), route="/start_rollout"),
@@ -185,7 +185,7 @@ text { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1f232
 
 
 def architecture_svg() -> str:
-    """Returns the picture as SVG text; the same boxes and arrows give the same bytes."""
+    """Returns the picture as SVG text; deterministic."""
     parts = [*(part for box in BOXES.values() for part in _box(box)), *(part for one in ARROWS for part in _arrow(one))]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -206,7 +206,7 @@ def _box(box: Box) -> Iterator[str]:
 
 
 def _place_of_module(box: Box, number: int) -> tuple[int, int]:
-    """Wide boxes hold two columns of modules; flat ones hold them at the right of the title."""
+    """Wide boxes have two columns of modules; flat ones have them to the right of the title."""
     if box.height < 80:
         return box.x + box.width // 2 + 72, box.y + 22
     columns = 2 if box.width > 300 else 1

@@ -1,6 +1,6 @@
-"""Writes ``deploy/grafana_dashboard.json``: rows of panels over everything that ``/metrics`` tells.
+"""Writes ``deploy/grafana_dashboard.json``: panels of all metrics of ``/metrics``.
 
-``--check`` writes nothing and only says whether the file is up to date.
+``--check`` writes nothing and only checks that the file is up to date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OF_FARM = '{pool=~"$pool"}'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One panel: its queries with their legends. ``kind`` is Grafana's name of what draws it."""
+    """One panel: its queries with their legends. ``kind`` is Grafana's panel type."""
 
     title: str
     queries: tuple[tuple[str, str], ...]
@@ -206,7 +206,7 @@ def _choice(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def _panels() -> list[dict[str, Any]]:
-    """Lays the panels out from left to right, each row under the one before."""
+    """Arranges the panels from left to right, row by row."""
     found: list[dict[str, Any]] = []
     y = 0
     for title, panels in ROWS:

@@ -1,8 +1,7 @@
-"""Draws the pictures of ``docs/masks.md``: token by token, what is trained, as the code decides it.
+"""Draws the pictures of ``docs/masks.md``: for each token, whether it is trained.
 
-``--check`` writes nothing and only says whether the pictures are up to date. Nothing in a picture is written by hand
-but its conversation: masks come from ``MultiTurnLossMaskGenerator`` and ``pack_training_rows`` with the small tokenizer
-that ships with the package.
+``--check`` writes nothing and only checks that the pictures are up to date. Only the conversations are written by hand:
+masks come from ``MultiTurnLossMaskGenerator`` and ``pack_training_rows`` with the small tokenizer of this package.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ANSWER = "It is 345."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strip:
-    """One sequence with its caption: the ids a trainer gets, and for each whether it is trained."""
+    """One sequence with its caption: the ids for a trainer, and for each whether it is trained."""
 
     caption: str
     token_ids: Sequence[int]
@@ -37,7 +36,7 @@ class Strip:
 
 
 class Studio:
-    """What every picture is made with: a tokenizer, its chat template, the mask generator."""
+    """Common tools of the pictures: a tokenizer, its chat template, the mask generator."""
 
     def __init__(self) -> None:
         from transformers import AutoTokenizer
@@ -110,7 +109,7 @@ PICTURES: Mapping[str, Callable[[Studio], list[Strip]]] = {
     "mask_edited.svg": _edited,
     "mask_cut.svg": _cut,
 }
-"""Each picture by its file name, with what decides its masks."""
+"""Each picture by its file name, with the function that computes its masks."""
 
 STYLE = """
 .page { fill: #ffffff; } .caption { font: 600 13px system-ui, sans-serif; fill: #1f2328; }
@@ -125,12 +124,12 @@ STYLE = """
 
 
 def strips_of(name: str, studio: Studio) -> list[Strip]:
-    """Returns what a picture shows."""
+    """Returns the sequences of a picture."""
     return PICTURES[name](studio)
 
 
 def picture_svg(strips: Sequence[Strip], decode: Callable[[list[int]], str]) -> str:
-    """Returns the picture as SVG text: a chip for every token, green where it is trained."""
+    """Returns the picture as SVG text: a box per token, green if it is trained."""
     parts, y = list(_legend()), 46
     for strip in strips:
         parts.append(f'<text class="caption" x="{MARGIN}" y="{y}">{html.escape(strip.caption)}: {_count(strip)}</text>')
@@ -158,7 +157,7 @@ def _count(strip: Strip) -> str:
 
 
 def _chips(strip: Strip, decode: Callable[[list[int]], str], top: int) -> tuple[list[str], int]:
-    """Chips in lines; a token that holds a line break ends its line."""
+    """Returns boxes in lines; a token with a line break ends its line."""
     parts: list[str] = []
     x, y = float(MARGIN), top
     for token_id, mask in zip(strip.token_ids, strip.loss_mask, strict=True):

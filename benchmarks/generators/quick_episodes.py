@@ -1,7 +1,7 @@
-"""Episodes that take no time, for the dashboard benchmark: as mixed as those of a real job, without engine or devices.
+"""Instant episodes for the dashboard benchmark, as varied as those of a real job, without engine or devices.
 
-What an episode meets is a function of its uid: a reward, how it ended, seconds by phase, a failed attempt now and then,
-and in every fiftieth instance a screenshot of its own.
+An episode is a function of its uid: reward, outcome, seconds by phase, some failed attempts, and a screenshot in every
+fiftieth instance.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ FAILURE_SHARE = 0.03
 
 
 class QuickEpisodes:
-    """Makes up an episode from its uid."""
+    """Generates an episode from its uid."""
 
     async def start(self, context: GeneratorContext) -> None:
-        """Needs nothing."""
+        """Does nothing."""
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
-        """Returns a made-up trajectory; raises a device or set-up error for some attempts."""
+        """Returns a generated trajectory; raises a device or set-up error for some attempts."""
         rng = random.Random(episode.uid)
         if rng.random() < FAILURE_SHARE:
             kind = DeviceError if rng.random() < 0.7 else EnvironmentSetupError
@@ -49,11 +49,10 @@ class QuickEpisodes:
         return _made_up(episode, rng)
 
     async def close(self) -> None:
-        """Has nothing to give back."""
+        """Does nothing."""
 
 
 def create_generator() -> QuickEpisodes:
-    """Returns a generator that is not started yet."""
     return QuickEpisodes()
 
 
@@ -79,7 +78,7 @@ def _made_up(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
 
 
 def rng_of_group(episode: EpisodeRequest) -> random.Random:
-    """The same for all members of a group: some groups earn one reward in all of them, and are filtered."""
+    """Equal for all members of a group: in some groups all rewards are equal, and they are filtered."""
     return random.Random(f"{episode.instance.instance_id}/{episode.epoch}")
 
 

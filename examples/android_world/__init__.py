@@ -1,1 +1,1 @@
-"""Android World under the names that guides use: scripts, settings, prompts, environment, generate functions."""
+"""Android World under the names of slime's guides: scripts, settings, prompts, environment, generate functions."""

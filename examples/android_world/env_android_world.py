@@ -1,4 +1,4 @@
-"""Android World behind slime's multi-turn environment interface: ``AndroidWorldEnv`` is a ``BaseInteractionEnv``."""
+"""Android World with slime's multi-turn environment interface: ``AndroidWorldEnv`` is a ``BaseInteractionEnv``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["AndroidWorldEnv", "BaseInteractionEnv", "build_env"]
 
 
 def _base() -> Any:
-    """Returns slime's base class of environments; outside of a slime checkout a class of the same name."""
+    """Returns slime's base class of environments; outside of a slime checkout a placeholder of the same name."""
     try:
         return importlib.import_module("examples.geo3k_vlm_multi_turn.base_env").BaseInteractionEnv
     except ImportError:
@@ -27,5 +27,5 @@ class AndroidWorldEnv(Environment, BaseInteractionEnv):  # type: ignore[misc, va
 
 
 def build_env(sample: Any = None, args: Any = None, **_: Any) -> AndroidWorldEnv:
-    """Returns the environment of a Sample's task; as slime's own ``build_env``, it takes what else it is given."""
+    """Returns the environment of a Sample's task; ignores other arguments, as slime's own ``build_env``."""
     return build_env_of(sample, args, kind=AndroidWorldEnv)

@@ -1,4 +1,4 @@
-"""The devices of this process, under the name that guides use. One pool, shared by all episodes on an event loop."""
+"""The device pool of this process, under the name of the guides; shared by all episodes on an event loop."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["AndroidWorldEnvPool"]
 
 
 class AndroidWorldEnvPool:
-    """Lends devices; ``args`` are slime's, or anything that has ``android_world``. To be used on one event loop."""
+    """Leases devices; ``args`` are slime's, or any object with ``android_world``. Use it on one event loop."""
 
     def __init__(self, args: Any = None) -> None:
         self._args = args
 
     async def acquire(self) -> LeasedDevice:
-        """Waits for a device and lends it.
+        """Waits for a device and leases it.
 
         Raises:
-            ConfigError, DeviceError: a setting is wrong, or no device comes up.
+            ConfigError, DeviceError: a setting is invalid, or no device came up.
         """
         return await lend_device(self._args)
 
     def release(self, device: LeasedDevice) -> None:
-        """Takes a device back, for the next one who waits."""
+        """Returns a device to the pool."""
         device.give_back()
 
     async def shutdown(self) -> None:
-        """Disconnects from the devices; they live on, for others."""
+        """Disconnects from the devices; they continue for other users."""
         await close_resources()

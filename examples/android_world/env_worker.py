@@ -1,4 +1,4 @@
-"""What a reply asks a device for, and the worker that keeps one device, under the names that guides use."""
+"""The reply parser and the device worker, under the names of the guides."""
 
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker as AndroidWorldWorker
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import (
@@ -16,12 +16,12 @@ SCREEN = (1080, 2400)
 def parse_ui_action_from_response(
     response: str, screen_width: int = SCREEN[0], screen_height: int = SCREEN[1]
 ) -> ParsedAction | MalformedAction:
-    """Returns the action in the reply's ``<tool_call>``, in pixels, or why there is none; no text makes it raise."""
+    """Returns the action in the reply's ``<tool_call>``, in pixels, or the reason why there is none; never raises."""
     return parse_reply(response, screen_width=screen_width, screen_height=screen_height).action
 
 
 def rescale_fn(
     coordinate: tuple[float, float], screen_width: int = SCREEN[0], screen_height: int = SCREEN[1]
 ) -> tuple[int, int]:
-    """Returns the pixel of a point in the model's 999x999 space: (999, 999) is the last pixel, not one past it."""
+    """Returns the pixel of a point in the model's 999x999 space: (999, 999) is the last pixel."""
     return to_pixels(coordinate, screen_width, screen_height)

@@ -1,4 +1,4 @@
-"""The texts of the prompts, under the names that guides use."""
+"""The prompt texts, under the names of the guides."""
 
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     FIRST_TURN_TEMPLATE as ANDROID_WORLD_TEMPLATE_NO_HIS,

@@ -1,4 +1,4 @@
-"""The same as ``scripts/run_android_world.py``, where guides look for it."""
+"""Runs ``scripts/run_android_world.py``, at the path of the guides."""
 
 import runpy
 from pathlib import Path

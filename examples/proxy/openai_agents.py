@@ -1,13 +1,13 @@
-"""An agent of the OpenAI Agents SDK, with a tool, played into a slot. The framework knows nothing of this project.
+"""An agent of the OpenAI Agents SDK, with a tool, played into a slot. The SDK needs no change.
 
     pip install openai-agents==0.24.0
     rollout-buffer engine --port 30000
     rollout-buffer serve --gateway-port 8890
     python examples/proxy/openai_agents.py --job JOB_ID [--stream]
 
-The job is one of task type ``external`` with ``remote_engine_url`` and ``tokenizer_path`` and a ``question`` in each
-line, such as the one that ``openai_client.py`` starts. The SDK is given a client with the session's ``base_url``; its
-own tracing, which would send the conversation elsewhere, is off.
+The job has task type ``external``, ``remote_engine_url`` and ``tokenizer_path``, and a ``question`` in each line, such
+as the one that ``openai_client.py`` starts. The SDK uses a client with the session's ``base_url``; its own tracing,
+which would upload the conversation, is off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import urllib.request
 from typing import Any
 
-from agents import (  # type: ignore[import-not-found] # a framework that need not be installed here
+from agents import (  # type: ignore[import-not-found] # an optional framework
     Agent,
     OpenAIChatCompletionsModel,
     Runner,
@@ -36,7 +36,6 @@ def add(a: int, b: int) -> int:
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One call to the gateway."""
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=30) as response:
@@ -45,7 +44,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def play(session: dict[str, Any], *, streamed: bool) -> str:
-    """Runs the agent on the session's question and returns what it said last."""
+    """Runs the agent on the session's question and returns its final answer."""
     client = AsyncOpenAI(base_url=session["base_url"], api_key=session["api_key"])
     model = OpenAIChatCompletionsModel(model=session["model"], openai_client=client)
     agent = Agent(name="adder", instructions="You add numbers. Use the tool.", model=model, tools=[add])

@@ -1,11 +1,10 @@
-"""An agent of a few lines with the plain ``openai`` client: its turns become a trajectory with exact ids.
+"""A small agent with the plain ``openai`` client: its turns become a trajectory with exact ids.
 
     rollout-buffer engine --port 30000
     rollout-buffer serve --gateway-port 8890
     python examples/proxy/openai_client.py --tokenizer TOKENIZER_FOLDER
 
-It starts a job of sums, plays each slot in a session of its own, closes it with a reward, and shows what a trainer
-would be handed.
+It starts a job of sums, plays each slot in its own session, closes it with a reward, and prints the rows for a trainer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 
 def play(session: dict[str, Any]) -> str:
-    """Asks, doubts the answer once, and returns the last one."""
+    """Asks, questions the answer once, and returns the second one."""
     client = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"])
     messages: list[Any] = [{"role": "user", "content": session["instance"]["question"]}]
     answer = ""
@@ -36,13 +35,13 @@ def play(session: dict[str, Any]) -> str:
 
 
 def reward_of(session: dict[str, Any], answer: str) -> float:
-    """1 for the right number in a box, else 0."""
+    """Returns 1 for the right number in a box, else 0."""
     boxed = re.findall(r"\\boxed\{(-?\d+)\}", answer)
     return float(bool(boxed) and boxed[-1] == session["instance"]["answer"])
 
 
 def start_job(buffer: RolloutBufferClient, engine_url: str, tokenizer: str) -> str:
-    """Starts a job that sessions fill: three sums, four tries of each."""
+    """Starts a job for sessions: three sums, four members each."""
     lines = [
         {"instance_id": f"sum-{a}", "question": f"What is {a} + {b}? Answer in \\boxed{{}}.", "answer": str(a + b)}
         for a, b in ((12, 30), (7, 8), (100, 1))

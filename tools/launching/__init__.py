@@ -1,1 +1,1 @@
-"""How a training is started: settings, the commands composed from them, and running those."""
+"""Launches a training: settings, the commands composed from them, and their execution."""

@@ -1,4 +1,4 @@
-"""Runs the steps of a training, one after the other, and ends what runs beside them."""
+"""Runs the steps of a training in sequence, and stops background processes afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEALTH_TIMEOUT_S = 60.0
 
 
 def run(steps: Sequence[Step]) -> int:
-    """Runs the steps one after the other, ends what runs in the background, and returns the last one's exit code.
+    """Runs the steps in sequence, stops background processes, and returns the last step's exit code.
 
     Raises:
         LaunchError: a step before the last one failed.
@@ -30,7 +30,7 @@ def run(steps: Sequence[Step]) -> int:
             logging.info("%s", step.title)
             code = _do(step, background)
             if code != 0 and at < len(steps) - 1:
-                raise LaunchError(f"could not {step.title}: {step.command[0]} ended with {code}")
+                raise LaunchError(f"could not {step.title}: {step.command[0]} exited with {code}")
     finally:
         for process in background:
             process.send_signal(signal.SIGTERM)
@@ -65,7 +65,7 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + HEALTH_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise LaunchError(f"the rollout buffer ended with {process.returncode}: its words are above")
+            raise LaunchError(f"the rollout buffer exited with {process.returncode}; see its output above")
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return

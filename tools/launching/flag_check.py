@@ -1,10 +1,10 @@
-"""Which of a training's arguments would slime's own parsers pass over? Run where slime and Megatron can be imported.
+"""Lists a training's arguments that slime's parsers would ignore. Run where slime and Megatron can be imported.
 
     PYTHONPATH=SLIME:MEGATRON python tools/launching/flag_check.py < arguments.json
 
-slime tells Megatron's parser to ignore what it does not know, because SGLang's arguments go through another one. So a
-flag that was renamed or misspelt has no effect and no message. Here slime parses the arguments as it would, and what
-none of its parsers took is printed, as a JSON list. A value that a parser refuses ends this with its message.
+slime tells Megatron's parser to ignore unknown flags, because SGLang's arguments have their own parser. So a renamed or
+misspelt flag has no effect and no message. This program lets slime parse the arguments and prints flags that no parser
+accepts, as a JSON list. A value that a parser refuses ends the program with the parser's message.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ KNOWN_BY_THE_LAST_PARSER = "--hf-checkpoint"
 
 
 class _ParsedError(BaseException):
-    """The last parser has had its turn: what slime does with the values is not asked."""
+    """Stops slime after its last parser."""
 
 
 def unknown_flags(arguments: Sequence[str]) -> list[str]:
-    """Returns the flags that none of slime's parsers takes.
+    """Returns the flags that no parser of slime accepts.
 
     Raises:
         ImportError: slime, Megatron or SGLang cannot be imported.
@@ -42,7 +42,7 @@ def unknown_flags(arguments: Sequence[str]) -> list[str]:
 
     module = importlib.import_module("slime.utils.arguments")
     sys.argv = ["train.py", *arguments]
-    argparse.ArgumentParser.parse_known_args = listening  # type: ignore[assignment,method-assign]  # to hear
+    argparse.ArgumentParser.parse_known_args = listening  # type: ignore[assignment,method-assign]  # records flags
     try:
         module.parse_args()
     except _ParsedError:

@@ -1,4 +1,4 @@
-"""What can be trained: the kinds of run, the models that go with them, and their shapes in slime's words."""
+"""Kinds of runs, supported models, and the names of their shapes in slime."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 TEXT_COMMIT, VISION_COMMIT = "624b824a8", "df926b6a9"
-"""The slimes that are tried here: for text and Qwen3.5, and the newest that takes Qwen3-VL and Qwen2.5-VL."""
+"""The tested commits of slime: for text and Qwen3.5, and the newest, for Qwen3-VL and Qwen2.5-VL."""
 
 
 class LaunchError(Exception):
-    """The run cannot be composed or started. The message says why and what to do."""
+    """The run cannot be composed or started; the message has the reason and the remedy."""
 
 
 class Kind(StrEnum):
-    """What is trained, and how its rollouts are made."""
+    """Kind of a training run."""
 
     MATH = "math"
-    """Single-turn mathematics through the buffer: the shortest way to see everything work."""
+    """Single-turn mathematics through the buffer: the smallest complete run."""
     ANDROID_WORLD = "android_world"
     """Android World, each episode one growing conversation."""
     ANDROID_WORLD_OPT = "android_world_opt"
     """The same on several nodes with large GPUs."""
     ANDROID_WORLD_HISTORY = "android_world_history"
-    """Android World, each turn a prompt and a training row of its own."""
+    """Android World, with a prompt and a training row per turn."""
 
     @property
     def is_android(self) -> bool:
-        """Whether devices are needed."""
+        """True if the run needs devices."""
         return self is not Kind.MATH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MathModel:
-    """A model for mathematics: slime's script with its shape, its mask, and its rotary base where the script errs."""
+    """A model for mathematics: slime's script of its shape, its mask type, and its rotary base if slime's is wrong."""
 
     shape: str
     loss_mask_type: str
@@ -48,15 +48,15 @@ MATH_MODELS: Mapping[str, MathModel] = {
     "Qwen3-4B": MathModel(shape="qwen3-4B", loss_mask_type="qwen3"),
     "Qwen3-8B": MathModel(shape="qwen3-8B", loss_mask_type="qwen3"),
 }
-"""The models that ``run_agent.sh`` knows."""
+"""The models of ``run_agent.sh``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionModel:
-    """A model that sees: slime's script with the shape of its language model, its mask, and what its launch needs.
+    """A vision model: slime's script of its language model's shape, its mask type, and launch options.
 
-    ``native`` ones slime builds itself, with their own vision tower; the others go through a bridge, or FSDP.
-    ``query_groups`` bound the tensor ranks; ``engine_gpus`` are what one engine takes.
+    slime itself implements ``native`` ones with their vision tower; the others use a bridge, or FSDP. ``query_groups``
+    limits the tensor ranks; ``engine_gpus`` is the number of GPUs per engine.
     """
 
     shape: str
@@ -97,47 +97,47 @@ VISION_MODELS: Mapping[str, VisionModel] = {
     "Qwen3.5-27B": _qwen3_5("27B", 4, engine_gpus=2),
     "Qwen3.5-35B-A3B": _qwen3_5("35B-A3B", 2, experts=True, engine_gpus=4),
 }
-"""The models that the scripts for Android World know."""
+"""The models of the Android World scripts."""
 
 
 def default_model(kind: Kind) -> str:
-    """Returns the model of a run that names none."""
+    """Returns the default model of a kind of run."""
     return "Qwen3-VL-2B-Instruct" if kind.is_android else "DeepSeek-R1-Distill-Qwen-7B"
 
 
 def owner_of(model: str) -> str:
-    """Returns whose model it is on the model hub."""
+    """Returns the model's owner on the model hub."""
     return "deepseek-ai" if model.startswith("DeepSeek") else "Qwen"
 
 
 def math_model(model: str) -> MathModel:
-    """Returns what is known of a model for mathematics.
+    """Returns the entry of a model for mathematics.
 
     Raises:
-        LaunchError: nothing is.
+        LaunchError: the model is unknown.
     """
     found = MATH_MODELS.get(model)
     if found is None:
-        raise LaunchError(f"the shape of {model!r} is not known here: {', '.join(MATH_MODELS)} are")
+        raise LaunchError(f"the model {model!r} is not supported; supported are {', '.join(MATH_MODELS)}")
     return found
 
 
 def vision_model(model: str) -> VisionModel:
-    """Returns what is known of a model that sees.
+    """Returns the entry of a vision model.
 
     Raises:
-        LaunchError: nothing is.
+        LaunchError: the model is unknown.
     """
     found = VISION_MODELS.get(model)
     if found is None:
-        raise LaunchError(f"the shape of {model!r} is not known here: {', '.join(VISION_MODELS)} are")
+        raise LaunchError(f"the model {model!r} is not supported; supported are {', '.join(VISION_MODELS)}")
     return found
 
 
 def shape_of(kind: Kind, model: str) -> str:
-    """Returns the name of slime's script with the shape of the model; of one that sees, of its language model.
+    """Returns the name of slime's script of the model's shape; for a vision model, of its language model.
 
     Raises:
-        LaunchError: the model is not known.
+        LaunchError: the model is unknown.
     """
     return vision_model(model).shape if kind.is_android else math_model(model).shape

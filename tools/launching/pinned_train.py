@@ -1,9 +1,9 @@
-"""Runs one of slime's training programs with its rollout manager on the node where this runs.
+"""Runs one of slime's training programs with its rollout manager on this node.
 
     python tools/launching/pinned_train.py ~/slime/train_async.py ARGUMENTS…
 
-slime leaves it to Ray on which node that actor lands. It talks to the rollout buffer, reads the input file, and writes
-checkpoints of the data source: all of that is here.
+slime lets Ray choose the node of that actor. The actor talks to the rollout buffer, reads the input file, and writes
+checkpoints of the data source, all of which are on this node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ACTOR = "RolloutManager"
 
 
 class Pinned:
-    """An actor class whose ``options`` say on which node it goes, too; all else is the class's own."""
+    """An actor class whose ``options`` also select a node."""
 
     def __init__(self, actor_class: Any, strategy: Any) -> None:
         self._actor_class = actor_class
@@ -29,15 +29,15 @@ class Pinned:
         return getattr(self._actor_class, name)
 
     def options(self, **options: Any) -> Any:
-        """Returns the class's own options with the node; options that name one already win."""
+        """Returns the class's options with the node, unless they select one."""
         return self._actor_class.options(**{"scheduling_strategy": self._strategy, **options})
 
 
 def pin(module: Any, strategy: Any) -> None:
-    """Pins the rollout manager that the module creates.
+    """Pins the rollout manager that the module creates to a node.
 
     Raises:
-        SystemExit: this slime creates it elsewhere.
+        SystemExit: this version of slime creates it in another module.
     """
     if not hasattr(module, ACTOR):
         raise SystemExit(f"pinned_train: {module.__name__} of this slime creates no {ACTOR}")
@@ -45,7 +45,7 @@ def pin(module: Any, strategy: Any) -> None:
 
 
 def main() -> None:
-    """Pins it and becomes the program."""
+    """Pins the actor and runs the program."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

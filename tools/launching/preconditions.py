@@ -1,4 +1,4 @@
-"""What a run needs, looked at before anything is started: each thing that is missing is a sentence with its remedy."""
+"""Checks the requirements of a run before anything is started; each problem is a sentence with its remedy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TRY_TOKENIZER = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """Something that a run needs: what it is, when it is needed, and the sentences that say what is wrong with it."""
+    """A requirement: its name, its condition, and a function that yields its problems."""
 
     name: str
     find: Callable[[LaunchSettings], Iterator[str]]
@@ -56,9 +56,9 @@ class Check:
 
 
 def missing(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False) -> list[str]:
-    """Returns a sentence for each thing that the run needs and does not find; none when it can start.
+    """Returns a sentence for each unmet requirement; empty if the run can start.
 
-    ``extra`` are arguments of the user's own for slime. ``only_train`` is a run that neither starts Ray nor fetches the
+    ``extra`` are the user's own arguments for slime. ``only_train`` is a run that neither starts Ray nor downloads the
     model.
     """
     return [sentence for _, found in looked_at(settings, extra, only_train=only_train) for sentence in found]
@@ -67,7 +67,7 @@ def missing(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
 def looked_at(
     settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields each check that this run needs by its name, with what is wrong, in the order in which a run meets it."""
+    """Yields each requirement of this run with its problems, in the order of the run."""
     for check in CHECKS:
         if check.needed(settings):
             yield check.name, list(check.find(settings))
@@ -133,7 +133,7 @@ def _model(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _weights_lacking(folder: Path) -> str | None:
-    """Which weight files are not there, in a few words."""
+    """Returns the number and an example of missing weight files; None if all exist."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return None if [*folder.glob("*.safetensors"), *folder.glob("*.bin")] else "its weights (*.safetensors)"
@@ -195,7 +195,7 @@ def _port(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _buffer_elsewhere(settings: LaunchSettings) -> Iterator[str]:
-    """Asks a buffer that runs already who it is, and whether it takes this token."""
+    """Checks that the external buffer answers and accepts the token."""
     request = urllib.request.Request(f"{settings.external_buffer}/jobs")
     if settings.buffer_token:
         request.add_header("Authorization", f"Bearer {settings.buffer_token}")
@@ -212,7 +212,7 @@ def _buffer_elsewhere(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _loadable(settings: LaunchSettings) -> Iterator[str]:
-    """Whether this slime's Megatron has a loader for the model, once its config can be read."""
+    """Checks that this slime's Megatron has a loader for the model."""
     loaders = settings.slime / "slime/backends/megatron_utils/hf_to_megatron/__init__.py"
     config = settings.model_path / "config.json"
     if settings.backend != "megatron" or bridges(settings.slime) or not loaders.is_file() or not config.is_file():
@@ -228,30 +228,30 @@ def _loadable(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _gpus(settings: LaunchSettings) -> Iterator[str]:
-    """Counts this host's GPUs, and those of them that nobody uses."""
+    """Counts this host's GPUs, and the free ones."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_S)
     except (OSError, subprocess.TimeoutExpired):
-        yield "nvidia-smi does not answer: this host shows no GPU to train on"
+        yield "nvidia-smi does not answer: this host has no visible GPU"
         return
     used = [int(line) for line in done.stdout.split() if line.strip().isdigit()]
     free = sum(megabytes < FREE_GPU_MB for megabytes in used)
     if len(used) < settings.gpus:
-        yield f"this host has {len(used)} GPUs, and SLIME_SCRIPT_NUM_GPUS wants {settings.gpus}"
+        yield f"this host has {len(used)} GPUs, but SLIME_SCRIPT_NUM_GPUS is {settings.gpus}"
     elif free < settings.gpus:
-        yield f"only {free} of {len(used)} GPUs are free, {settings.gpus} are wanted: nvidia-smi says who has them"
+        yield f"only {free} of {len(used)} GPUs are free, but {settings.gpus} are needed: see nvidia-smi"
 
 
 def _farm(settings: LaunchSettings) -> Iterator[str]:
-    """What the doctor says of this host's emulators, where they are to run on it."""
+    """Runs the doctor's checks of emulators, if they run on this host."""
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "doctor", "--json"]
     command += ["--data-dir", str(settings.run_path), "--android-config", str(settings.farm.path)]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
     try:
         findings = json.loads(done.stdout)["findings"]
-    except (ValueError, KeyError):  # no JSON, or JSON that says what went wrong
-        yield f"{settings.farm.path}: {(done.stderr.strip().splitlines() or ['the doctor says nothing'])[-1]}"
+    except (ValueError, KeyError):  # no JSON, or JSON with an error
+        yield f"{settings.farm.path}: {(done.stderr.strip().splitlines() or ['the doctor printed no error'])[-1]}"
         return
     for finding in findings:
         if finding["state"] == "missing":
@@ -259,7 +259,7 @@ def _farm(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
-    """Lets slime's own parsers read them: what none of them takes would have no effect, and nobody would say so."""
+    """Lets slime's own parsers parse the arguments: unknown flags would be ignored silently."""
     words = [*train_arguments(settings), *extra]
     path = f"{settings.slime}:{settings.megatron}"
     done = subprocess.run(
@@ -277,11 +277,11 @@ def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
         return
     unknown = json.loads(done.stdout.splitlines()[-1])
     if unknown:
-        yield f"this slime does not know {', '.join(unknown)} and would not say so: take them out or correct them"
+        yield f"this slime ignores the unknown flags {', '.join(unknown)}: remove or correct them"
 
 
 def _overrides(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
-    """What wins over the script's own arguments, and would stop the first step."""
+    """Checks the user's own arguments for ones that would fail the first step."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--context-parallel-size", default="1")
     ranks = parser.parse_known_args(list(extra))[0].context_parallel_size
@@ -294,17 +294,17 @@ def _overrides(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
 
 
 def _ray(settings: LaunchSettings, *, only_train: bool) -> Iterator[str]:
-    """One that is to run already must answer, with GPUs enough; one that is to be started must not run yet."""
+    """Checks that an external Ray answers and has enough GPUs, or that no Ray runs if one is to be started."""
     if shutil.which("ray") is None:
         yield "the program ray is not on PATH: run this in slime's environment"
         return
     runs = _answers(*RAY_DASHBOARD)
     if not settings.external_ray and not only_train:
         if runs:
-            yield "a Ray runs on this host already: SLIME_SCRIPT_EXTERNAL_RAY=1 takes it, `ray stop` ends it"
+            yield "Ray runs on this host already: use it with SLIME_SCRIPT_EXTERNAL_RAY=1, or stop it with `ray stop`"
         return
     if not runs:
-        yield "no Ray takes jobs at 127.0.0.1:8265: start it, or leave SLIME_SCRIPT_EXTERNAL_RAY out on a single node"
+        yield "no Ray accepts jobs at 127.0.0.1:8265: start it, or leave SLIME_SCRIPT_EXTERNAL_RAY out on a single node"
         return
     wanted = settings.nodes * settings.gpus
     done = subprocess.run([sys.executable, "-c", TRY_RAY], capture_output=True, text=True, check=False)
@@ -312,7 +312,7 @@ def _ray(settings: LaunchSettings, *, only_train: bool) -> Iterator[str]:
     if done.returncode != 0 or not words:
         yield f"this Python cannot join the Ray that runs ({_last_line(done.stderr)}): both need one Ray and one Python"
     elif float(words[-1]) < wanted:
-        yield f"the Ray cluster has {float(words[-1]):.0f} free GPUs, and {wanted} are wanted: other jobs hold the rest"
+        yield f"the Ray cluster has {float(words[-1]):.0f} free GPUs, but {wanted} are needed: other jobs use the rest"
 
 
 def _answers(host: str, port: int) -> bool:
@@ -349,7 +349,7 @@ def _convert(settings: LaunchSettings) -> str:
 
 
 def _try(program: str, *arguments: str) -> str | None:
-    """Runs a few lines of Python as the buffer will be run; returns the last line of what went wrong."""
+    """Runs a small Python program in the buffer's environment; returns the last line of its error."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
@@ -380,11 +380,11 @@ CHECKS: Sequence[Check] = (
     Check(
         name="device farm",
         find=_farm,
-        # With a Ray that runs already the emulators are on its nodes, and with a buffer elsewhere they are there.
+        # With an external Ray or buffer, the emulators run on other hosts.
         needed=lambda settings: (
             settings.kind.is_android
             and not (settings.farm.simulated or settings.external_ray or settings.external_buffer)
         ),
     ),
 )
-"""In the order in which a run meets them."""
+"""In the order of the run."""

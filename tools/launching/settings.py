@@ -1,4 +1,4 @@
-"""What the environment says about a run, checked before anything is started."""
+"""Settings of a run from environment variables, validated before anything is started."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tools.launching.slime_checkout import backend_of, takes_weight_off_dummies
 
 ROOT = Path(__file__).resolve().parents[2]
 IS_OVERLAY = not (ROOT / "tools" / "install_into_slime.py").exists()
-"""Whether this program lies in a slime checkout, as a part of the overlay, and not in the project itself."""
+"""True if this program is part of an overlay in a slime checkout."""
 HF_MODELS, MEGATRON_MODELS = Path("~/hf_models"), Path("~/megatron_model")
 MATH_DATA = Path("~/dapo-math-17k/dapo-math-17k_instance_id.jsonl")
-"""Where slime's guide to agent rollouts puts models, converted models and problems."""
+"""Paths of models, converted models and problems in slime's guide to agent rollouts."""
 MIN_TOKEN = 16
-"""What ``rollout-buffer serve`` asks of a token; said here before anything was started."""
+"""Minimum token length of ``rollout-buffer serve``, checked here before anything is started."""
 
 VARIABLES: Mapping[str, tuple[str, str]] = {
     "SLIME_DIR": ("../slime", "the slime checkout to train with; in a checkout with the overlay, that checkout"),
@@ -70,12 +70,12 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
     ),
     "WANDB_API_KEY": ("", "when set, W&B is used; the key stays in the environment and out of the command line"),
 }
-"""Every variable that is read, its default and its meaning."""
+"""Every variable, its default and its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Farm:
-    """What a launch takes from the device farm's file, which it never changes. ``device`` None: the file names none."""
+    """Settings of a launch from the device pool's file. ``device`` None: the file names none."""
 
     path: Path
     device: str | None
@@ -86,7 +86,7 @@ class Farm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSettings:
-    """What the environment says, checked."""
+    """Validated settings."""
 
     kind: Kind
     slime: Path
@@ -114,31 +114,31 @@ class LaunchSettings:
 
     @property
     def model_path(self) -> Path:
-        """Where the model is, or will be: under its name, or under that of its owner, too."""
+        """Folder of the model, or its download target: named by the model, or by owner and model."""
         long_name = f"{owner_of(self.model)}--{self.model}"
         places = [self.models / self.model, self.models / long_name, HF_MODELS.expanduser() / long_name]
         return next((place for place in places if place.is_dir()), places[0])
 
     @property
     def converted_path(self) -> Path:
-        """Where the model lies converted for Megatron, or would."""
+        """Folder of the model converted for Megatron."""
         beside = Path(f"{self.model_path}_torch_dist")
         converted = sorted(MEGATRON_MODELS.expanduser().glob(f"{self.model}*"))
         return beside if beside.is_dir() or not converted else converted[-1]
 
     @property
     def run_path(self) -> Path:
-        """Where this run keeps what it writes."""
+        """Output folder of this run."""
         return self.save / f"{self.kind.value}-{self.model}"
 
     @property
     def buffer_url(self) -> str:
-        """Where the trainer finds the buffer."""
+        """URL of the buffer for the trainer."""
         return self.external_buffer or f"http://{self.master}:{self.buffer_port}"
 
     @property
     def serves_buffer(self) -> bool:
-        """Whether this run has a buffer of its own."""
+        """True if this run starts its own buffer."""
         return not self.without_buffer and not self.external_buffer
 
 
@@ -146,7 +146,7 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
     """Reads the variables.
 
     Raises:
-        LaunchError: one means nothing, or does not go with another.
+        LaunchError: a variable is invalid, or conflicts with another.
     """
     values = {name: environment.get(name) or default for name, (default, _) in VARIABLES.items()}
     slime = _slime(environment.get("SLIME_DIR"))
@@ -182,12 +182,12 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
 
 
 def misspelt(environment: Mapping[str, str]) -> list[str]:
-    """Says which ``SLIME_SCRIPT_`` variables are not read here, and what was probably meant."""
+    """Returns warnings about unknown ``SLIME_SCRIPT_`` variables, with suggestions."""
     remarks = []
     for name in sorted(environment):
         if name.startswith("SLIME_SCRIPT_") and name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, n=1)
-            remarks.append(f"{name} is not read here" + (f"; did you mean {near[0]}?" if near else ""))
+            remarks.append(f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else ""))
     return remarks
 
 
@@ -223,10 +223,10 @@ def _check(settings: LaunchSettings) -> None:
 
 
 def _master(given: str | None, nodes: int) -> str:
-    """Takes the address that is given; with several nodes it must be one that the others reach.
+    """Returns the given or detected address; with several nodes it must be reachable by the others.
 
     Raises:
-        LaunchError: it is this host's own for itself, or none could be found.
+        LaunchError: it is a loopback address, or none was found.
     """
     if nodes == 1:
         return given or VARIABLES["MASTER_ADDR"][0]
@@ -244,10 +244,10 @@ def _master(given: str | None, nodes: int) -> str:
 
 
 def own_address() -> str | None:
-    """Returns the address that this host has in its network, None where it has none. Nothing is sent."""
+    """Returns this host's address in its network, None without one. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # reserved for documentation: only the route to it is looked up
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation: only the route is looked up
             address = str(probe.getsockname()[0])
         except OSError:
             return None
@@ -255,7 +255,7 @@ def own_address() -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a name, means the host itself, or all of its addresses."""
+    """Returns True for loopback and wildcard addresses and names."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -284,7 +284,7 @@ def _farm(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str])
 
 
 def _with_token(settings: LaunchSettings) -> LaunchSettings:
-    """Gives a buffer that others can reach a token, where none is named: one that stays with the run's folder."""
+    """Creates a token for a reachable buffer without one; it is stored in the run's folder."""
     if not settings.serves_buffer or is_loopback(settings.master) or settings.buffer_token_file is not None:
         return settings
     file = settings.run_path / "buffer_token"
@@ -293,7 +293,7 @@ def _with_token(settings: LaunchSettings) -> LaunchSettings:
 
 
 def _share(name: str, value: str) -> float | None:
-    """Returns a number from 0 to 1, None where nothing is said."""
+    """Returns a number from 0 to 1, None for an empty value."""
     if not value:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The steps of a run, composed from its settings: every command, in order, exactly as it will be given."""
+"""The steps of a run, composed from its settings: every command, in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tools.launching.train_arguments import config_path, custom_config, train_ar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One command. ``background`` ones are ended when the run is over; a ``secret`` file is its owner's alone."""
+    """One command. ``background`` ones are stopped at the end of the run; ``secret`` files are readable by their
+    owner."""
 
     title: str
     command: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ class Step:
     secret: bool = False
 
     def shown(self) -> str:
-        """Returns the command as a shell would take it."""
+        """Returns the command as a shell command line."""
         if self.writes is not None:
             path, content = self.writes
             return f"cat > {shlex.quote(str(path))} <<'END'\n{content}END"
@@ -58,7 +59,7 @@ def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
 
 
 def obstacles(settings: LaunchSettings) -> list[str]:
-    """Says what stands against the run on this slime: composed it can be, started it would fail."""
+    """Returns reasons why this run would fail on this slime."""
     if not settings.kind.is_android:
         return []
     found = [*_model_obstacles(settings), *_row_obstacles(settings)]
@@ -107,7 +108,7 @@ def repository_of(settings: LaunchSettings) -> str:
 
 
 def show(steps: Sequence[Step], secrets: Sequence[str]) -> str:
-    """Returns the run as a shell script, secrets left out."""
+    """Returns the run as a shell script, without secrets."""
     text = "\n".join(f"# {step.title}\n{step.shown()}" for step in steps) + "\n"
     for secret in filter(None, secrets):
         text = text.replace(secret, "…")
@@ -115,7 +116,7 @@ def show(steps: Sequence[Step], secrets: Sequence[str]) -> str:
 
 
 def _overlay(settings: LaunchSettings) -> list[Step]:
-    """Nothing where this program itself is a part of the overlay."""
+    """Returns no step if this program itself is part of the overlay."""
     if settings.slime == ROOT:
         return []
     command = (sys.executable, str(ROOT / "tools" / "install_into_slime.py"), str(settings.slime))
@@ -123,12 +124,10 @@ def _overlay(settings: LaunchSettings) -> list[Step]:
 
 
 def _cleaning(settings: LaunchSettings) -> list[Step]:
-    """Nothing with a buffer elsewhere: the emulators are there, too."""
+    """Returns no step with an external buffer: the emulators are on its host."""
     if not settings.kind.is_android or settings.external_buffer:
         return []
-    return [
-        Step(title="end emulators that an earlier run left", command=("bash", str(ROOT / "scripts" / "cleanup.sh")))
-    ]
+    return [Step(title="stop emulators of an earlier run", command=("bash", str(ROOT / "scripts" / "cleanup.sh")))]
 
 
 def _ray(settings: LaunchSettings) -> list[Step]:
@@ -150,15 +149,16 @@ def _joins_ray(settings: LaunchSettings) -> bool:
 
 
 def _ray_check(settings: LaunchSettings) -> list[Step]:
-    """The buffer's devices are to live on the trainer's cluster: Ray lets in only its own version, on one Python."""
+    """Checks that the buffer's devices can join the trainer's cluster: Ray requires equal versions of Ray and
+    Python."""
     if not _joins_ray(settings):
         return []
     command = (sys.executable, "-m", "slime_plugins.rollout_buffer.devices.ray_cluster.probe", "auto")
-    return [Step(title="see that the buffer may join the Ray that runs", command=command, folder=settings.slime)]
+    return [Step(title="check that the buffer can join the running Ray", command=command, folder=settings.slime)]
 
 
 def _token(settings: LaunchSettings) -> list[Step]:
-    """Writes a token that was made for this run; one of the user's own is never touched."""
+    """Writes a generated token; the user's own token file is never changed."""
     file = settings.buffer_token_file
     if file is None or file.exists():
         return []
@@ -187,7 +187,7 @@ def _buffer(settings: LaunchSettings) -> Step:
 
 
 SIMULATED = {"device": "simulated", "resources_per_worker.num_cpus": "0.1", "resources_per_worker.memory": "0"}
-"""What makes a farm of simulated phones of any farm's file."""
+"""Settings that replace the devices of any pool by simulated phones."""
 
 
 def _simulation(settings: LaunchSettings) -> list[str]:
@@ -210,7 +210,7 @@ def _training(settings: LaunchSettings, extra: Sequence[str]) -> Step:
     if settings.wandb_key:
         variables["WANDB_API_KEY"] = settings.wandb_key
     if settings.kind.is_android and settings.without_buffer:
-        # A Ray that runs already does not see this environment.
+        # A running Ray does not have this environment.
         variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] = str(settings.farm.path)
         if settings.farm.simulated:
             prefix = "ROLLOUT_BUFFER_ANDROID_WORLD__"
@@ -218,14 +218,14 @@ def _training(settings: LaunchSettings, extra: Sequence[str]) -> Step:
     program = settings.slime / ("train.py" if settings.colocate else "train_async.py")
     submit = ["ray", "job", "submit", "--address", "http://127.0.0.1:8265"]
     submit += ["--runtime-env-json", json.dumps({"env_vars": variables}), "--"]
-    # With several nodes Ray may put slime's rollout manager on any: it is kept where the job and the buffer are.
+    # With several nodes Ray may place slime's rollout manager anywhere: it is pinned to the node of job and buffer.
     pinned = [str(ROOT / "tools" / "launching" / "pinned_train.py")] if settings.nodes > 1 else []
     train = ["python3", *pinned, str(program), *train_arguments(settings), *extra]
     return Step(title="train", command=(*submit, *_with_shape(settings, train)), folder=settings.slime)
 
 
 def _with_shape(settings: LaunchSettings, train: Sequence[str]) -> list[str]:
-    """Adds the shape of the model: slime's script for it sets the shell array ``MODEL_ARGS``."""
+    """Adds the shape of the model: slime's script sets the shell array ``MODEL_ARGS``."""
     if settings.backend != "megatron":
         return list(train)
     script = settings.slime / "scripts" / "models" / f"{shape_of(settings.kind, settings.model)}.sh"
@@ -236,7 +236,7 @@ def _with_shape(settings: LaunchSettings, train: Sequence[str]) -> list[str]:
 
 
 def _vision_tower(settings: LaunchSettings) -> str:
-    """Puts the vision tower before a language model that slime builds itself: its shape begins with ``--spec A B``."""
+    """Adds the vision tower to a language model of slime: the shape begins with ``--spec A B``."""
     if not settings.kind.is_android or not vision_model(settings.model).native:
         return ""
     return f"MODEL_ARGS[1]={NATIVE_SPEC[0]} && MODEL_ARGS[2]={NATIVE_SPEC[1]} && "
@@ -246,6 +246,6 @@ NATIVE_SPEC = ("slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider
 
 
 def _other_rotary_base(settings: LaunchSettings) -> list[str]:
-    """What comes after slime's shape of the model, and so wins over it."""
+    """Returns arguments after slime's shape of the model, which override it."""
     known = vision_model(settings.model) if settings.kind.is_android else math_model(settings.model)
     return [] if known.rotary_base is None else ["--rotary-base", str(known.rotary_base)]

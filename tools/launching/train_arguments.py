@@ -1,4 +1,4 @@
-"""The arguments that slime is called with, and the file with what it has no flag for. Pure: settings in, words out."""
+"""Composes slime's arguments, and the file of settings without a flag. Pure: settings in, arguments out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.launching.slime_checkout import bridges, takes_weight_off_dummies
 
 
 def train_arguments(settings: LaunchSettings) -> list[str]:
-    """Returns slime's arguments, without the shape of the model, which slime's own script for it gives."""
+    """Returns slime's arguments, without the shape of the model, which slime's own script adds."""
     return [
         *_checkpoint_arguments(settings),
         *_rollout_arguments(settings),
@@ -23,12 +23,12 @@ def train_arguments(settings: LaunchSettings) -> list[str]:
 
 
 def config_path(settings: LaunchSettings) -> Path:
-    """Returns where the file for ``--custom-config-path`` lies."""
+    """Returns the path of the file for ``--custom-config-path``."""
     return settings.run_path / "custom_config.yaml"
 
 
 def custom_config(settings: LaunchSettings) -> dict[str, Any]:
-    """Returns what slime has no flag for, as the trainer side and the episodes read it."""
+    """Returns the settings for which slime has no flag, for the trainer side and the episodes."""
     if settings.kind.is_android:
         return _android_config(settings)
     return {
@@ -45,7 +45,7 @@ def _turn_discount(settings: LaunchSettings) -> dict[str, Any]:
 
 
 def _android_config(settings: LaunchSettings) -> dict[str, Any]:
-    """Says which of the two modes is played, and nothing else that the farm's own file says."""
+    """Returns the rollout mode; the pool's file has all other settings."""
     mode = "history" if settings.kind is Kind.ANDROID_WORLD_HISTORY else "incremental"
     if settings.without_buffer:
         return {"android_world": {"rollout_mode": mode}}
@@ -63,7 +63,7 @@ def _checkpoint_arguments(settings: LaunchSettings) -> list[str]:
     model = str(settings.model_path)
     arguments = ["--hf-checkpoint", model, "--load", save, "--save", save, "--save-interval", "20"]
     if settings.backend == "megatron":
-        # Older slimes want a converted checkpoint here, which tools/convert_hf_to_torch_dist.py of slime makes.
+        # Older versions of slime need a converted checkpoint here, made by slime's tools/convert_hf_to_torch_dist.py.
         converted = settings.converted_path
         arguments += ["--ref-load", str(converted) if converted.is_dir() else model]
     return arguments
@@ -74,7 +74,7 @@ def _rollout_arguments(settings: LaunchSettings) -> list[str]:
     arguments += ["--metadata-key", "metadata", "--rollout-shuffle"]
     arguments += ["--custom-config-path", str(config_path(settings))]
     arguments += [*_size_arguments(settings), *_evaluation_arguments(settings)]
-    # Without it the rows of one trajectory would be normalised as if they were trajectories, with a buffer and without.
+    # Without it the rows of one trajectory would be normalised as if they were trajectories.
     arguments += ["--custom-reward-post-process-path", "slime.rollout.agent_rollout.post_process_rewards"]
     if settings.without_buffer:
         return [*arguments, "--custom-generate-function-path", _generate_path(settings)]
@@ -154,7 +154,7 @@ def _backend_arguments(settings: LaunchSettings) -> list[str]:
     arguments = ["--train-backend", settings.backend]
     if settings.backend == "fsdp":
         return [*arguments, "--gradient-checkpointing", *_batch_arguments(settings)]
-    # Context parallelism cuts a sequence without its images: it stays 1, and longer sequences get more tensor ranks.
+    # Context parallelism splits a sequence from its images: it stays 1, and longer sequences get more tensor ranks.
     arguments += ["--tensor-model-parallel-size", str(_tensor_ranks(settings)), "--sequence-parallel"]
     arguments += ["--pipeline-model-parallel-size", "1", "--context-parallel-size", "1"]
     arguments += _expert_arguments(settings)
@@ -164,13 +164,13 @@ def _backend_arguments(settings: LaunchSettings) -> list[str]:
     if settings.kind.is_android and bridges(settings.slime):
         arguments += ["--megatron-to-hf-mode", "bridge"]
     if takes_weight_off_dummies(settings.slime):
-        # Between advantages and step: dummies leave the mean, and the buffer is told what was computed of its rows.
+        # Runs between advantages and step: removes dummies from the mean, and reports the rows' values to the buffer.
         arguments += ["--rollout-data-postprocess-path", "slime.rollout.agent_rollout.post_process_rollout_data"]
     return [*arguments, *_batch_arguments(settings)]
 
 
 def _tensor_ranks(settings: LaunchSettings) -> int:
-    """As many as the run wants, its trainer's GPUs of a node allow, and the model's attention can be cut into."""
+    """Returns the largest number of tensor ranks that the run's GPUs and the model's attention allow."""
     wanted = 8 if settings.kind is Kind.ANDROID_WORLD_OPT else 2
     trainers = settings.gpus if settings.colocate or settings.nodes > 1 else settings.gpus // 2
     groups = vision_model(settings.model).query_groups if settings.kind.is_android else wanted
@@ -185,13 +185,13 @@ def _expert_arguments(settings: LaunchSettings) -> list[str]:
 
 
 def _batch_arguments(settings: LaunchSettings) -> list[str]:
-    """How rows become micro-batches. Their number varies, and a fixed size would have to divide it."""
+    """Packs rows into micro-batches by tokens: the number of rows varies, and a fixed size would have to divide it."""
     if not settings.kind.is_android:
         return ["--use-dynamic-batch-size", "--max-tokens-per-gpu", "9216"]
     if vision_model(settings.model).native:
-        # slime's linear attention wants rows one by one; the rollout function fills steps up to the ranks by itself.
+        # slime's linear attention needs one row per micro-batch; the rollout function fills steps up to the ranks.
         return ["--micro-batch-size", "1"]
-    # No more at once than the longest row needs in any case.
+    # At most as many tokens as the longest row has.
     return ["--use-dynamic-batch-size", "--max-tokens-per-gpu", str(settings.farm.max_context_len)]
 
 

@@ -1,12 +1,12 @@
-"""Stands at ``slime_plugins/rollout_buffer/buffer.py`` where only the trainer's end is installed: says how to start."""
+"""Installed as ``slime_plugins/rollout_buffer/buffer.py`` by ``--trainer-only``: prints how to start the buffer."""
 
 from __future__ import annotations
 
 import sys
 
 ADVICE = (
-    "this slime checkout holds the trainer's end of the rollout buffer alone. Start the buffer in an environment of "
-    "its own: pip install slime-rollout-buffer, rollout-buffer serve --data-dir DIR; and name it to the trainer: "
+    "this slime checkout holds only the trainer's side of the rollout buffer. Start the buffer in an environment of "
+    "its own: pip install slime-rollout-buffer, rollout-buffer serve --data-dir DIR; and pass its URL to the trainer: "
     "--rollout-buffer-url http://HOST:8889, or SLIME_SCRIPT_BUFFER_URL for scripts/run_agent.sh. To start it from "
     "this checkout, install the overlay without --trainer-only"
 )

@@ -1,4 +1,4 @@
-"""The same as ``tools/generate_tasks.py``, where guides look for it; it writes the file that is linked here."""
+"""Runs ``tools/generate_tasks.py``, at the path of the guides."""
 
 import runpy
 from pathlib import Path

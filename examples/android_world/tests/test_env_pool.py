@@ -1,8 +1,8 @@
-"""Are devices lent, do they act, and are they taken back? Needs the devices that the farm's file names, and Ray.
+"""Tests that devices are leased, act, and are returned. Needs the devices of the pool's file, and Ray.
 
     python examples/android_world/tests/test_env_pool.py
 
-The file is ``config.yaml`` beside the scripts, or the one in ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG.
+The file is ``config.yaml`` next to the scripts, or the one in ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TASK, SCREENSHOT_HEADERS = "SystemWifiTurnOff", (b"\x89PNG", b"\xff\xd8\xff\xe0"
 
 
 async def main() -> int:
-    """Lends a device, plays two actions, asks for the score, gives it back, and lends again."""
+    """Leases a device, plays two actions, reads the score, returns it, and leases it again."""
     from examples.android_world.env_pool import AndroidWorldEnvPool
     from examples.android_world.env_worker import ParsedAction, parse_ui_action_from_response
 

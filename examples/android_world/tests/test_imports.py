@@ -1,4 +1,4 @@
-"""Can everything be imported that the guides name? Needs neither emulators nor GPUs.
+"""Tests that every name of the guides can be imported. Needs neither emulators nor GPUs.
 
 python examples/android_world/tests/test_imports.py
 """
@@ -29,7 +29,7 @@ NAMES = (
 
 
 def main() -> int:
-    """Imports every name and says which cannot be; returns 1 then."""
+    """Imports every name and prints failures; returns 1 if there are any."""
     well = True
     for name in NAMES:
         module, _, attribute = name.partition(":")

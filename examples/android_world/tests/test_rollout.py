@@ -1,9 +1,9 @@
-"""Does an episode with a model become a training row? Needs devices, and an SGLang server of the model.
+"""Tests that an episode with a model becomes a training row. Needs devices, and an SGLang server of the model.
 
     SLIME_TEST_MODEL=/root/models/Qwen3-VL-8B-Instruct SLIME_TEST_SGLANG_PORT=30000 \
         python examples/android_world/tests/test_rollout.py
 
-SLIME_TEST_SGLANG_HOST names another host than this one. Devices as in ``test_env_pool.py``.
+SLIME_TEST_SGLANG_HOST names the server's host. Devices as in ``test_env_pool.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "max_new_tokens": 512
 
 
 async def main(model: str, host: str, port: int) -> int:
-    """Plays one episode in each mode and looks at what came of it; returns 1 when an episode failed."""
+    """Plays one episode in each mode and checks the result; returns 1 if an episode failed."""
     from examples.android_world import rollout, rollout_history
     from slime.utils.types import Sample
     from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources

@@ -1,4 +1,4 @@
-"""A trainer without a model, for the demo and the tests: it does what slime's trainer does with a rollout function.
+"""A trainer without a model, for the demo and the tests: calls a rollout function as slime's trainer does.
 
 It calls ``generate_rollout`` for one rollout after the other with slime's argument names, checks every batch as slime's
 RolloutManager would, and writes the checkpoint that slime's data source writes: metadata yes, buffered groups no. It
@@ -121,7 +121,7 @@ class CheckpointDataSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRecord:
-    """What the trainer got for one rollout. ``rewards`` are what the loss would see, one per sample."""
+    """Result of one rollout. ``rewards`` are the loss's inputs, one per sample."""
 
     rollout_id: int
     groups: Sequence[Group]
@@ -131,7 +131,7 @@ class RolloutRecord:
 
 
 class MockTrainer:
-    """Plays a trainer's life: start from a checkpoint or from nothing, rollout after rollout, save."""
+    """A run of a trainer: start from a checkpoint or from scratch, rollouts, checkpoints."""
 
     def __init__(self, args: Namespace, *, start_rollout_id: int = 0) -> None:
         """A ``start_rollout_id`` above 0 loads the checkpoint of the rollout before it."""
@@ -144,7 +144,7 @@ class MockTrainer:
     def train(
         self, rollouts: int, *, save_interval: int | None = 1, on_rollout: Callable[[RolloutRecord], None] | None = None
     ) -> list[RolloutRecord]:
-        """Runs that many rollouts and returns what each brought; None saves no checkpoint.
+        """Runs that many rollouts and returns their results; None saves no checkpoint.
 
         Raises:
             ValueError: a batch is not what slime's RolloutManager takes.
@@ -191,7 +191,7 @@ def flat_samples(nested: Any) -> list[Sample]:
 
 
 def check_batch(args: Namespace, groups: Sequence[Group]) -> None:
-    """Checks what slime's RolloutManager asserts of a batch, and what it relies on without asserting.
+    """Checks what slime's RolloutManager asserts of a batch, and what it requires without an assertion.
 
     Raises:
         ValueError: says which rule is broken.

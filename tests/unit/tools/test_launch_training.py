@@ -137,14 +137,14 @@ def test_a_distilled_model_keeps_its_own_rotary_base(environment: dict[str, str]
 def test_a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() -> None:
     found = misspelt({"SLIME_SCRIPT_NUM_GPU": "4", "SLIME_SCRIPT_NUM_NODES": "1", "PATH": ""})
 
-    assert found == ["SLIME_SCRIPT_NUM_GPU is not read here; did you mean SLIME_SCRIPT_NUM_GPUS?"]
+    assert found == ["SLIME_SCRIPT_NUM_GPU is unknown; did you mean SLIME_SCRIPT_NUM_GPUS?"]
 
 
 def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
     says = [step.title for step in compose(settings_of(environment))]
 
     assert says == [
-        "end emulators that an earlier run left",
+        "stop emulators of an earlier run",
         "put the rollout buffer into the slime checkout",
         "what slime has no flag for",
         "start Ray",
@@ -161,9 +161,9 @@ def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, st
 
     assert not {"start Ray", "fetch the model"} & steps.keys()
     assert steps["serve the rollout buffer"].command[-2:] == ("--ray-address", "auto")
-    assert steps["see that the buffer may join the Ray that runs"].command[-2:] == (RAY_CLUSTER, "auto")
+    assert steps["check that the buffer can join the running Ray"].command[-2:] == (RAY_CLUSTER, "auto")
     named = list(steps)
-    assert named.index("see that the buffer may join the Ray that runs") < named.index("serve the rollout buffer")
+    assert named.index("check that the buffer can join the running Ray") < named.index("serve the rollout buffer")
 
 
 def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
@@ -366,7 +366,7 @@ def test_secrets_are_in_the_job_and_never_shown(
     [
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "many"}, "SLIME_SCRIPT_NUM_GPUS is 'many'"),
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_EXTERNAL_RAY": "yes"}, "say 0 or 1"),
-        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_TRAIN_BACKEND": "deepspeed"}, "say fsdp or megatron"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_TRAIN_BACKEND": "deepspeed"}, "must be fsdp or megatron"),
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_NODES": "2"}, "SLIME_SCRIPT_EXTERNAL_RAY=1"),
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "1"}, "SLIME_SCRIPT_COLOCATE=1"),
         (
@@ -384,7 +384,7 @@ def test_secrets_are_in_the_job_and_never_shown(
         (
             Kind.ANDROID_WORLD,
             {"SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "SLIME_SCRIPT_MODEL_NAME": "Other"},
-            "shape of 'Other'",
+            "model 'Other' is not supported",
         ),
         (Kind.MATH, {"SLIME_SCRIPT_WITHOUT_BUFFER": "1"}, "is for Android World"),
         (Kind.MATH, {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": "/nowhere/token"}, "SLIME_SCRIPT_BUFFER_TOKEN_FILE is /nowhere"),
@@ -423,7 +423,7 @@ def test_a_failed_step_ends_the_run_and_what_runs_behind_it(tmp_path: Path) -> N
         Step(title="train", command=("touch", str(tmp_path / "trained"))),
     ]
 
-    with pytest.raises(LaunchError, match="could not break: sh ended with 3"):
+    with pytest.raises(LaunchError, match="could not break: sh exited with 3"):
         run(steps)
 
     assert not (tmp_path / "trained").exists()
@@ -573,7 +573,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("exit 9", "this host has 0 GPUs, and SLIME_SCRIPT_NUM_GPUS wants 8"),
+        ("exit 9", "this host has 0 GPUs, but SLIME_SCRIPT_NUM_GPUS is 8"),
         ("for gpu in 1 2; do echo 3; done", "this host has 2 GPUs"),
         ("for gpu in 1 2 3 4 5 6 7; do echo 3; done; echo 70000", "only 7 of 8 GPUs are free"),
     ],
@@ -590,12 +590,12 @@ def test_gpus_that_others_use_are_not_trained_on(
 def test_a_ray_that_runs_is_taken_or_ended_and_one_that_is_wanted_must_run(
     ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert says(missing(replace(ready, external_ray=True)), "no Ray takes jobs")
+    assert says(missing(replace(ready, external_ray=True)), "no Ray accepts jobs")
     with socket.create_server(("127.0.0.1", 0)) as dashboard:
         monkeypatch.setattr("tools.launching.preconditions.RAY_DASHBOARD", dashboard.getsockname())
-        assert says(missing(ready), "a Ray runs on this host already: SLIME_SCRIPT_EXTERNAL_RAY=1")
+        assert says(missing(ready), "Ray runs on this host already: use it with SLIME_SCRIPT_EXTERNAL_RAY=1")
         for answer, words in {
-            "print(3.0)": "has 3 free GPUs, and 16 are wanted",
+            "print(3.0)": "has 3 free GPUs, but 16 are needed",
             "raise OSError('other version')": "cannot join the Ray that runs .*other version",
         }.items():
             monkeypatch.setattr("tools.launching.preconditions.TRY_RAY", answer)
@@ -631,7 +631,7 @@ def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ("print('[\"--old-flag\"]')", "this slime does not know --old-flag and would not say so"),
+        ("print('[\"--old-flag\"]')", "this slime ignores the unknown flags --old-flag"),
         ("raise ImportError('no megatron')", "cannot read the arguments in .*no megatron.*slime's environment"),
     ],
 )

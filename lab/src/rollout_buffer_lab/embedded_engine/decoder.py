@@ -1,10 +1,10 @@
-"""Continuous batching: requests join and leave between two forward passes, and every pass gives each one a token.
+"""Continuous batching: requests join and leave between two forward passes; each pass samples one token per request.
 
-transformers' own ``ContinuousBatchingManager`` was tried on paper and not taken: its log-probs are those after top_p
-has cut the distribution (a trainer recomputes those before), it knows no seed per request, cannot keep or drop a
-running request's keys at a change of weights, and takes no images. What is left to do without it is in this file.
+transformers' own ``ContinuousBatchingManager`` is not used: its log-probs are computed after top_p (a trainer
+recomputes those before it), it has no seed per request, cannot keep or drop a running request's KV cache at a weight
+update, and takes no images.
 
-Slots ``0 .. ready`` hold requests that decode, the slots behind them requests whose prompt is still being read.
+Slots ``0 .. ready`` hold requests that decode, the following slots hold requests in prefill.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation on its way. ``ids`` are prompt and output; ``on_finish`` is called once, by the decoding thread.
+    """One running generation. ``ids`` are prompt and output; the decoding thread calls ``on_finish`` once.
 
-    ``filled`` places of its slot hold keys and values, computed by the weights of ``epoch``.
+    The first ``filled`` positions of its slot have keys and values, computed by the weights of ``epoch``.
     """
 
     rid: str
@@ -58,28 +58,28 @@ class Request:
 
     @property
     def output_ids(self) -> list[int]:
-        """What was sampled so far."""
+        """The sampled ids so far."""
         return self.ids[self.prompt_length :]
 
     @property
     def keys(self) -> list[int]:
-        """What a prefix is found by: the ids, and the images themselves instead of their tokens."""
+        """The key of the prefix cache: the ids, with the images instead of their tokens."""
         return self.ids if self.image_prompt is None else [*self.image_prompt.keys, *self.output_ids]
 
     @property
     def shows_images(self) -> bool:
-        """Whether an image is still to be read."""
+        """True if an image is still to be prefilled."""
         return self.image_prompt is not None and self.image_prompt.spans[-1][1] > self.filled
 
     def version_spans(self, current: str) -> list[tuple[str, int, int]]:
-        """Version, start and end of each chunk of output; one empty chunk of ``current`` if there is none."""
+        """Returns version, start and end of each chunk of output; one empty chunk of ``current`` if there is none."""
         starts = [*self.versions, ("", len(self.log_probs))]
         return [(version, start, end) for (version, start), (_, end) in pairwise(starts)] or [(current, 0, 0)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightUpdate:
-    """New weights to take as soon as nothing decodes; ``on_done`` gets the error, or None."""
+    """New weights, loaded once no request decodes; ``on_done`` gets the error, or None."""
 
     path: Path
     version: str | None
@@ -87,7 +87,7 @@ class WeightUpdate:
 
 
 class Decoder:
-    """All requests of an engine. Used from one thread, which calls ``step`` for as long as ``has_work``."""
+    """All requests of an engine. Used from one thread, which calls ``step`` while ``has_work``."""
 
     def __init__(self, model: LanguageModel, settings: EmbeddedEngineSettings) -> None:
         self.paused = False
@@ -104,20 +104,20 @@ class Decoder:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` would do something."""
+        """True if ``step`` has work."""
         return self._may_update() or (not self.paused and bool(self._rows or self._waiting))
 
     @property
     def running(self) -> int:
-        """How many requests have a slot."""
+        """Number of requests with a slot."""
         return len(self._rows)
 
     def submit(self, request: Request) -> None:
-        """Takes a request; it starts when it has a slot."""
+        """Queues a request; it starts when it has a slot."""
         self._waiting.append(request)
 
     def step(self) -> None:
-        """One forward pass for those that read their prompt, one for those that decode; before them, new weights."""
+        """Loads pending weights, then runs one forward pass for prefill and one for decoding."""
         if self._may_update():
             self._update_weights(self._updates.popleft())
         if self.paused:
@@ -128,13 +128,13 @@ class Decoder:
         self._decode()
 
     def abort(self, rid: str | None) -> None:
-        """Ends one request, or with None every one, with what it has."""
+        """Finishes one request, or with None all, with the output so far."""
         for request in [*self._rows, *self._waiting]:
             if rid is None or request.rid == rid:
                 self._remove(request, ABORTED)
 
     def pause(self, mode: PauseMode) -> None:
-        """Holds everything; requests that run are aborted, kept as they are, or set back to before their prompt."""
+        """Pauses the engine; running requests are aborted, kept, or reset to before their prefill."""
         self.paused = True
         if mode is PauseMode.ABORT:
             self.abort(None)
@@ -144,34 +144,34 @@ class Decoder:
             self._rows, self._ready = [], 0
 
     def _finish_unresumable(self) -> None:
-        """A sampled image placeholder would be taken for an image of the prompt."""
+        """Finishes requests that sampled an image placeholder: it would be mistaken for an image of the prompt."""
         vision = self._model.vision
         for request in list(self._rows):
             if vision is not None and request.image_prompt is not None and vision.placeholder_id in request.output_ids:
                 self._remove(request, ABORTED)
 
     def resume(self) -> None:
-        """Lets held requests go on."""
+        """Continues paused requests."""
         self.paused = False
 
     def update_weights(self, update: WeightUpdate) -> None:
-        """Takes new weights once nothing decodes: at once while paused, else when those that run have finished."""
+        """Loads new weights once no request decodes: at once while paused, else after the running requests."""
         self._updates.append(update)
 
     def withdraw(self, update: WeightUpdate) -> None:
-        """Forgets new weights that were not taken yet."""
+        """Cancels a pending weight update."""
         if update in self._updates:
             self._updates.remove(update)
 
     def flush_cache(self) -> bool:
-        """Forgets the prefixes of finished requests; refused (False) while requests run."""
+        """Drops the prefixes of finished requests; refused (False) while requests run."""
         if (self._rows or self._waiting) and not self.paused:
             return False
         self._prefixes.flush()
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Ends every request with an error: a forward pass broke, and the slots cannot be trusted."""
+        """Fails every request: a forward pass failed, and the slots are in an unknown state."""
         for request in [*self._rows, *self._waiting]:
             request.error = error
             request.on_finish(request)
@@ -179,7 +179,7 @@ class Decoder:
         self._waiting.clear()
         self._prefixes.flush()
 
-    # --- joining and leaving -----------------------------------------------------------------------------------------
+    # --- slots -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         while self._waiting and len(self._rows) < self._settings.max_running:
@@ -199,7 +199,8 @@ class Decoder:
                 self._model.cache.write(len(self._rows) - 1, stored, request.filled)
 
     def _remove(self, request: Request, reason: Mapping[str, Any]) -> None:
-        """Ends a request and gives its slot back; its keys stay as a prefix if the weights that made them are there."""
+        """Removes a request and frees its slot; its keys stay cached as a prefix if its weights are the present
+        ones."""
         if request in self._rows:
             slot = self._rows.index(request)
             if request.epoch == self._epoch and request.filled:
@@ -210,7 +211,7 @@ class Decoder:
         self._finish(request, reason)
 
     def _close_gap(self, slot: int) -> None:
-        """Fills a slot that becomes free with the last ready request, and that one's slot with the last of all."""
+        """Moves the last ready request into a free slot, and the last request into that one's."""
         gaps = [slot, len(self._rows) - 1]
         if slot < self._ready:
             self._ready -= 1
@@ -228,7 +229,7 @@ class Decoder:
     # --- forward passes ----------------------------------------------------------------------------------------------
 
     def _read_prompts(self) -> None:
-        """Reads as many prompts as one pass may hold; a longer one is read in several, one with images alone."""
+        """Prefills as many prompts as fit one pass; a longer one takes several, one with images a pass of its own."""
         reading = self._rows[self._ready :]
         if not reading:
             return
@@ -240,7 +241,7 @@ class Decoder:
         self._take_tokens(done, logits)
 
     def _fitting(self, reading: Sequence[Request], most: int) -> list[Request]:
-        """The first of them, and those behind it that are read whole with it by a pass of ``most`` tokens."""
+        """Returns the first request, and following ones whose prompts fit completely into a pass of ``most`` tokens."""
         longest, batch = 0, list[Request]()
         for request in takewhile(lambda request: not request.shows_images, reading):
             longest = max(longest, len(request.ids) - request.filled)
@@ -280,12 +281,13 @@ class Decoder:
         request.asked_log_probs.append(choice.asked_log_probs)
 
     def _uniform(self, request: Request) -> float:
-        """A number in [0, 1): with a seed that of the seed and the place, so that a resumed request goes on alike."""
+        """Returns a number in [0, 1): with a seed, a function of seed and position, so that resuming gives equal
+        tokens."""
         seed = request.sampling.sampling_seed
         return (self._random if seed is None else random.Random(f"{seed}/{len(request.ids)}")).random()
 
     def _why_finished(self, request: Request) -> Mapping[str, Any] | None:
-        """SGLang's order: a stop string, then a stop token, then the length."""
+        """Checks in SGLang's order: stop strings, stop tokens, length."""
         sampling, last = request.sampling, request.ids[-1]
         if sampling.stop and (matched := self._matched_stop(request)) is not None:
             return {"type": "stop", "matched": matched}
@@ -294,7 +296,7 @@ class Decoder:
         return _length_reached(request) if len(request.log_probs) >= sampling.max_new_tokens else None
 
     def _matched_stop(self, request: Request) -> str | None:
-        """The stop string that the last tokens complete; no more of them are decoded than it can span."""
+        """Returns the stop string that the last tokens complete; decodes only as many tokens as it can span."""
         most = max(map(len, request.sampling.stop)) + 1
         tail = request.ids[max(request.prompt_length, len(request.ids) - most) :]
         text = self._model.decode(tail, skip_special_tokens=False)
@@ -308,7 +310,7 @@ class Decoder:
     def _update_weights(self, update: WeightUpdate) -> None:
         try:
             self._model.load_weights(update.path)
-        except Exception as error:  # noqa: BLE001 - whoever waits is answered, whatever it was
+        except Exception as error:  # noqa: BLE001 - reported to the caller
             update.on_done(error if isinstance(error, WeightsError) else WeightsError(f"cannot take weights: {error}"))
             return
         self._epoch += 1

@@ -1,7 +1,7 @@
-"""Keys and values of all running requests in one tensor per layer: one slot per request, each filled from its start.
+"""KV cache of all running requests, one tensor per layer: one slot per request, filled from its start.
 
-A request joins by writing into a free slot and leaves by giving it back; nobody else's keys move, and there is no
-padding to account for: a query at position p may look at the slot's first p + 1 places, whatever lies behind them.
+A request joins by writing into a free slot and leaves by freeing it; other requests are not moved, and there is no
+padding: a query at position p attends to the slot's first p + 1 positions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_CAPACITY = 64
 
 @dataclass(slots=True)
 class _Window:
-    """The slots that a forward pass is about: ``count`` from ``first``, written at ``places``, read up to ``width``."""
+    """The slots of a forward pass: ``count`` from ``first``, written at ``places``, read up to ``width``."""
 
     first: int
     count: int
@@ -40,14 +40,14 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         self.slots, self.capacity = 0, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
-        """Makes the tensors as large as was last asked for by ``reserve``."""
+        """Allocates tensors of the size requested by ``reserve``."""
         values = key_states if value_states is None else value_states
         self.keys = self._empty(key_states)
         self.values = self._empty(values)
         self.is_initialized = True
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Grows to at least this many slots and places; what is in them stays."""
+        """Grows to at least this many slots and positions; the content is preserved."""
         if slots <= self.slots and capacity <= self.capacity:
             return
         self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
@@ -57,7 +57,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes a forward pass's keys and values into the window's places; returns what its queries may look at."""
+        """Writes a pass's keys and values into the window's positions; returns those that its queries attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
@@ -70,11 +70,11 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         return keys[:, :, : window.width], values[:, :, : window.width]
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
-        """How far the queries look; the mask itself is given to the model."""
+        """Returns the width of the window; the mask itself is passed to the model."""
         return (self.window.width if self.window else 0), 0
 
     def get_seq_length(self, *_: Any) -> int:
-        """Places before those of the current pass, for the longest slot."""
+        """Returns the number of positions before the current pass, for the longest slot."""
         return int(self.window.places.min()) if self.window else 0
 
     def get_max_length(self) -> int:
@@ -82,7 +82,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """The same, as older versions of transformers call it."""
+        """As ``get_max_length``, under the name of older versions of transformers."""
         return -1
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
 
 
 class SlotKvCache:
-    """The slots of all layers. ``past_key_values`` is what a model of transformers takes."""
+    """The slots of all layers. ``past_key_values`` is the cache object for a transformers model."""
 
     def __init__(self, layer_count: int) -> None:
         self._layers = [_SlotLayer() for _ in range(layer_count)]
@@ -103,7 +103,7 @@ class SlotKvCache:
         self._slots, self._capacity = 0, MIN_CAPACITY
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Makes room for that many slots of that many places; grows by doubling."""
+        """Reserves that many slots and positions; grows by doubling."""
         while self._capacity < capacity:
             self._capacity *= 2
         self._slots = max(self._slots, slots)
@@ -111,26 +111,26 @@ class SlotKvCache:
             layer.reserve(self._slots, self._capacity)
 
     def look_at(self, first: int, places: torch.Tensor, width: int) -> None:
-        """Says which slots the next forward pass is about; ``places`` has one line per slot."""
+        """Selects the slots of the next forward pass; ``places`` has one row per slot."""
         window = _Window(first=first, count=places.shape[0], places=places, width=width)
         for layer in self._layers:
             layer.window = window
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Puts the first ``length`` places of one slot over another's."""
+        """Copies the first ``length`` positions of one slot to another."""
         for layer in self._layers:
             if layer.is_initialized:
                 layer.keys[target, :, :length] = layer.keys[source, :, :length]
                 layer.values[target, :, :length] = layer.values[source, :, :length]
 
     def read(self, slot: int, length: int) -> StoredKeys:
-        """A copy of the first ``length`` places of a slot."""
+        """Returns a copy of the first ``length`` positions of a slot."""
         return [
             (layer.keys[slot, :, :length].clone(), layer.values[slot, :, :length].clone()) for layer in self._layers
         ]
 
     def write(self, slot: int, stored: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
-        """Puts the first ``length`` places of a copy into a slot; room for them must be reserved."""
+        """Copies the first ``length`` positions into a slot, which must be reserved."""
         for layer, (keys, values) in zip(self._layers, stored, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])

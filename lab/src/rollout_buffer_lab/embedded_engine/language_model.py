@@ -1,4 +1,4 @@
-"""A model of transformers with the slots of its running requests: tokens in, logits of each request's last one out."""
+"""A transformers model with a KV cache of its running requests: tokens in, logits of each request's last token out."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DEFAULT_CONTEXT: Final = 4096
 
 
 class WeightsError(Exception):
-    """Weights that cannot be loaded into the model that is served; the old ones stay."""
+    """Weights that do not fit the served model; the old ones stay loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
-    """What one slot gets in a forward pass: ``ids``, to be written from place ``start`` on.
+    """Input of one slot in a forward pass: ``ids``, written from position ``start`` on.
 
-    With images in its prompt (``sight``) a token's position is not its place.
+    With images in the prompt (``sight``), rotary positions differ from slot positions.
     """
 
     ids: Sequence[int]
@@ -39,7 +39,7 @@ class SequenceChunk:
 
 
 class LanguageModel:
-    """The weights and the keys and values. Used from one thread."""
+    """Weights and KV cache. Used from one thread."""
 
     def __init__(
         self, model: Any, tokenizer: Any, *, vision: VisionInputs | None = None, context_length: int | None = None
@@ -54,10 +54,10 @@ class LanguageModel:
         self._model = model
 
     def logits(self, first: int, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
-        """Runs the model over one chunk per slot, from slot ``first`` on; returns the logits behind each one's end.
+        """Runs the model over one chunk per slot, from slot ``first`` on; returns the logits after the end of each.
 
-        Shorter chunks are filled up on the right: what that writes lies behind the slot's end, where no query of
-        its own looks before it is written over. A chunk that holds images comes alone and holds them whole.
+        Shorter chunks are padded on the right: the padding is written after the slot's end and overwritten before any
+        of its queries attends to it. A chunk with images runs alone and holds them completely.
         """
         longest = max(len(chunk.ids) for chunk in chunks)
         width = max(chunk.start for chunk in chunks) + longest
@@ -83,7 +83,7 @@ class LanguageModel:
         return logits
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with nothing added. Safe for several threads, as ``decode`` is."""
+        """Returns the ids of a text, without special tokens. Thread-safe, as ``decode``."""
         ids: list[int] = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -93,10 +93,10 @@ class LanguageModel:
         return text
 
     def load_weights(self, path: Path) -> None:
-        """Puts the weights of a model of the same shape, in the folder ``path``, in place of those that are served.
+        """Replaces the weights by those of a model of the same shape in the folder ``path``.
 
         Raises:
-            WeightsError: there is none there, or it has another shape; the old weights stay.
+            WeightsError: there is none, or its shape differs; the old weights stay.
         """
         model = self._model
         try:
@@ -106,15 +106,15 @@ class LanguageModel:
             raise WeightsError(f"cannot load a model from {str(path)[:300]}: {str(error)[:1000]}") from error
         own, other = model.state_dict(), fresh.state_dict()
         if shapes := _different_shapes(own, other):
-            raise WeightsError(f"{path} holds another model than the one that is served: {shapes}")
+            raise WeightsError(f"{path} holds another model than the served one: {shapes}")
         model.load_state_dict(other)
 
 
 def load_language_model(settings: EmbeddedEngineSettings) -> LanguageModel:
-    """The model in the settings' folder, ready to answer, with images where the model sees.
+    """Returns the model in the settings' folder, with image inputs for a vision model.
 
     Raises:
-        ConfigError: no model of a kind that is served here.
+        ConfigError: the folder holds no supported model.
     """
     path = settings.model_path
     disable_progress_bar()
@@ -135,7 +135,7 @@ def load_language_model(settings: EmbeddedEngineSettings) -> LanguageModel:
 def _positions(
     chunks: Sequence[SequenceChunk], places: torch.Tensor
 ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-    """The tokens' positions, and the images that a chunk shows."""
+    """Returns the tokens' positions, and the images of a chunk."""
     start, image_prompt = chunks[0].start, chunks[0].image_prompt
     if len(chunks) == 1 and image_prompt is not None and start < len(image_prompt.ids):
         later = torch.arange(len(image_prompt.ids), start + places.shape[1]) + image_prompt.delta
@@ -146,7 +146,7 @@ def _positions(
 
 
 def _check_folder(path: Path) -> None:
-    """Refuses a folder that cannot be read to its end, such as one with a pipe among its files."""
+    """Refuses folders that cannot be read completely, such as one with a named pipe."""
     if not (path / "config.json").is_file():
         raise ValueError("it is no folder with a model: it holds no config.json")
     if odd := sorted(entry.name for entry in path.iterdir() if not (entry.is_file() or entry.is_dir())):
@@ -154,7 +154,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _load_model(kind: Any, path: Path, dtype: torch.dtype) -> Any:
-    """A model from a folder; transformers would make up the weights that are missing there."""
+    """Loads a model and refuses missing weights, which transformers would initialise at random."""
     model, found = kind.from_pretrained(
         path, dtype=dtype, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
     )
@@ -176,7 +176,7 @@ def _check_kind(config: Any, path: Path) -> None:
         getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", 1)
     ):
         raise ConfigError(
-            f"{path} is a {config.model_type}, some of whose layers do not look at all tokens "
+            f"{path} is a {config.model_type}, some of whose layers do not attend to all tokens "
             f"({', '.join(sorted(kinds))}): the embedded engine serves models with full attention only"
         )
 
@@ -194,7 +194,7 @@ def _end_ids(model: Any, tokenizer: Any) -> Iterable[int]:
 
 
 def _different_shapes(own: dict[str, Any], other: dict[str, Any]) -> str:
-    """The first few tensors that only one side has, or that differ in shape; empty if the models are alike."""
+    """Returns the first few tensors that are missing on one side or differ in shape; empty if the models are equal."""
     names = sorted(own.keys() | other.keys())
     shapes = [(name, _shape(own.get(name)), _shape(other.get(name))) for name in names]
     return ", ".join(f"{name} is {here} here and {there} there" for name, here, there in shapes if here != there)[:500]

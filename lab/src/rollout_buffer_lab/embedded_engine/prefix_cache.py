@@ -1,4 +1,4 @@
-"""Keys and values of finished requests, found again by what a new prompt begins with: a second turn, a sibling."""
+"""A prefix cache: KV of finished requests, for later turns and for members of a group."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class _Entry:
 
 
 class PrefixCache:
-    """Keeps the most recently used sequences within a number of bytes. Its caller flushes it when weights change."""
+    """Stores the most recently used sequences within a limit of bytes. Its caller flushes it when weights change."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._entries: list[_Entry] = []
 
     def find(self, ids: Sequence[int]) -> tuple[int, StoredKeys]:
-        """How many leading ids a kept sequence shares, at most all but one, and its keys; 0 and nothing if none does.
+        """Returns the longest common prefix with a stored sequence, at most all ids but one, and its keys; else 0.
 
-        One id is left over because the logits behind the last one have to be computed.
+        The last id is left over, because its logits have to be computed.
         """
         wanted = np.asarray(ids[:-1], dtype=np.int64)
         shared = [_common_prefix(entry.ids, wanted) for entry in self._entries]
@@ -45,7 +45,7 @@ class PrefixCache:
         return shared[best], entry.stored
 
     def keep(self, ids: Sequence[int], stored: StoredKeys) -> None:
-        """Keeps a sequence in place of those that it begins with, and drops the least recently used for its room."""
+        """Stores a sequence, replacing stored prefixes of it, and evicts the least recently used."""
         new = np.asarray(ids, dtype=np.int64)
         size = sum(tensor.numel() * tensor.element_size() for pair in stored for tensor in pair)
         if size > self._most_bytes or not len(new):
@@ -56,7 +56,6 @@ class PrefixCache:
             self._entries.pop(0)
 
     def flush(self) -> None:
-        """Forgets everything."""
         self._entries.clear()
 
 

@@ -1,4 +1,4 @@
-"""The embedded engine on HTTP: SGLang's routes over a model of transformers. For laptops and tests, not for serving."""
+"""HTTP server of the embedded engine: SGLang's routes over a transformers model. For laptops and tests only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(settings: EmbeddedEngineSettings, *, on_ready: Callable[[str], None] |
     """Loads the model and serves it until SIGINT or SIGTERM. ``on_ready`` gets the base URL.
 
     Raises:
-        ConfigError: no model of a kind that is served here.
+        ConfigError: the folder holds no supported model.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -38,7 +38,7 @@ def serve(settings: EmbeddedEngineSettings, *, on_ready: Callable[[str], None] |
 
 @asynccontextmanager
 async def running(settings: EmbeddedEngineSettings, model: LanguageModel | None = None) -> AsyncIterator[str]:
-    """A server on this event loop for the time of the context; yields its base URL."""
+    """Serves on this event loop during the context; yields the base URL."""
     engine = EmbeddedEngine(model or load_language_model(settings), settings)
     app = sglang_app(engine, settings.token_file)
 

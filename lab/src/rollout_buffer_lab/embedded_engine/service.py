@@ -1,4 +1,4 @@
-"""The engine between the event loop, where requests come in, and the one thread in which the model runs.
+"""Connects the event loop, which receives requests, with the thread that runs the model.
 
 Everything that touches the decoder is a function put into that thread's queue; it runs between two forward passes.
 """
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ANSWER_LIMIT_S: Final = 600.0
-"""The most that a request which samples nothing waits for the decoding thread."""
+"""Time limit of a request to the decoding thread that samples nothing."""
 
 
 class EmbeddedEngine:
-    """Serves one model; what ``sglang_routes.app`` asks of who samples. Made and used on an event loop."""
+    """Serves one model; the backend of ``sglang_routes.app``. Created and used on an event loop."""
 
     def __init__(self, model: LanguageModel, settings: EmbeddedEngineSettings) -> None:
         self.settings = settings
@@ -48,26 +48,26 @@ class EmbeddedEngine:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's, for its chat template."""
+        """The model's tokenizer, for its chat template."""
         return self._model.tokenizer
 
     @property
     def paused(self) -> bool:
-        """Whether requests are held."""
+        """True while requests are paused."""
         return self._decoder.paused
 
     @property
     def weight_version(self) -> str:
-        """The version that the next token will carry."""
+        """The weight version of the next token."""
         return self._decoder.weight_version
 
     def loads(self) -> tuple[int, int]:
-        """How many requests run, and how many wait."""
+        """Number of running and of waiting requests."""
         running = 0 if self.paused else min(self._decoder.running, len(self._rids))
         return running, len(self._rids) - running
 
     def model_info(self) -> dict[str, Any]:
-        """What ``/model_info`` says."""
+        """The reply of ``/model_info``."""
         path = str(self.settings.model_path)
         return {
             "model_path": path,
@@ -80,7 +80,7 @@ class EmbeddedEngine:
         }
 
     def server_info(self) -> dict[str, Any]:
-        """What ``/server_info`` says."""
+        """The reply of ``/server_info``."""
         return {
             "model_path": str(self.settings.model_path),
             "version": "embedded",
@@ -91,7 +91,7 @@ class EmbeddedEngine:
         }
 
     async def generate(self, call: GenerateCall) -> Sampled:
-        """Plays one request to its end; while the engine is paused it is held without an answer.
+        """Plays one request; while the engine is paused the request waits without an answer.
 
         Cancelling it ends the request between two forward passes.
 
@@ -116,19 +116,19 @@ class EmbeddedEngine:
         return self._sampled(request)
 
     async def abort(self, rid: str | None) -> None:
-        """Ends one request, or with None every one, with what it has; an unknown one is no error."""
+        """Finishes one request, or with None all, with the output so far; an unknown id is ignored."""
         await self._between_passes(lambda: self._decoder.abort(rid))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Holds new requests; those that run are aborted or wait, by ``mode``."""
+        """Pauses new requests; running ones are aborted or wait, by ``mode``."""
         await self._between_passes(lambda: self._decoder.pause(mode))
 
     async def resume(self) -> None:
-        """Lets held requests go on."""
+        """Continues paused requests."""
         await self._between_passes(self._decoder.resume)
 
     async def update_weight_version(self, version: str) -> None:
-        """Later tokens carry ``version``."""
+        """Sets the version of later tokens."""
 
         def rename() -> None:
             self._decoder.weight_version = version
@@ -136,7 +136,7 @@ class EmbeddedEngine:
         await self._between_passes(rename)
 
     async def update_weights(self, path: Path, version: str | None) -> None:
-        """Takes the weights in a folder, at once while paused, else when those that run have finished.
+        """Loads the weights in a folder, at once while paused, else after the running requests.
 
         Raises:
             WeightsError: they do not fit; the old ones stay.
@@ -153,16 +153,16 @@ class EmbeddedEngine:
         except TimeoutError as error:
             self._tasks.put(lambda: self._decoder.withdraw(update))
             raise WeightsError(
-                f"the weights were not taken within {ANSWER_LIMIT_S:g} s, and will not be: requests still run. "
+                f"the weights were not loaded within {ANSWER_LIMIT_S:g} s; the update is cancelled: requests run. "
                 "Pause the engine before, or abort them (abort_all_requests)"
             ) from error
 
     async def flush_cache(self) -> bool:
-        """Forgets the prompts seen; refused (False) while requests run."""
+        """Drops cached prefixes; refused (False) while requests run."""
         return await self._between_passes(self._decoder.flush_cache)
 
     async def close(self) -> None:
-        """Aborts what runs and ends the thread."""
+        """Aborts running requests and stops the thread."""
         self._tasks.put(lambda: self._decoder.abort(None))
         self._tasks.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -174,7 +174,7 @@ class EmbeddedEngine:
             names = ", ".join(call.sampling.not_computed)
             raise BadRequestError({"message": f"the embedded engine does not compute {names}: leave it out."})
         if call.images and self._model.vision is None:
-            raise BadRequestError({"message": "the model that is served does not take images."})
+            raise BadRequestError({"message": "the served model does not take images."})
         prompt = call.prompt
         ids = await asyncio.to_thread(self._model.encode, prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
@@ -221,7 +221,7 @@ class EmbeddedEngine:
         )
 
     def _text(self, ids: list[int], matched: Any, sampling: Sampling) -> str:
-        """What was said; without ``no_stop_trim`` it ends before the stop."""
+        """Returns the text; without ``no_stop_trim`` it ends before the stop string."""
         trim = not sampling.no_stop_trim
         if trim and isinstance(matched, int):
             ids = ids[:-1]
@@ -231,7 +231,7 @@ class EmbeddedEngine:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     async def _between_passes(self, function: Callable[[], T]) -> T:
-        """What ``function`` returns in the decoding thread.
+        """Runs ``function`` in the decoding thread and returns its result.
 
         Raises:
             EngineBreakError: it raised, or the thread did not come to it in time.
@@ -250,7 +250,7 @@ class EmbeddedEngine:
         try:
             result: T = await _within_limit(done)
         except Exception as error:
-            raise EngineBreakError(f"the engine could not do it: {error!r}") from error
+            raise EngineBreakError(f"the engine failed: {error!r}") from error
         return result
 
     def _run(self) -> None:
@@ -267,19 +267,19 @@ class EmbeddedEngine:
     def _guarded(self, task: Callable[[], None]) -> None:
         try:
             task()
-        except Exception as error:  # a model may raise anything: whoever waits is answered, and the engine goes on
-            logger.exception("a forward pass, or what was done before one, failed")
+        except Exception as error:  # a model may raise anything: requests fail, and the engine continues
+            logger.exception("a forward pass, or its preparation, failed")
             self._decoder.fail(error)
 
 
 async def _within_limit(done: asyncio.Future[Any]) -> Any:
-    """What a future becomes; ``TimeoutError`` when that takes longer than any answer may."""
+    """Awaits a future; raises ``TimeoutError`` after the limit of an answer."""
     async with asyncio.timeout(ANSWER_LIMIT_S):
         return await done
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Completes a future unless whoever waited has left."""
+    """Completes a future unless it was cancelled."""
     if done.done():
         return
     if error is None:

@@ -1,4 +1,4 @@
-"""What the embedded engine can be told."""
+"""Settings of the embedded engine."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ class EmbeddedEngineSettings:
                 "and prefix_cache_mb must not be negative"
             )
         if not (self.model_path / "config.json").is_file():
-            raise ConfigError(f"{self.model_path} holds no config.json: give a model's folder in Hugging Face layout")
+            raise ConfigError(f"{self.model_path} has no config.json: give a model's folder in Hugging Face layout")

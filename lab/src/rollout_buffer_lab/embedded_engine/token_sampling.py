@@ -1,4 +1,4 @@
-"""From logits to sampled tokens and their log-probs, by each request's own parameters.
+"""Samples tokens and their log-probs from logits, by each request's parameters.
 
 The log-prob of a token is that of the whole distribution at the request's temperature, before ``top_k``, ``top_p`` and
 ``min_p`` cut it: what SGLang reports, and what a trainer recomputes. A greedy request has temperature 1 in it.
@@ -16,7 +16,7 @@ from rollout_buffer_lab.sglang_routes.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """One sampled token, with the log-probs of the tokens that its request asked for beside it."""
+    """One sampled token, with the requested log-probs of other tokens."""
 
     token_id: int
     log_prob: float
@@ -24,11 +24,11 @@ class TokenChoice:
 
 
 def choose(logits: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[float]) -> list[TokenChoice]:
-    """Samples one token per line of ``logits``; ``draws`` are numbers in [0, 1) that decide which.
+    """Samples one token per row of ``logits``; ``draws`` are uniform random numbers in [0, 1).
 
     The same line, wishes and draws give the same token whoever shares the batch, up to the last digit of the logits.
     """
-    scores = logits.float().cpu()  # float64 below is not known to every device
+    scores = logits.float().cpu()  # not every device supports float64
     for line, wish in zip(scores, wishes, strict=True):
         line[list(wish.logit_bias)] += torch.tensor(list(wish.logit_bias.values()))
     temperatures = torch.tensor([1.0 if wish.greedy else wish.temperature for wish in wishes])
@@ -46,7 +46,7 @@ def choose(logits: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[flo
 def _drawn(
     log_probs: torch.Tensor, likeliest: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[float]
 ) -> torch.Tensor:
-    """One token per line: the first at which the summed probabilities exceed that share of their total.
+    """Returns one token per row: the first at which the cumulative probability exceeds its draw.
 
     Where rounding leads beyond the last possible token, the likeliest stands for it.
     """
@@ -60,7 +60,7 @@ def _drawn(
 
 
 def _cut(probs: torch.Tensor, wishes: Sequence[Sampling]) -> torch.Tensor:
-    """``probs`` with zeros for what top_k, then top_p, then min_p exclude; the most likely token always stays."""
+    """Sets probabilities excluded by top_k, then top_p, then min_p to zero; the most likely token always remains."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1])
     top_k = torch.tensor([wish.top_k if wish.top_k > 0 else probs.shape[-1] for wish in wishes])

@@ -1,4 +1,4 @@
-"""The images of a prompt, for models of the Qwen-VL family: what the model gets of each, and where each token stands.
+"""Image inputs of models of the Qwen-VL family: pixels, grids, and token positions.
 
 A prompt holds one placeholder per image, which becomes as many tokens as the model's own image processor makes of it.
 """
@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePrompt:
-    """A prompt with its images. ``keys`` are its ids with each image's tokens replaced by a number of that image's own.
+    """A prompt with its images. ``keys`` are its ids, with each image's tokens replaced by a unique number.
 
     ``spans`` are the images' places; ``positions`` those of all tokens in the model's three dimensions, and ``delta``
     is what a later token's position has less than its place.
@@ -37,11 +37,11 @@ class ImagePrompt:
     delta: int
 
     def start_of_cached(self, shared: int) -> int:
-        """How much of ``shared`` leading places can be taken from a cache: no image is seen in part."""
+        """Returns how many of ``shared`` leading positions can be cached: images are never split."""
         return next((start for start, end in self.spans if start < shared < end), shared)
 
     def inputs_from(self, start: int) -> dict[str, torch.Tensor]:
-        """The model's inputs for the images behind place ``start``."""
+        """Returns the model's inputs for the images after position ``start``."""
         shown = [at for at, (first, _) in enumerate(self.spans) if first >= start]
         if not shown:
             return {}
@@ -50,7 +50,7 @@ class ImagePrompt:
 
 
 class VisionInputs:
-    """Prepares the images of requests; safe for several threads."""
+    """Preprocesses the images of requests; thread-safe."""
 
     def __init__(self, model: Any, image_processor: Any) -> None:
         self.placeholder_id = int(model.config.image_token_id)
@@ -58,7 +58,7 @@ class VisionInputs:
         self._processor = image_processor
 
     def see(self, ids: Sequence[int], images: Sequence[bytes]) -> ImagePrompt | None:
-        """The prompt ``ids`` with its images; None if it shows none. Surplus images are ignored, as in SGLang.
+        """Returns the prompt ``ids`` with its images; None without any. Surplus images are ignored, as in SGLang.
 
         Raises:
             BadRequestError: bytes that are no image, or a shape that the model's processor does not take.
@@ -97,7 +97,7 @@ class VisionInputs:
         expanded: list[int] = []
         keys: list[int] = []
         spans: list[tuple[int, int]] = []
-        shown = zip(images, sizes, strict=False)  # surplus images are not shown
+        shown = zip(images, sizes, strict=False)  # surplus images are ignored
         for token_id in ids:
             image, size = next(shown) if token_id == self.placeholder_id else (b"", 1)
             if image:
@@ -108,7 +108,7 @@ class VisionInputs:
 
 
 def load_vision_inputs(model: Any, path: Path) -> VisionInputs:
-    """How a vision model sees, from its folder.
+    """Loads a vision model's image preprocessing from its folder.
 
     Raises:
         ConfigError: a model of another family, or without the settings of its image processor.
@@ -116,7 +116,9 @@ def load_vision_inputs(model: Any, path: Path) -> VisionInputs:
     from transformers import AutoImageProcessor
 
     if not hasattr(model.model, "get_rope_index") or not hasattr(model.config, "image_token_id"):
-        raise ConfigError(f"{path} is a {model.config.model_type}: of models that see, the Qwen-VL family is served")
+        raise ConfigError(
+            f"{path} is a {model.config.model_type}: only vision models of the Qwen-VL family are supported"
+        )
     try:
         return VisionInputs(model, AutoImageProcessor.from_pretrained(path, local_files_only=True))
     except (OSError, ValueError, ImportError) as error:
@@ -124,5 +126,5 @@ def load_vision_inputs(model: Any, path: Path) -> VisionInputs:
 
 
 def _key(image: bytes) -> int:
-    """A number below zero, where no token id is, that stands for an image among the ids of a prefix."""
+    """Returns a negative number for an image, which is no token id."""
     return -1 - int.from_bytes(hashlib.sha256(image).digest()[:7], "big")

@@ -1,4 +1,4 @@
-"""Control arms: batches spoilt in one way that training code gets wrong, from which nothing should be learned."""
+"""Control arms (ablations): batches or trainers corrupted in typical ways, from which nothing should be learned."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Trajectories = Sequence[RolloutTrajectory]
 
 
 class Arm(StrEnum):
-    """What is done to the batches of a run, or to its trainer."""
+    """A corruption of a run's batches, or of its trainer."""
 
-    TRUE = "true"  # nothing
+    TRUE = "true"  # no corruption
     LATE_MASK = "late-mask"  # mask and log-probs one token late
-    ENVIRONMENT = "environment"  # what the environment wrote between the turns is trained as well
-    SHUFFLED_REWARDS = "shuffled-rewards"  # rewards change places, also between groups
-    OTHER_VERSION = "other-version"  # log-probs of the weights that the run began with
-    FROZEN = "frozen"  # nothing is spoilt, and no new weights reach the engine
-    OLD_DENOMINATORS = "old-denominators"  # the loss compares with the weights of the step before
-    SWAPPED_SIBLINGS = "swapped-siblings"  # the best and the worst of each group change their rewards
+    ENVIRONMENT = "environment"  # tokens of the environment are trained as well
+    SHUFFLED_REWARDS = "shuffled-rewards"  # rewards are permuted across groups
+    OTHER_VERSION = "other-version"  # log-probs of the run's initial weights
+    FROZEN = "frozen"  # the engine gets no new weights
+    OLD_DENOMINATORS = "old-denominators"  # the loss uses log-probs of the previous step's weights
+    SWAPPED_SIBLINGS = "swapped-siblings"  # the best and the worst of each group swap their rewards
     REPEATED = "repeated"  # the first trajectory of each group is trained twice
 
 
 def corruption_of(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], list[RolloutTrajectory]]:
-    """Returns what the arm does to each batch. ``policy`` is the one that the run begins with."""
+    """Returns the function that corrupts batches. ``policy`` is the initial policy."""
     rng = random.Random(seed)
     if arm is Arm.LATE_MASK:
         return lambda batch: [_with_rows(each, _late) for each in batch]
@@ -53,7 +53,7 @@ def corruption_of(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], 
 
 
 def trainer_of(arm: Arm, policy: Any, settings: GrpoSettings, *, seed: int) -> GrpoTrainer:
-    """Returns the trainer, whose denominators are old in their arm."""
+    """Returns the trainer; in its arm it uses old denominators."""
     kind = _OldDenominators if arm is Arm.OLD_DENOMINATORS else GrpoTrainer
     return kind(policy, settings, seed=seed)
 

@@ -1,4 +1,4 @@
-"""Rows of trajectories as tensors: what one forward pass reads, and the tokens in it that are trained."""
+"""Converts training rows into tensors: the inputs of a forward pass, and the trained tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow, RolloutTrajectory
 
 UNKNOWN_VERSION = -1
-"""Of tokens that no known weights sampled: no version of the trainer's, and none that its log-probs can be held to."""
+"""Version of tokens whose weights are unknown: their log-probs cannot be checked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """R rows of T places, filled up on the right, where nobody looks; and the K tokens in them that are trained.
+    """R rows of T positions, padded on the right; and the K trained tokens in them.
 
     ``places`` (R, T - 1) marks where the logits are that predicted a trained token: one place before it. ``targets``,
     ``log_probs`` (the engine's), ``trajectories``, ``versions`` and ``returns`` are of those tokens, (K) each; what a
@@ -36,7 +36,7 @@ class Batch:
 
 
 def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> Batch:
-    """All rows of some trajectories as one batch; those without rows, dummies, are not in it."""
+    """Returns all rows of the trajectories as one batch; dummies have no rows."""
     rows = [(number, each, row) for number, each in enumerate(trajectories) for row in each.rows]
     width = max(len(row.token_ids) for _, _, row in rows)
     ids = torch.tensor([_filled(row.token_ids, width, 0) for _, _, row in rows])
@@ -58,7 +58,7 @@ def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> 
 
 
 def trained_logits(policy: Any, batch: Batch) -> torch.Tensor:
-    """The logits (K, V) that predicted the trained tokens of a batch, and no others: a vocabulary is large."""
+    """Returns the logits (K, V) of the trained tokens only, because a vocabulary is large."""
     inputs = dict(batch.images)
     if inputs:
         inputs["mm_token_type_ids"] = (batch.ids == policy.config.image_token_id).int()
@@ -68,7 +68,7 @@ def trained_logits(policy: Any, batch: Batch) -> torch.Tensor:
 
 
 def _versions(trajectory: RolloutTrajectory, row: RolloutRow) -> list[int]:
-    """The weights that sampled each token: its span's; of a row that has none, the trajectory's."""
+    """Returns the weight version of each token: its span's; without spans, the trajectory's."""
     of_row = None if row.version_spans else trajectory.weight_version
     versions = [UNKNOWN_VERSION if of_row is None else of_row] * len(row.token_ids)
     for span in row.version_spans:
@@ -83,7 +83,7 @@ def _returns(trajectory: RolloutTrajectory, row: RolloutRow) -> Sequence[float]:
 
 
 def _images(inputs: Sequence[Mapping[str, torch.Tensor]], device: str) -> dict[str, torch.Tensor]:
-    """The inputs of all rows that show images, joined."""
+    """Returns the concatenated image inputs of all rows."""
     names = inputs[0].keys() if inputs else ()
     return {name: torch.cat([of_row[name] for of_row in inputs]).to(device) for name in names}
 

@@ -1,4 +1,4 @@
-"""Pure: curves of rewards as an SVG picture that reads in light and in dark."""
+"""Pure: draws reward curves as SVG, for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLORS = ("#1a7f37", "#c0392b", "#8250df", "#bc6c00", "#0969da", "#6e7781", "#b5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A named line: the mean of each step, and where the middle half of its groups lies, if that is to be shown."""
+    """A named line: the mean of each step, and optionally the middle half of its groups."""
 
     name: str
     means: Sequence[float]
@@ -21,7 +21,7 @@ class Curve:
 
 
 def name_of_run(metrics: Path) -> str:
-    """Returns what the curve in a metrics file is called: after the file, or the run's folder where it was not renamed.
+    """Returns the name of the curve of a metrics file: the file's name, or the run's folder for the default name.
 
     ``shuffled.jsonl`` and ``shuffled/run/metrics.jsonl`` are both ``shuffled``.
     """

@@ -28,13 +28,13 @@ from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 
 MIN_CHECKED = 0.5
-"""Share of a step's tokens whose log-probs are recomputed by the weights that sampled them."""
+"""Minimum share of a step's tokens whose log-probs are recomputed with the weights that sampled them."""
 MAX_UNCHECKED_STEPS = 3
-"""So many steps in a row may check less: then the next is refused."""
+"""After this many consecutive steps below the minimum, the next step is refused."""
 
 
 class LogProbGapError(RolloutBufferError):
-    """The engine's log-probs are not those of the tokens that would be trained: mask, ids or weights are wrong."""
+    """The engine's log-probs differ from the trainer's: mask, ids or weights are wrong."""
 
     code = "log_prob_gap"
 
@@ -86,7 +86,7 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Update:
-    """What one update of the weights saw."""
+    """Statistics of one update."""
 
     loss: float
     clipped: float
@@ -96,7 +96,7 @@ class _Update:
 
 
 class GrpoTrainer:
-    """A policy of transformers with its optimizer; ``version`` counts its steps.
+    """A transformers policy with its optimizer; ``version`` counts its steps.
 
     ``row_reports`` is what the last step computed of each row before it trained: for the buffer, to find mismatches.
     """
@@ -115,7 +115,7 @@ class GrpoTrainer:
         self._shuffle = torch.Generator().manual_seed(seed)
 
     def step(self, trajectories: Sequence[RolloutTrajectory]) -> StepReport:
-        """Trains on the trajectories once and raises ``version``. Dummies among them count for nothing.
+        """Trains on the trajectories once and increments ``version``. Dummies are ignored.
 
         Raises:
             LogProbGapError: the engine's log-probs are not the trainer's; nothing was trained.
@@ -166,11 +166,11 @@ class GrpoTrainer:
         return report
 
     def _minibatches(self, count: int) -> Iterator[torch.Tensor]:
-        """Which trajectories each update takes; their rows stay together."""
+        """Returns the trajectories of each update; rows of a trajectory stay together."""
         yield from torch.randperm(count, generator=self._shuffle).chunk(self.settings.minibatches)
 
     def _before(self, policy: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-probs and entropies of the tokens by the weights of ``policy``, before any update."""
+        """Returns log-probs and entropies of the tokens under ``policy``, before any update."""
         with torch.no_grad():
             logits = trained_logits(policy, batch)
         temperature = self.settings.temperature

@@ -1,4 +1,4 @@
-"""The formulas of the reference trainer, as pure functions on tensors. Each says where it is from.
+"""The formulas of the reference trainer, as pure functions on tensors, with their sources.
 
 Shapes: K trained tokens of all rows together, N trajectories, V ids of the vocabulary. What was not sampled never gets
 here, so that no mask can be forgotten.
@@ -12,18 +12,18 @@ import torch
 
 
 def token_log_probs(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probs (K) of the tokens ``ids`` (K) under the logits (K, V) that predicted them."""
+    """Returns the log-probs (K) of the tokens ``ids`` (K) under the logits (K, V)."""
     return torch.log_softmax(logits.float() / temperature, dim=-1).gather(-1, ids[:, None])[:, 0]
 
 
 def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """Entropy in nats (K) of the distributions with logits (K, V)."""
+    """Returns the entropies in nats (K) of the distributions with logits (K, V)."""
     log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def token_weights(trajectories: torch.Tensor) -> torch.Tensor:
-    """How much each token counts (K), 1 in all: every trajectory alike, and in it every token alike.
+    """Returns the weight of each token (K), with sum 1: equal per trajectory, and equal per token within it.
 
     ``trajectories`` (K) numbers the one that a token is of; in how many rows it was makes no difference, and one
     without a trained token, a dummy, does not count. The mean over trajectories of the mean over their tokens:

@@ -1,4 +1,4 @@
-"""A tiny policy, random at first, then warmed up on scripted episodes: Qwen3's architecture over a tokenizer's ids.
+"""A tiny policy: random weights, then imitation of scripted episodes; Qwen3's architecture over a tokenizer's ids.
 
 One that sees has Qwen3-VL's, with an image processor for small screens.
 """
@@ -71,7 +71,7 @@ class PolicySize:
 
 
 def new_policy(tokenizer: Any, size: PolicySize, seed: int, *, patch_size: int | None = None) -> Any:
-    """A policy with random weights. With ``patch_size`` (side of a patch in pixels) it sees."""
+    """Returns a policy with random weights. With ``patch_size`` (side of a patch in pixels) it takes images."""
     torch.manual_seed(seed)
     text = {
         "vocab_size": len(tokenizer),
@@ -114,7 +114,7 @@ def new_policy(tokenizer: Any, size: PolicySize, seed: int, *, patch_size: int |
 
 
 def load_policy(folder: Path) -> tuple[Any, Any]:
-    """Model and tokenizer in a folder in Hugging Face layout, in float32."""
+    """Returns model and tokenizer in a folder in Hugging Face layout, in float32."""
     disable_progress_bar()
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
@@ -143,7 +143,7 @@ def save_processors(tokenizer: Any, folder: Path, *, patch_size: int | None = No
 
 
 def imitate(policy: Any, trajectories: Sequence[RolloutTrajectory], plan: WarmUpPlan, *, seed: int = 0) -> float:
-    """Trains the policy to say what was said in the trajectories, and returns the last updates' mean loss in nats."""
+    """Trains the policy on the trajectories' replies (supervised), and returns the last updates' mean loss in nats."""
     rng = random.Random(seed)
     losses: list[float] = []
     optimizer = torch.optim.AdamW(policy.parameters(), lr=plan.learning_rate, betas=(0.9, 0.98))

@@ -1,4 +1,4 @@
-"""One run of ``rollout-buffer learn``: a policy is made, warmed up, trained through the service, and judged.
+"""One run of ``rollout-buffer learn``: creates a policy, imitates, trains through the service, and tests the result.
 
 task file → policy, warmed up → engine, buffer, job → step: batch of rows → GRPO → weights → ack → … → verdict
 """
@@ -52,12 +52,12 @@ from slime_plugins.rollout_buffer.trainer.vision import load_vision
 
 JOB_ID = "learn"
 PASSES = 4
-"""Passes over the input that the job may make: groups with equal rewards are filtered, and more are played."""
+"""Passes over the input that the job may make: groups with equal rewards are filtered, and replaced by new ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnSettings:
-    """What is learned, from what, and for how long. ``folder`` gets everything that is written.
+    """Settings of a run. All output goes to ``folder``.
 
     ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already. ``mode``
     and ``warm_up_updates`` are the task's own where they are None. ``lag`` is how many steps the playing may be ahead
@@ -88,7 +88,7 @@ class LearnSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What is shown and written of a step. Rewards are of all groups that were played, delivered or filtered.
+    """Metrics of a step. Rewards are of all played groups, delivered or filtered.
 
     ``reward_by_turn`` is there where the generator says so (``turn_rewards``); ``cpu_s`` is this process's time.
     """
@@ -103,13 +103,13 @@ class Step:
     trained_s: float
 
     def flat(self) -> dict[str, Any]:
-        """As one line of the metrics file."""
+        """Returns one line of the metrics file."""
         return {**{key: value for key, value in asdict(self).items() if key != "report"}, **asdict(self.report)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a run ended. ``stopped`` says why it ended early, ``refused`` why its trainer went no further.
+    """Result of a run. ``stopped`` is the reason of an early end, ``refused`` the trainer's refusal.
 
     A run that was refused has no verdict, whatever its reward did until then.
     """
@@ -121,7 +121,7 @@ class Outcome:
 
     @property
     def rose(self) -> bool:
-        """Whether the reward rose, in a run that was not refused."""
+        """True if the reward rose, in a run that was not refused."""
         return self.verdict is not None and self.verdict.rose
 
 
@@ -129,7 +129,7 @@ OnMessage = Callable[[str], None]
 
 
 def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Step], None]) -> Outcome:
-    """Runs it to its end, and writes ``metrics.jsonl`` and ``curve.svg`` into the folder's ``run``.
+    """Runs to the end, and writes ``metrics.jsonl`` and ``curve.svg`` into the folder's ``run``.
 
     Raises:
         ConfigError: the task, the model or an input file cannot be used.
@@ -137,7 +137,7 @@ def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Ste
     """
     torch.manual_seed(settings.seed)
     if settings.device == "cpu":
-        torch.set_num_threads(1)  # a tiny model is slower on several, and engine and buffer want theirs
+        torch.set_num_threads(1)  # a tiny model is slower on several, and engine and buffer need the others
     task = find_task(settings.task, settings.generator_dir)
     job_options = task.options(settings.mode)
     task.check_generator()
@@ -182,7 +182,7 @@ def _emptied(settings: LearnSettings) -> Path:
 
 
 def make_policy(settings: LearnSettings, folder: Path, on_message: OnMessage) -> None:
-    """Only makes the policy of step 0, into ``folder``: for an engine that is started by hand.
+    """Only creates the initial policy, in ``folder``, for an engine that is started by hand.
 
     Raises:
         ConfigError: the task cannot be used.
@@ -193,7 +193,7 @@ def make_policy(settings: LearnSettings, folder: Path, on_message: OnMessage) ->
 
 
 def _policy(settings: LearnSettings, task: TaskFile, folder: Path, on_message: OnMessage) -> Any:
-    """The policy of step 0, also in ``folder``: the one that was given, or a new one, warmed up."""
+    """Returns the initial policy, also stored in ``folder``: the given one, or a new one after imitation."""
     if settings.model is None:
         return _new_policy(settings, task, folder, on_message)
     if not (settings.model / "config.json").is_file():
@@ -284,7 +284,7 @@ def _payload(settings: LearnSettings, task: TaskFile, run: Path, engine_url: str
 
 
 class _Training:
-    """The steps of one run, and what is written of them."""
+    """The steps of one run, and their output."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class _Training:
         self._wandb = _wandb_run(settings, run) if settings.wandb else None
 
     def play(self, weights: EngineWeights) -> Outcome:
-        """Trains, step by step, and returns how it ended."""
+        """Trains step by step, and returns the result."""
         weights.push(self._run / "model", 0)
         self._feed.start(fresh=True)
         refused = stopped = None
@@ -381,7 +381,7 @@ class _Training:
 
 
 def outcome_of(steps: Sequence[Step], seed: int, *, stopped: str | None, refused: str | None) -> Outcome:
-    """Judges the rewards of the first and the last steps; those of a run that was refused prove nothing."""
+    """Tests the rewards of the first and the last steps; a refused run proves nothing."""
     if not steps:
         stopped = stopped or "no step was trained"
     ends = max(1, min(4, len(steps) // 3))
@@ -400,7 +400,7 @@ def _quartiles(rewards: Sequence[float]) -> tuple[float, float]:
 
 
 def _curve_of(path: Path) -> Curve:
-    """The curve of an earlier run, from its metrics file."""
+    """Returns the curve of an earlier run, from its metrics file."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return Curve(name=name_of_run(path), means=[line["reward"] for line in lines])

@@ -1,4 +1,4 @@
-"""What a run of learning asks of processes: an engine and a buffer that it starts, a job, its groups, new weights.
+"""Processes and requests of a learning run: engine and buffer, a job, its groups, weight updates.
 
 It is what a trainer does with the service: a leased batch for each step, acknowledged when the step's weights are safe,
 and weights with a version pushed to the engine while episodes go on.
@@ -29,17 +29,17 @@ START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.2
 QUIET_S = 5.0
-"""A step begins with fewer groups when nothing was played for so long: the bound on the lag lets no more begin."""
+"""After this time without progress a step starts with fewer groups: the limit of lag prevents new ones."""
 UPDATE_TIMEOUT_S = 300.0
 CLOSED_STATES = ("ready", "leased", "delivered", "filtered")
-"""States of a group that was played to its end."""
+"""Final states of a played group."""
 PLAYED_PER_STEP = 4
-"""How many times the groups of a step are played at most, where most have equal rewards and are filtered."""
+"""Maximum number of times that a step's groups are played, if most have equal rewards and are filtered."""
 GROUPS_PER_PAGE = 200
 
 
 class LearnError(RolloutBufferError):
-    """The run could not go on; the message says where to look."""
+    """The run failed; the message names the logs."""
 
     code = "learn"
 
@@ -55,7 +55,7 @@ def processes(
     """
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
     environment = {"HF_HUB_OFFLINE": "1"}
-    # The run talks to itself only: a token meant for another buffer must not be needed or sent.
+    # A local run: a token for another buffer must be neither required nor sent.
     os.environ.pop("ROLLOUT_BUFFER_TOKEN", None)
     engine_port, buffer_port = free_ports(2)
     buffer_url = f"http://127.0.0.1:{buffer_port}"
@@ -83,13 +83,13 @@ def processes(
 
 
 class EngineWeights:
-    """Gives an engine new weights over SGLang's routes, while its requests wait."""
+    """Updates an engine's weights over SGLang's routes, while its requests wait."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
     def push(self, folder: Path, version: int) -> None:
-        """Loads the weights in the absolute ``folder`` under a version; running requests go on with them.
+        """Loads the weights in the absolute ``folder`` under a version; running requests continue with them.
 
         Raises:
             EngineError: the engine does not take them.
@@ -105,14 +105,14 @@ class EngineWeights:
         try:
             reply = requests.post(f"{self._url}/{route}", json=body, timeout=UPDATE_TIMEOUT_S)
         except requests.RequestException as error:
-            raise EngineError(f"the engine at {self._url} does not take {route}: {error!r}") from error
+            raise EngineError(f"the engine at {self._url} refuses {route}: {error!r}") from error
         if reply.status_code != 200 or '"success":false' in reply.text.replace(" ", ""):
             raise EngineError(f"the engine answers {route} with {reply.status_code}: {reply.text[:300]}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayedGroup:
-    """A group that was played to its end, and what its members earned; delivered or not."""
+    """A closed group and its members' rewards; delivered or not."""
 
     group_index: int
     rewards: tuple[float, ...]
@@ -124,7 +124,7 @@ class PlayedGroup:
 
 
 class LearningJob:
-    """One job as a trainer sees it: the groups of a step, and those played beside them."""
+    """One job as a trainer sees it: delivered groups, and other closed groups."""
 
     def __init__(self, feed: RolloutFeed, client: RolloutBufferClient, *, groups_per_step: int) -> None:
         self._feed, self._client = feed, client
@@ -133,7 +133,7 @@ class LearningJob:
         self._closed_before = 0
 
     def next_batch(self, version: int) -> RolloutBatch | None:
-        """Waits for a step's groups and leases them; None when what is played gives no group any more.
+        """Waits for a step's groups and leases them; None if the job yields no more groups.
 
         ``version`` is the trainer's newest. Fewer groups come where most are filtered: a step waits for some multiple
         of its groups to be played, no more, nor while nothing is played.
@@ -164,7 +164,7 @@ class LearningJob:
             return None
 
     def played(self) -> list[PlayedGroup]:
-        """The groups that were closed since the last call, the filtered ones included."""
+        """Returns the groups closed since the last call, filtered ones included."""
         found: list[PlayedGroup] = []
         for state in ("leased", "filtered"):
             found += self._played_in(state)
@@ -187,5 +187,5 @@ class LearningJob:
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Writes an input file: one JSON object a line."""
+    """Writes an input file as JSONL."""
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")

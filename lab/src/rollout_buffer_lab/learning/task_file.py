@@ -1,4 +1,4 @@
-"""What a task's file tells about learning, beside its generator: instances, a scripted player, recorded episodes.
+"""Optional parts of a task's file for learning: instances, a scripted policy, recorded episodes.
 
     instances(rng, count) -> [{...}, ...]            input lines; without it they hold nothing but their instance_id
     scripted_reply(prompt, instance, rng) -> text    what somebody says who knows the form and is right now and then
@@ -37,7 +37,7 @@ AT_ONCE = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUpPlan:
-    """How long a new policy imitates, on how many episodes, ``batch`` of them at once.
+    """Updates and episodes of the imitation, ``batch`` at once.
 
     The learning rate rises over the first ``rising`` updates.
     """
@@ -58,7 +58,7 @@ class WarmUp:
 
 
 class TaskFile:
-    """One file with a ``TASK_TYPE``, and what it says about learning."""
+    """A file with ``TASK_TYPE`` and the optional parts for learning."""
 
     def __init__(self, path: Path, module: ModuleType) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class TaskFile:
         self._module = module
 
     def check_generator(self) -> None:
-        """Makes the generator once and starts nothing: what it misses on this machine is said before a run begins.
+        """Creates the generator once without starting it: missing requirements are reported before a run starts.
 
         Raises:
             ConfigError: it cannot be made; says why.
@@ -90,7 +90,7 @@ class TaskFile:
         return [{"instance_id": str(number), **line} for number, line in enumerate(lines)]
 
     def options(self, mode: str | None) -> Mapping[str, Any]:
-        """What a mode adds to the job's payload; None is the first mode, or none.
+        """Returns the options of a mode for the job's payload; None is the first mode, if any.
 
         Raises:
             ConfigError: there is no such mode.
@@ -105,7 +105,7 @@ class TaskFile:
     def warm_up(
         self, tokenizer: Any, rng: random.Random, episodes: int, options: Mapping[str, Any] = MappingProxyType({})
     ) -> WarmUp:
-        """Episodes to imitate: played by the file's scripted player, else its recorded ones; else none.
+        """Returns episodes to imitate: of the file's scripted policy, else its recorded ones, else none.
 
         ``options`` are the mode's.
         """
@@ -165,7 +165,7 @@ class TaskFile:
 
 
 def find_task(name: str, folder: Path | None) -> TaskFile:
-    """The file with ``TASK_TYPE = name`` in a folder, or among those that come along.
+    """Returns the file with ``TASK_TYPE = name`` in a folder, or among the shipped ones.
 
     Raises:
         ConfigError: there is none, or it cannot be loaded.

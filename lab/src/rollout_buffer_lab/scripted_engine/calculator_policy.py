@@ -1,4 +1,4 @@
-"""Sums with a calculator: one call of the tool that the prompt offers, then what the tool said."""
+"""Policy for sums with a calculator: one tool call, then the tool's result as answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _RESULT: Final = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTA
 
 
 def is_calculator_task(conversation: Conversation) -> bool:
-    """Whether the prompt offers a calculator and asks for a sum."""
+    """Returns True if the prompt offers a calculator and asks for a sum."""
     system = conversation.turns[0].text if conversation.turns and conversation.turns[0].role == "system" else ""
     return "calculat" in system and _sum_asked(conversation) is not None
 
 
 def use_calculator(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-    """A call with the sum, or after it the result: the tool's, or as often as ``skill`` says another."""
+    """Returns a call with the sum, or after it the result: the tool's, or with probability 1 - ``skill`` another."""
     asked = _sum_asked(conversation)
     assert asked is not None, "asked only after is_calculator_task"
     results = _RESULT.findall(conversation.user_turns[-1].text)
@@ -36,7 +36,7 @@ def use_calculator(conversation: Conversation, *, skill: float, rng: SessionRng)
 
 
 def _sum_asked(conversation: Conversation) -> MathQuestion | None:
-    """The newest sum that somebody asked for; tool results ask nothing."""
+    """Returns the newest sum in a user message; tool results are ignored."""
     for turn in reversed(conversation.user_turns):
         question = None if _RESULT.search(turn.text) else read_question(turn.text)
         if question is not None and not question.unknown:

@@ -1,4 +1,4 @@
-"""A prompt read back as the conversation it renders: what a model would see, and no more."""
+"""Parses a rendered prompt back into a conversation, without information that a model would not have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VISION_MARKUP = ("<|vision_start|>", "<|vision_end|>", IMAGE_PAD)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What one side said: its text without image markup, and the images in it, in order."""
+    """One message: its text without image markup, and its images in order."""
 
     role: str
     text: str
@@ -22,29 +22,29 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Finished turns in order, and the reply begun so far: empty unless an aborted reply is to be continued."""
+    """Finished turns in order, and the partial reply: empty unless an aborted reply is continued."""
 
     turns: tuple[Turn, ...]
     begun_reply: str = ""
 
     @property
     def user_turns(self) -> tuple[Turn, ...]:
-        """What the user (or the environment in its place) said."""
+        """The messages of the user (or the environment)."""
         return tuple(turn for turn in self.turns if turn.role == "user")
 
     @property
     def replies(self) -> tuple[str, ...]:
-        """What the assistant said in earlier turns."""
+        """The assistant's earlier replies."""
         return tuple(turn.text for turn in self.turns if turn.role == "assistant")
 
     @property
     def last_image(self) -> bytes | None:
-        """The newest image, None if there is none."""
+        """The newest image, None without one."""
         return next((turn.images[-1] for turn in reversed(self.turns) if turn.images), None)
 
 
 def read_conversation(prompt: str, images: Sequence[bytes]) -> Conversation:
-    """Takes a rendered ChatML prompt apart; text that is no ChatML counts as one user turn.
+    """Parses a rendered ChatML prompt; other text counts as one user turn.
 
     Each image goes to the turn that holds its placeholder; placeholders beyond ``images`` stay without one.
     """
@@ -64,7 +64,7 @@ def read_conversation(prompt: str, images: Sequence[bytes]) -> Conversation:
 
 
 def _turn(role: str, text: str, left: list[bytes]) -> Turn:
-    """One turn; takes its images off the front of ``left``."""
+    """Returns one turn; takes its images off the front of ``left``."""
     count = min(text.count(IMAGE_PAD), len(left))
     taken, left[:] = tuple(left[:count]), left[count:]
     for markup in _VISION_MARKUP:

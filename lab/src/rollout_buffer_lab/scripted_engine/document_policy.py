@@ -32,18 +32,18 @@ _THOUGHTS = ("Let me see.", "One step at a time.", "I go on.", "This is what I n
 
 
 class Failing(StrEnum):
-    """What an episode without rng does wrong; all but the slip cost the answer."""
+    """Mistakes of an unskilled episode; all but SLIP cost the answer."""
 
     NONE = "none"
-    SLIP = "slip"  # a call that is not JSON, repaired in the next turn
+    SLIP = "slip"  # a call that is not JSON, corrected in the next turn
     FORGETS = "forgets"  # never deletes, and may run out of context
     HASTY = "hasty"  # reads one hit and answers
-    MISCOUNTS = "miscounts"  # gives an answer that is not what it noted
+    MISCOUNTS = "miscounts"  # answers something else than its notes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _DocumentTask:
-    """A question read: what to search for, and which sentences answer it."""
+    """A parsed question: the query to search for, and the pattern of sentences that answer it."""
 
     kind: str
     query: str
@@ -52,38 +52,38 @@ class _DocumentTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seen:
-    """What the conversation shows: calls and results in order, and the results of the last turn alone."""
+    """State of the conversation: calls and results in order, and the results of the last turn."""
 
     calls: tuple[Mapping[str, Any], ...]
     results: tuple[Mapping[str, Any], ...]
     last_results: tuple[Mapping[str, Any], ...]
 
     def last_message_with(self, key: str) -> Mapping[str, Any] | None:
-        """The newest result that has ``key``."""
+        """Returns the newest result with ``key``."""
         messages = (result.get("message") for result in reversed(self.results))
         return next((message for message in messages if isinstance(message, dict) and key in message), None)
 
     @property
     def notes(self) -> dict[str, str]:
-        """What was noted, by chunk."""
+        """Returns the notes by chunk."""
         noted = [call["arguments"] for call in self.calls if call.get("name") == "note"]
         return {str(note.get("key")): str(note.get("content")) for note in noted}
 
     @property
     def chunk_just_read(self) -> Mapping[str, Any] | None:
-        """The last result, if it shows a chunk."""
+        """Returns the last result if it is a chunk."""
         read = [result for result in self.last_results if isinstance(result.get("message"), dict)]
         return next((result for result in read if "text" in result["message"]), None)
 
 
 def is_document_task(conversation: Conversation) -> bool:
-    """Whether the conversation offers the tools of a document and asks for something that is known here."""
+    """Returns True if the conversation offers the document tools and has a known kind of question."""
     system = conversation.turns[0].text if conversation.turns else ""
     return '"readChunk"' in system and _task_of(conversation) is not None
 
 
 def work_on_document(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-    """The reply to the latest tool results: a thought and one call, or two at once."""
+    """Returns the reply to the latest tool results: a thought and one or two calls."""
     task = _task_of(conversation)
     assert task is not None, "asked only after is_document_task"
     seen = _read(conversation)
@@ -116,7 +116,7 @@ def _next_calls(seen: _Seen, task: _DocumentTask, failing: Failing) -> list[dict
 
 
 def _unread(seen: _Seen, hits: Sequence[Mapping[str, Any]], task: _DocumentTask, failing: Failing) -> list[int]:
-    """The chunks still to be read; none once a needle is found."""
+    """Returns the unread chunks; none once a needle is found."""
     notes = seen.notes
     found = any(text != NOTHING for text in notes.values())
     if (found and task.kind == "needle") or (notes and failing is Failing.HASTY):
@@ -172,7 +172,7 @@ def _task_of(conversation: Conversation) -> _DocumentTask | None:
 
 
 def _read(conversation: Conversation) -> _Seen:
-    """Sorts the conversation into calls and results; text that is no JSON counts as neither."""
+    """Returns calls and results of the conversation; text that is no JSON is ignored."""
     calls: list[Mapping[str, Any]] = []
     results: list[Mapping[str, Any]] = []
     last: list[Mapping[str, Any]] = []

@@ -1,4 +1,4 @@
-"""One reply on its way out: its tokens appear as time passes, and it may be aborted, frozen, or see new weights."""
+"""A reply whose tokens appear over time; it may be aborted, frozen, or see a weight update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Pace:
 
 
 class Generation:
-    """The clock of one reply. It is waiting until ``begin``, and ended by its last token or by ``abort``."""
+    """The clock of one reply. It waits until ``begin``, and finishes at its last token or by ``abort``."""
 
     def __init__(self, pace: Pace, weight_version: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._pace = pace
@@ -31,12 +31,12 @@ class Generation:
 
     @property
     def aborted(self) -> bool:
-        """Whether it was given up."""
+        """True if it was aborted."""
         return self._aborted_after is not None
 
     @property
     def produced(self) -> int:
-        """How many tokens there are by now."""
+        """Returns the number of tokens so far."""
         if self._aborted_after is not None:
             return self._aborted_after
         if self._length is None:
@@ -46,7 +46,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether no token will follow."""
+        """True if no token will follow."""
         return self.aborted or (self._length is not None and self.produced >= self._length)
 
     def begin(self, length: int) -> None:
@@ -57,7 +57,7 @@ class Generation:
             self._frozen_at = self._started_at
 
     def abort(self) -> None:
-        """Ends it with the tokens that are there; nothing happens to one that is finished."""
+        """Finishes it with the tokens so far; a finished reply does not change."""
         if not self.finished:
             self._aborted_after = self.produced
         self.wake()
@@ -69,28 +69,28 @@ class Generation:
         self.wake()
 
     def thaw(self) -> None:
-        """Lets its clock run on."""
+        """Continues its clock."""
         if self._frozen_at is not None:
             self._started_at += self._clock() - self._frozen_at
             self._frozen_at = None
         self.wake()
 
     def see_weights(self, version: str) -> None:
-        """Later tokens are of this version."""
+        """Sets the version of later tokens."""
         self._versions.append((version, self.produced))
 
     def version_spans(self) -> list[tuple[str, int, int]]:
-        """Version, start and end of each stretch of tokens; one empty stretch if there is no token."""
+        """Returns version, start and end of each span of tokens; one empty span without tokens."""
         ends = [start for _, start in self._versions[1:]] + [self.produced]
         spans = [(version, start, end) for (version, start), end in zip(self._versions, ends, strict=True)]
         return [span for span in spans if span[2] > span[1]] or [(self._versions[-1][0], 0, 0)]
 
     def wake(self) -> None:
-        """Lets whoever waits look again."""
+        """Wakes all waiters."""
         self._changed.set()
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Waits until ``is_so``; looks again whenever something happened to this reply."""
+        """Waits until ``is_so``, which is evaluated at each change of this reply."""
         while not is_so():
             self._changed.clear()
             await self._changed.wait()
@@ -120,6 +120,6 @@ class Generation:
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many leading ids two sequences share."""
+    """Returns the length of the common prefix."""
     shorter = min(len(left), len(right))
     return next((at for at in range(shorter) if left[at] != right[at]), shorter)

@@ -1,4 +1,4 @@
-"""Answers to sums, and to linear and quadratic equations with one unknown: worked out exactly, and put in a box."""
+"""Policy for sums, and linear and quadratic equations with one unknown: solves them exactly and boxes the answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SPELLINGS: Final = (
     (r"(?<=\d),(?=\d{3}\b)", ""),
     (r"(?<=[\d)])\s*(?=[a-z(])(?=\(|[a-z](?![a-z]))", "*"),  # 3x and 2(x + 1) are products
 )
-# A number is taken whole or not at all: tried in all its parts, a long one would take for ever.
+# A number matches completely or not at all: backtracking over the parts of a long one would take exponential time.
 _TERM: Final = r"(?:\d++(?:\.\d++)?+|\b[a-z]\b|[()+\-*/\s])"
 _EQUATION: Final = re.compile(rf"(?<![\w.])({_TERM}{{1,100}}+)=({_TERM}{{1,100}})(?![\w=])")
 _EXPRESSION: Final = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|[()+\-*/\s])+")
@@ -59,7 +59,7 @@ class MathQuestion:
 
 
 def read_question(text: str) -> MathQuestion | None:
-    """The sum or equation that ``text`` asks about; None if it asks about something else, or has no one answer."""
+    """Returns the sum or equation in ``text``; None for other texts, or without a unique answer."""
     text = text[-_MAX_QUESTION:]
     for pattern, replacement in _SPELLINGS:
         text = re.sub(pattern, replacement, text)
@@ -68,7 +68,7 @@ def read_question(text: str) -> MathQuestion | None:
 
 
 def solve(question: MathQuestion) -> Fraction | None:
-    """The exact answer; None where there is none, more than the one asked for, or none that is rational and short."""
+    """Returns the exact answer; None without one, with several, or if it is not rational and short."""
     answer = _exact_answer(question)
     if answer is None or max(abs(answer.numerator), answer.denominator).bit_length() > _MAX_ANSWER_BITS:
         return None
@@ -88,7 +88,7 @@ def _exact_answer(question: MathQuestion) -> Fraction | None:
 
 
 def worked_solution(question: MathQuestion, answer: Fraction, randomness: random.Random) -> str:
-    """A short working that ends in ``answer``, right or wrong, in its box."""
+    """Returns a short solution that ends in the boxed ``answer``, right or wrong."""
     shown = _shown(answer, question)
     if question.unknown:
         equation = f"{question.expression} = {question.other_side}"
@@ -104,7 +104,7 @@ def worked_solution(question: MathQuestion, answer: Fraction, randomness: random
 
 
 def wrong_answer(answer: Fraction, randomness: random.Random) -> Fraction:
-    """An answer near the right one, as a slip would give it, and never the right one."""
+    """Returns an answer near the right one, and never the right one."""
     slips = [Fraction(1), Fraction(-1), Fraction(10), Fraction(-10), Fraction(2)]
     return answer + randomness.choice(slips)
 
@@ -133,7 +133,7 @@ def _read_listed(text: str) -> MathQuestion | None:
 
 
 def _read_sum(text: str) -> MathQuestion | None:
-    """The longest stretch of the text that can be computed."""
+    """Returns the longest computable part of the text."""
     found = (match.group().strip() for match in _EXPRESSION.finditer(text))
     sums = [MathQuestion(expression=stretch) for stretch in found if re.search(r"\d[\s)]*[-+*/]", stretch)]
     return max((sum_ for sum_ in sums if solve(sum_) is not None), key=lambda sum_: len(sum_.expression), default=None)
@@ -194,12 +194,12 @@ def _node_value(node: ast.expr, unknowns: dict[str, Fraction]) -> Fraction:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     digits = base.numerator.bit_length() + base.denominator.bit_length()
     if exponent.denominator != 1 or exponent < 0 or exponent * digits > _MAX_POWER_BITS:
-        raise ValueError("a power that is not worked out here")
+        raise ValueError("an unsupported power")
     return base**exponent.numerator
 
 
 def _shown(answer: Fraction, question: MathQuestion) -> str:
-    """The answer as one would write it: a decimal to a question in decimals, else a fraction."""
+    """Formats the answer: a decimal for a question in decimals, else a fraction."""
     if answer.denominator == 1:
         return str(answer.numerator)
     decimal = str(float(answer))
