@@ -156,7 +156,7 @@ def table_of(results: Sequence[Result]) -> Table:
         cells = [one for one in results if (one.sigma, one.step_s, one.side) == (sigma, step_s, side)]
 
         def middle(of: str, cells: Sequence[Result] = cells) -> float:
-            return statistics.median(getattr(one, of) for one in cells)
+            return statistics.median(float(getattr(one, of)) for one in cells)
 
         speeds = [one.samples_per_s for one in cells]
         table.add_row(
