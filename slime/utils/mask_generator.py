@@ -146,6 +146,7 @@ class MultiTurnLossMaskGenerator:
     def get_loss_mask(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> IdsAndMask:
         """Returns ``(token_ids, loss_mask)``, two lists of equal length.
 
+        The reasoning of the last message is among them also where the template drops it: the policy sampled it.
         A message with a ``step_loss_mask`` other than 1 is not trained; its ids do not change. Undecided tokens are 0;
         ``mask_conversation`` returns them with the reason. Messages are not changed.
         """
@@ -159,7 +160,9 @@ class MultiTurnLossMaskGenerator:
             each = tools if tools is not None else [None] * len(conversations)
             return [self.get_loss_mask(messages, own) for messages, own in zip(conversations, each, strict=True)]
 
-        return [(one.token_ids, one.loss_mask) for one in self.mask_conversations(conversations, tools)]
+        each = tools if tools is not None else [None] * len(conversations)
+        masked = self.mask_conversations(conversations, each)
+        return [self._with_last_reasoning_kept(*one) for one in zip(masked, conversations, each, strict=True)]
 
     def mask_conversation(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> MaskedConversation:
         """Returns ids and mask with the turns and all undecided tokens."""
@@ -423,7 +426,22 @@ class MultiTurnLossMaskGenerator:
     def _rebuild(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> IdsAndMask:
         masked = self.mask_conversation(messages, tools)
         self._log_undecided(masked.undecided)
-        return masked.token_ids, masked.loss_mask
+        return self._with_last_reasoning_kept(masked, messages, tools)
+
+    def _with_last_reasoning_kept(
+        self, masked: MaskedConversation, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> IdsAndMask:
+        """Returns ids and mask; where the template drops the last message's reasoning, as the engine had sampled it."""
+        if Undecided(UndecidedReason.DROPPED_REASONING, len(messages) - 1) not in masked.undecided:
+            return masked.token_ids, masked.loss_mask
+
+        rebuilt = self.rebuild_conversation(messages, tools)
+        last = rebuilt.generations[-1]
+        alike = zip(masked.token_ids, last.prompt_ids, strict=False)
+        shared = next((at for at, (one, other) in enumerate(alike) if one != other), len(last.prompt_ids))
+        before = [*masked.loss_mask[:shared], *[0] * (len(last.prompt_ids) - shared)]
+        sampled = [int(last.trained and one not in self.image_token_ids) for one in last.output_ids]
+        return [*last.prompt_ids, *last.output_ids], [*before, *sampled]
 
     def _whole_row(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> TrainingRow:
         token_ids, loss_mask = call_with_tools(self.get_loss_mask, messages, tools)

@@ -312,6 +312,21 @@ def test_reasoning_of_every_turn_is_trained_turn_by_turn(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["small-deepseek", "deepseek-r1-distill"])
+def test_the_reasoning_of_the_last_reply_is_trained_though_the_template_drops_it(name: str) -> None:
+    one = generator(name)
+    once = THINKING[:2]
+    ids, mask = one.get_loss_mask(once)
+    (row,) = one.rebuild_rows(once).rows
+    assert (ids, mask) == (row.token_ids, row.loss_mask)
+
+    ids, mask = one.get_loss_mask(THINKING)
+    first, last = one.get_text_from_loss_mask(ids, mask)
+    assert first.strip() == "two<｜end▁of▁sentence｜>"
+    assert last.startswith("<think>\nso\n</think>")
+    assert one.get_loss_masks([THINKING, once])[0] == (ids, mask)
+
+
+@pytest.mark.parametrize("name", ["small-deepseek", "deepseek-r1-distill"])
 def test_a_distilled_model_is_trained_on_its_reasoning_turn_by_turn(name: str) -> None:
     """What follows the opening that its prompt writes, and its end of turn; also the opening, where a message has it:
     nobody but the message says who wrote it, and slime trains it too."""
