@@ -1,10 +1,10 @@
-"""What a policy was shown and what it wrote, turn by turn, told from the messages of a conversation alone.
+"""Rebuilds the prompt and output text of each turn from the messages of a conversation.
 
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
 
-A prompt is what the template makes of the messages before a turn. What was written is what the message says: its text
-as it stands, reasoning from a field of its own put back in front, tool calls as the template writes them, and the end
-of turn unless the turn was cut. A template that drops or rewrites earlier reasoning therefore changes prompts only.
+A prompt is the template's render of the messages before a turn. The output is the message's text, with
+``reasoning_content`` in front, tool calls in the template's format, and the end of turn unless the turn was truncated.
+A template that drops or rewrites earlier reasoning therefore changes prompts only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ANSWER = "probe-answer"
 
 @dataclass(frozen=True, slots=True)
 class WrittenTurn:
-    """One turn as text: the prompt, and what was written after it. ``undecided`` says what nobody can know of it."""
+    """One turn as text: prompt and output. ``undecided`` lists parts that cannot be determined."""
 
     message_index: int
     prompt: str
@@ -46,74 +46,74 @@ class WrittenTurn:
 
 @dataclass(frozen=True, slots=True)
 class _PromptMode:
-    """How the template lets a turn begin under some switches; ``suffix`` is all that it writes for that."""
+    """The generation prompt (``suffix``) of the template under some switches."""
 
     switches: Mapping[str, bool]
     suffix: str
 
     @property
     def is_closed(self) -> bool:
-        """True when a thinking block is closed before the model writes anything."""
+        """True if the generation prompt contains a closed thinking block."""
         return THINK_END in self.suffix
 
     @property
     def opening(self) -> str:
-        """What of a thinking block the prompt has opened: ``<think>`` with its line break, or nothing."""
+        """The thinking block that the prompt opens: ``<think>`` with its line break, or nothing."""
         return THINK + self.suffix.rpartition(THINK)[2] if self.suffix.rstrip().endswith(THINK) else ""
 
     @property
     def closed_block(self) -> str:
-        """The closed thinking block that the prompt ends in, or nothing."""
+        """The closed thinking block at the end of the prompt, or nothing."""
         return THINK + self.suffix.rpartition(THINK)[2] if self.is_closed and THINK in self.suffix else ""
 
 
 class _Thinking(Enum):
-    SHOWN = 1  # the message has reasoning, or the markers of it
-    ABSENT = 2  # it has none, and came to its end
-    UNKNOWN = 3  # it was cut, and may be reasoning or an answer
+    SHOWN = 1  # the message has reasoning, or its markers
+    ABSENT = 2  # it has none, and is complete
+    UNKNOWN = 3  # it was truncated, and may be reasoning or an answer
 
 
 class ConversationReader:
-    """Reads turns from conversations with one chat template. What the template does is probed, never looked up."""
+    """Reads turns from conversations with one chat template, whose behaviour is determined by probes."""
 
     def __init__(self, template: ChatTemplate, dialect: Dialect) -> None:
         self._template = template
         self._dialect = dialect
 
     def turns(self, messages: Messages, tools: Tools = None, *, cut: bool = False) -> list[WrittenTurn]:
-        """Returns the turns of all assistant messages; ``cut`` says that the last message has no end of turn.
+        """Returns the turns of all assistant messages; ``cut``: the last message was truncated.
 
-        A message that says ``finish_reason: length`` itself was cut as well. What the template raises comes through.
+        A message with ``finish_reason: length`` was truncated as well. Errors of the template are not translated.
         """
         return _Conversation(self, self._template, self._dialect, messages, tools, cut).turns()
 
     @cached_property
     def thinking(self) -> _PromptMode:
-        """How a turn begins in which the model may think: the template's own way, unless that closes the block."""
+        """The generation prompt of a turn with thinking: the first one that does not close the thinking block."""
         return next((mode for mode in self._modes if not mode.is_closed), self._modes[0])
 
     @cached_property
     def answering(self) -> _PromptMode:
-        """How a turn begins in which it may not; as ``thinking`` where the template knows no difference."""
+        """The generation prompt of a turn without thinking; equal to ``thinking`` if the template has only one."""
         return next((mode for mode in self._modes if mode.is_closed), self.thinking)
 
     @cached_property
     def takes_reasoning_out(self) -> bool:
-        """True when the template parses ``<think>`` out of a message's text."""
+        """True if the template removes ``<think>`` from a message's text."""
         reasoned = f"{THINK}\n{_THOUGHT}\n{THINK_END}\n\n{_ANSWER}"
         return reasoned not in self._probe(_user(), _assistant(reasoned), _user())
 
     @cached_property
     def writes_reasoning(self) -> bool:
-        """True when the last turn is rendered with its reasoning."""
+        """True if the last turn is rendered with its reasoning."""
         return _THOUGHT in self._probe(_user(), _assistant(f"{THINK}\n{_THOUGHT}\n{THINK_END}\n\n{_ANSWER}"))
 
     @cached_property
     def reads_lists(self) -> bool:
-        """True when the template writes a text that comes as a list of parts."""
+        """True if the template renders content that is a list of text parts."""
         try:
             return _ANSWER in self._probe({"role": "user", "content": [{"type": "text", "text": _ANSWER}]})
-        except Exception:  # noqa: BLE001 - a template that raises does not read them
+        except Exception:  # noqa: BLE001 - a template that raises does not support lists
             return False
 
     @cached_property
@@ -123,7 +123,7 @@ class ConversationReader:
             try:
                 without = self._template.text([_user()], switches=switches)
                 asked = self._template.text([_user()], generation_prompt=True, switches=switches)
-            except Exception:  # a template may refuse a switch; the plain prompt must do
+            except Exception:  # a template may refuse a switch, but not the plain prompt
                 if not switches:
                     raise
                 continue
@@ -131,7 +131,7 @@ class ConversationReader:
         return modes
 
     def with_calls(self, text: str, message: Message) -> str:
-        """Returns a text with the tool calls of its message behind it, as the template writes them there."""
+        """Returns a text followed by the tool calls of its message in the template's format."""
         answer = text.rpartition(THINK_END)[2].strip("\n") and text if self.takes_reasoning_out else text
         spoken = _ANSWER + answer[len(answer.rstrip()) :] if answer else ""
         rendering = self._template.render(
@@ -145,7 +145,7 @@ class ConversationReader:
 
     @cached_property
     def _empty_answer(self) -> str:
-        """What the template itself writes of a reply without text: in some the end of a thinking block."""
+        """The template's render of a reply without text: for some the end of a thinking block."""
         rendering = self._template.render(self._dialect, [_user(), _assistant("")])
         if not rendering.turns:
             return ""
@@ -192,14 +192,14 @@ class _Conversation:
         opening = mode.opening if prompt.endswith(mode.opening) and not _reasoning_of(self._messages[index]) else ""
         if opening and written.startswith(opening):
             if self._reader.writes_reasoning:
-                written = written.removeprefix(opening)  # the template writes it in front of what it was given
+                written = written.removeprefix(opening)  # the template adds it to the prompt
             else:
-                prompt = prompt.removesuffix(opening)  # nobody but the message says who wrote it: it does
+                prompt = prompt.removesuffix(opening)  # it is part of the message
         end = "" if index in self._cut else self._dialect.end_marker
         output = written if end and written.endswith(end) and self._is_calls_alone(index) else written + end
         return WrittenTurn(index, prompt, output, tuple(undecided))
 
-    # --- what was shown ----------------------------------------------------------------------------------------------
+    # --- prompts -----------------------------------------------------------------------------------------------------
 
     def _mode(self, index: int) -> _PromptMode:
         thinking, answering = self._reader.thinking, self._reader.answering
@@ -209,7 +209,7 @@ class _Conversation:
             case _Thinking.ABSENT:
                 return answering
         if not thinking.opening:
-            return answering  # a model that had begun to think would have written the marker
+            return answering  # reasoning would begin with the marker
         seen = set(self._thinking.values())
         return answering if _Thinking.ABSENT in seen and _Thinking.SHOWN not in seen else thinking
 
@@ -239,10 +239,10 @@ class _Conversation:
     def _located(self, index: int) -> tuple[Rendering, Any]:
         rendering = self._template.render(self._dialect, self._messages[: index + 1], self._tools)
         if not rendering.turns or rendering.turns[-1].message_index != index:
-            raise ValueError(f"message {index} cannot be told apart in its render: {rendering.problem}")
+            raise ValueError(f"message {index} cannot be located in its render: {rendering.problem}")
         return rendering, rendering.turns[-1]
 
-    # --- what was written --------------------------------------------------------------------------------------------
+    # --- outputs -----------------------------------------------------------------------------------------------------
 
     def _written(self, index: int, mode: _PromptMode) -> tuple[str, list[Undecided]]:
         message = self._messages[index]
@@ -261,13 +261,13 @@ class _Conversation:
         return _with_reasoning(_reasoning_of(message), text, mode, cut=index in self._cut), undecided
 
     def _is_calls_alone(self, index: int) -> bool:
-        """True for calls without any text, in a template that writes them so that only it can tell how."""
+        """True for calls without text, in a template that renders them differently from calls with text."""
         message = self._messages[index]
         return self._dialect.header is None and message.get("content") is None and bool(message.get("tool_calls"))
 
 
 def _joined(text: str, rest: str) -> str:
-    """Puts a text before what a template wrote behind it, which begins with the text's last white space or trims it."""
+    """Joins a text and the template's text after it, without doubling white space between them."""
     space = text[len(text.rstrip()) :]
     if rest.startswith(space):
         return text + rest[len(space) :]
@@ -277,7 +277,7 @@ def _joined(text: str, rest: str) -> str:
 
 
 def _with_reasoning(reasoning: str, rest: str, mode: _PromptMode, *, cut: bool) -> str:
-    """Puts reasoning that came in a field of its own back in front, as a model writes it."""
+    """Puts ``reasoning_content`` in front of the text, as a model writes it."""
     if not reasoning:
         return rest
     lead = "" if reasoning.startswith("\n") else "\n"
@@ -294,7 +294,7 @@ def _reasoning_of(message: Message) -> str:
 
 
 def _text_of(message: Message) -> str:
-    """Returns the text of a message, the parts of a list joined; a model writes nothing but text."""
+    """Returns the text of a message, with the parts of a list joined."""
     content = message.get("content")
     if isinstance(content, (list, tuple)):
         return "".join(filter(None, map(_text_of_part, content)))

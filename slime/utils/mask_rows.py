@@ -1,4 +1,4 @@
-"""From generations to training rows: what was sampled is trained, after exactly the ids it was sampled after.
+"""Packs generations into training rows: sampled tokens are trained after exactly the ids that they were sampled after.
 
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
 """
@@ -23,21 +23,20 @@ class WeightVersionSpan:
 
 
 class PromptCheck(StrEnum):
-    """What came of comparing the ids that an engine was sent with those that it ran."""
+    """Result of comparing the prompt ids that were sent to an engine with those that it ran."""
 
     EQUAL = "equal"
     DIFFERING = "differing"  # it ran other ids
-    UNKNOWN = "unknown"  # it does not say which it ran
+    UNKNOWN = "unknown"  # it does not report the ids
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReceipt:
-    """What is known of the ids that the engine ran as one turn's prompt.
+    """The engine's report on the prompt of one turn.
 
-    ``sent_ids`` are those that it was sent, kept where it ran others. ``image_tokens`` says how many tokens it made of
-    each image of the prompt; None when it does not tell. ``images`` are the sha256 of the bytes that the client put
-    into the request, in their order; empty for a prompt of text. ``untrained_because`` is why nothing may be trained
-    that was sampled after this prompt; empty when all may.
+    ``sent_ids`` are the ids that were sent, set only if the engine ran others. ``image_tokens`` is the number of tokens
+    of each image of the prompt in the engine; None if unknown. ``images`` are the sha256 of the images in the request,
+    in order. ``untrained_because`` is the reason why the output must not be trained; empty if it may.
     """
 
     check: PromptCheck
@@ -49,7 +48,7 @@ class PromptReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the engine sampled in one turn, exactly as it went in and came out.
+    """Prompt and sampled output of one turn, exactly as sent and received.
 
     ``prompt_ids`` hold one placeholder per image, and are those that the engine ran, as far as it says so
     (``prompt_receipt``; None when nobody asked). ``output_log_probs`` is None when the engine gave none, otherwise as
@@ -77,7 +76,7 @@ class Generation:
 
     @property
     def is_trained(self) -> bool:
-        """True when its output is to be trained and the prompt that it was sampled after is known."""
+        """True if its output is to be trained and its prompt is known."""
         return self.trained and (self.prompt_receipt is None or not self.prompt_receipt.untrained_because)
 
     def __post_init__(self) -> None:
@@ -89,12 +88,12 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """One sequence the trainer computes a loss on; the three lists have one length.
+    """One sequence with a loss; the three lists have equal lengths.
 
-    ``loss_mask`` is 1 on sampled, trained tokens and 0 elsewhere. ``log_probs`` holds what the engine recorded at the
-    ones and 0.0 elsewhere, or is None where the engine recorded nothing. ``response_length`` counts from the first
-    trained token to the end. ``generation_indices`` name, ascending, the generations whose tokens stand in this row.
-    ``images`` names the image of each placeholder in order; None when the generations do not tell.
+    ``loss_mask`` is 1 on sampled, trained tokens and 0 elsewhere. ``log_probs`` are the engine's at the ones and 0.0
+    elsewhere, or None if the engine returned none. ``response_length`` counts from the first trained token to the end.
+    ``generation_indices`` are the ascending indices of the generations in this row. ``images`` are the image hashes
+    of its placeholders in order; None if unknown.
     """
 
     token_ids: list[int]
@@ -106,25 +105,25 @@ class TrainingRow:
 
 
 def response_length_of(loss_mask: Sequence[int]) -> int:
-    """Counts the tokens from the first trained one to the end; 0 when nothing is trained."""
+    """Counts the tokens from the first trained one to the end; 0 if none is trained."""
     return len(loss_mask) - loss_mask.index(1) if 1 in loss_mask else 0
 
 
 def get_response_lengths(loss_masks: Sequence[Sequence[int]]) -> list[int]:
-    """Gives ``response_length_of`` for each mask. A length of 0 means an empty response: never slice with ``[-0:]``."""
+    """Returns ``response_length_of`` for each mask. A length of 0 is an empty response: never slice with ``[-0:]``."""
     return [response_length_of(loss_mask) for loss_mask in loss_masks]
 
 
 def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
-    """Trains each sampled token exactly once, in the fewest rows that a greedy exact prefix allows.
+    """Packs generations into rows so that each sampled token is trained exactly once, by greedy exact prefix matching.
 
-    A generation whose ``prompt_ids`` start with all tokens of the row just before it continues that row: the rest of
-    its prompt is context (0), its output is trained (1). Anything else (an edited context, reasoning dropped by the
-    template, a history that was re-tokenised, other images behind the same placeholders) opens a new row. Nothing is
-    ever realigned. Rows that train nothing are dropped; a generation that is not trained keeps its tokens as context.
+    A generation whose ``prompt_ids`` start with all tokens of the previous row continues that row: the rest of its
+    prompt is context (0), its output is trained (1). Any other generation (an edited context, reasoning dropped by the
+    template, a re-tokenised history, other images at the same placeholders) starts a new row. Tokens are never
+    realigned. Rows without trained tokens are dropped; tokens of generations that are not trained are context.
 
-    ``log_probs`` is None when no generation carries any, and also for a row in which a trained output came without
-    them: a number nobody recorded is never made up. Time is linear in the summed lengths of prompts and outputs.
+    ``log_probs`` is None if no generation has any, and for a row in which a trained output has none. Time is linear in
+    the total length of prompts and outputs.
 
     Raises:
         ValueError: a trained token's recorded log-prob is not finite.
@@ -135,10 +134,9 @@ def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
 def pack_training_rows_within(
     generations: Sequence[Generation], max_tokens: int
 ) -> tuple[list[TrainingRow], list[int]]:
-    """Packs the generations that fit a row of ``max_tokens``, and names those that do not.
+    """Packs the generations that fit a row of ``max_tokens``; also returns the indices of those that do not.
 
-    A generation is kept whole or dropped whole: it is dropped when its prompt and output together are too long for any
-    row. Indices count all generations given.
+    A generation whose prompt and output together are too long is dropped.
     """
     long = [at for at, one in enumerate(generations) if len(one.prompt_ids) + len(one.output_ids) > max_tokens]
     dropped = set(long)
@@ -156,7 +154,7 @@ def _pack(numbered: Sequence[tuple[int, Generation]]) -> list[TrainingRow]:
 
 
 class _OpenRow:
-    """A row that later generations may still continue."""
+    """A row that later generations may continue."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -167,7 +165,7 @@ class _OpenRow:
         self.images: tuple[str, ...] | None = None
 
     def continued_by(self, generation: Generation) -> bool:
-        """True when the prompt starts with every token of this row, and with its images."""
+        """True if the prompt starts with all tokens of this row, and with its images."""
         if not self._shows_the_images_of(generation):
             return False
 
@@ -179,7 +177,7 @@ class _OpenRow:
         return _as_list(prompt[:length]) == self.token_ids
 
     def append(self, index: int, generation: Generation) -> None:
-        """Takes the new part of the prompt as context and the output as sampled."""
+        """Appends the new part of the prompt as context, and the output."""
         context = _as_list(generation.prompt_ids[len(self.token_ids) :])
         self._extend(context, 0, [0.0] * len(context))
         output = _as_list(generation.output_ids)
@@ -188,7 +186,6 @@ class _OpenRow:
         self.images = generation.images
 
     def close(self, carried: bool) -> TrainingRow:
-        """Gives the finished row."""
         return TrainingRow(
             token_ids=self.token_ids,
             loss_mask=self.loss_mask,
@@ -263,12 +260,12 @@ def expand_image_tokens(row: TrainingRow, image_token_id: int, tokens_per_image:
 def align_with_expanded(
     token_ids: Sequence[int], loss_mask: Sequence[int], expanded: Sequence[int], placeholders: Collection[int]
 ) -> list[int]:
-    """Moves a mask onto ids in which a processor repeated the image placeholders; placeholders are 0.
+    """Aligns a mask with ids in which a processor repeated the image placeholders; placeholders are 0.
 
-    How often each is repeated comes from the ids themselves: a run of one placeholder stands for a run of it.
+    The repetitions are read from the ids: a run of a placeholder may be longer in ``expanded``.
 
     Raises:
-        ValueError: the two differ in anything but the lengths of those runs.
+        ValueError: the ids differ in other ways than the lengths of these runs.
     """
     mask: list[int] = []
     at = 0
@@ -277,7 +274,7 @@ def align_with_expanded(
         if token_ids[at] in placeholders:
             run, expanded_run = _run_length(token_ids, at), _run_length(expanded, here)
             if here >= len(expanded) or expanded[here] != token_ids[at] or expanded_run < run:
-                raise ValueError(f"input_ids hold no image at {here}, where the rendered conversation has one")
+                raise ValueError(f"input_ids have no image at {here}, where the rendered conversation has one")
             mask += [0] * expanded_run
             at += run
         else:
@@ -287,7 +284,7 @@ def align_with_expanded(
             mask += loss_mask[at:end]
             at = end
     if len(mask) != len(expanded):
-        raise ValueError(f"input_ids go on after the rendered conversation ends, at token {len(mask)}")
+        raise ValueError(f"input_ids continue after the end of the rendered conversation, at token {len(mask)}")
 
     return mask
 
@@ -300,7 +297,7 @@ def _run_length(ids: Sequence[int], start: int) -> int:
 
 
 def _as_list(ids: Sequence[int]) -> list[int]:
-    """Gives a plain list; arrays and tensors become Python integers."""
+    """Returns a list of Python integers, also for arrays and tensors."""
     if isinstance(ids, list):
         return ids
 

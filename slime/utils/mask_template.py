@@ -1,12 +1,11 @@
-"""Where in a rendered conversation the sampled text stands, read from the chat template itself.
+"""Locates the sampled text in a rendered conversation, by probing the chat template.
 
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
 
-A conversation is rendered twice: once as it is, once as a *shadow* in which one character that every turn marker needs
-(``|`` in ``<|im_start|>``) is replaced, inside every string of the messages and tools, by a character that occurs
-nowhere. A marker found in the shadow was therefore written by the template, never by a message, a tool definition, or
-a string of theirs that the template happened to complete. Putting the character back must give the first render
-exactly; otherwise the template looked at it, and nothing is decided.
+A conversation is rendered twice: unchanged, and as an *escaped render*, in which one character that every turn marker
+needs (``|`` in ``<|im_start|>``) is replaced by an unused character in all strings of the messages and tools. A marker
+in the escaped render was therefore written by the template, never by a message or a tool definition. Unescaping it must
+give the first render exactly; otherwise the template depends on that character, and nothing is decided.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ _PROBE = ("probe-question-one", "probe-answer", "probe-question-two")
 
 
 class UndecidedError(ValueError):
-    """Where the sampled text stands cannot be told from this template and these messages."""
+    """The sampled text cannot be located with this template and these messages."""
 
 
 class UndecidedReason(StrEnum):
-    """Why something of an assistant turn is not trained although the model may have sampled it."""
+    """Why a part of an assistant turn is not trained although the model may have sampled it."""
 
-    BOUNDARY = "boundary"  # one token holds text of the generation prompt and the first sampled character
-    EMPTY_THINKING = "empty_thinking"  # an empty thinking block, taken for the prompt's; it may have been sampled
+    BOUNDARY = "boundary"  # one token contains text of the generation prompt and the first sampled character
+    EMPTY_THINKING = "empty_thinking"  # an empty thinking block, attributed to the prompt; it may have been sampled
     DROPPED_REASONING = "dropped_reasoning"  # the message has reasoning that the template leaves out
-    DROPPED_CALLS = "dropped_calls"  # the message has tool calls that the template does not write
+    DROPPED_CALLS = "dropped_calls"  # the message has tool calls that the template does not render
     IMAGE = "image"  # an image token in an assistant turn
-    TEMPLATE = "template"  # the turns of this conversation cannot be told apart: nothing of it is trained
+    TEMPLATE = "template"  # the turns of this conversation cannot be located: it is not trained
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Something that is not trained because nobody can know, or because the render does not hold it, and why.
+    """A part that is not trained, with the reason.
 
-    ``position`` is a place in ``token_ids``, or None when it concerns a whole message or (``message_index`` None) the
-    whole conversation.
+    ``position`` is an index of ``token_ids``; None for a whole message or (``message_index`` None) the whole
+    conversation.
     """
 
     reason: UndecidedReason
@@ -70,10 +69,10 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class RenderedTurn:
-    """Characters ``start`` to ``end`` of the rendered text are what the model samples as message ``message_index``.
+    """Characters ``start`` to ``end`` of the rendered text are sampled as message ``message_index``.
 
-    ``end`` lies after the end-of-turn marker. ``holds_answer_only`` says that the generation prompt closed the thinking
-    block, so that an empty one in the text is taken for the prompt's.
+    ``end`` is after the end-of-turn marker. ``holds_answer_only``: the generation prompt closed the thinking block, so
+    that an empty one in the text is attributed to the prompt.
     """
 
     message_index: int
@@ -84,7 +83,7 @@ class RenderedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A conversation as text, and its turns; ``problem`` says why there are none to trust."""
+    """A rendered conversation with its turns; ``problem`` is the reason if they cannot be located."""
 
     text: str
     turns: tuple[RenderedTurn, ...] = ()
@@ -93,16 +92,16 @@ class Rendering:
 
 
 class Dialect(Protocol):
-    """One family of chat templates: which characters its markers need, and how its turns are found."""
+    """One family of chat templates: the characters that its markers need, and how to locate turns."""
 
     @property
     def neutral_characters(self) -> str:
-        """Characters that the markers cannot be written without."""
+        """Characters that every marker contains."""
         ...
 
     @property
     def chunk_markers(self) -> tuple[str, ...]:
-        """Added tokens at which a rendered conversation falls into messages."""
+        """Added tokens at which a rendered conversation is split into messages."""
         ...
 
     @property
@@ -112,16 +111,16 @@ class Dialect(Protocol):
 
     @property
     def header(self) -> str | None:
-        """What every assistant turn begins with; None where that differs."""
+        """The text at the begin of every assistant turn; None if it varies."""
         ...
 
     def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
-        """Finds what each assistant message sampled, in order; raises UndecidedError where it cannot."""
+        """Locates the sampled text of each assistant message; raises UndecidedError if it cannot."""
         ...
 
 
 class ChatTemplate:
-    """The tokenizer's own chat template, as text in and text out."""
+    """The tokenizer's chat template."""
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
@@ -135,7 +134,7 @@ class ChatTemplate:
         generation_prompt: bool = False,
         switches: Mapping[str, Any] | None = None,
     ) -> str:
-        """Gives the rendered conversation; whatever the template raises comes through."""
+        """Returns the rendered conversation. Errors of the template are not translated."""
         rendered: str = self._tokenizer.apply_chat_template(
             messages,
             tools=tools,
@@ -146,7 +145,7 @@ class ChatTemplate:
         return rendered
 
     def render(self, dialect: Dialect, messages: Messages, tools: Tools = None) -> Rendering:
-        """Renders a conversation, in a form that the template accepts, and finds its turns."""
+        """Renders a conversation, in a form that the template accepts, and locates its turns."""
         write, messages, text = self.accepted(messages, tools)
         try:
             escaped_render = self._escaped_render(dialect, write, messages, tools, text)
@@ -155,12 +154,11 @@ class ChatTemplate:
             return Rendering(text, problem=str(error), messages=messages)
 
     def accepted(self, messages: Messages, tools: Tools = None) -> tuple[Writer, Messages, str]:
-        """Returns what renders these messages, the form in which the template accepts them, and their render.
+        """Returns a function that renders these messages, the form that the template accepts, and their render.
 
-        Reasoning is shown under the name that templates ask for. Messages that the template refuses are tried again in
-        the forms it may know: with the nulls that some versions of transformers remove, tool arguments as an object
-        instead of JSON text, ``content`` as text instead of null or a list of texts. If none does, the template's own
-        error is raised.
+        Reasoning is passed as ``reasoning_content``. Messages that the template refuses are retried in other forms:
+        with nulls, which some versions of transformers remove, tool arguments as an object instead of JSON text,
+        ``content`` as text instead of null or a list of texts. If all fail, the first error is raised.
         """
         messages = [with_reasoning_content(message) for message in messages]
         try:
@@ -170,7 +168,7 @@ class ChatTemplate:
             for write, variant in [*with_nulls, *((self.text, variant) for variant in _variants(messages))]:
                 try:
                     return write, variant, write(variant, tools)
-                except Exception:  # noqa: BLE001 - the next form may do; the first error is the one that is told
+                except Exception:  # noqa: BLE001 - the next form may succeed; the first error is raised otherwise
                     continue
             raise refused
 
@@ -182,7 +180,7 @@ class ChatTemplate:
         generation_prompt: bool = False,
         switches: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders messages whose null fields the template must see: transformers 5 removes them on the way."""
+        """Renders messages with their null fields, which transformers 5 removes."""
         tokenizer: Any = self._tokenizer
         source = tokenizer.get_chat_template(None, tools)
         rendered: str = tokenizer.apply_chat_template(
@@ -206,7 +204,7 @@ class ChatTemplate:
             escaped_tools = escaper.value(tools) if tools else tools
             try:
                 escaped_render = write(escaped_messages, escaped_tools)
-            except Exception:  # noqa: BLE001 - a template that dislikes one spare character may take the next
+            except Exception:  # noqa: BLE001 - a template that refuses one spare character may accept the next
                 continue
             if escaper.unescape(escaped_render) == text:
                 return escaped_render
@@ -214,21 +212,21 @@ class ChatTemplate:
 
 
 class _MarkerEscaper:
-    """Replaces marker characters in messages by spare ones, and puts them back."""
+    """Escapes marker characters in messages by spare characters, and unescapes them."""
 
     def __init__(self, characters: str, spares: str) -> None:
         self._pairs = list(zip(characters, spares[: len(characters)], strict=True))
         self._role_spare = spares[len(characters)]
 
     def message(self, message: Message) -> dict[str, Any]:
-        """Veils the values of a message; its own keys are names that the template asks for."""
-        veiled = {key: self.value(value) for key, value in message.items()}
+        """Escapes the values of a message, not its keys, which the template reads."""
+        escaped = {key: self.value(value) for key, value in message.items()}
         if _has_odd_role(message):
-            veiled["role"] = self._role_spare + veiled["role"][1:]
-        return veiled
+            escaped["role"] = self._role_spare + escaped["role"][1:]
+        return escaped
 
     def value(self, value: Any) -> Any:
-        """Veils every string inside a JSON-like value, keys included; anything else passes as it is."""
+        """Escapes every string in a JSON-like value, including keys."""
         if isinstance(value, str):
             return self._string(value)
 
@@ -239,12 +237,11 @@ class _MarkerEscaper:
             return [self.value(item) for item in value]
 
         if callable(getattr(value, "model_dump", None)):
-            return self.value(value.model_dump())  # a pydantic record, as API clients return them
+            return self.value(value.model_dump())  # a pydantic record of an API client
 
         return value
 
     def unescape(self, escaped_render: str) -> str:
-        """Puts the replaced characters back."""
         for character, spare in [*self._pairs, ("a", self._role_spare)]:
             escaped_render = escaped_render.replace(spare, character)
         return escaped_render
@@ -256,13 +253,13 @@ class _MarkerEscaper:
 
 
 def _has_odd_role(message: Message) -> bool:
-    """True for a role that goes on after "assistant": with a line break there it would spell an assistant header."""
+    """True for a role that continues after "assistant", which with a line break would form an assistant header."""
     role = message.get("role")
     return isinstance(role, str) and role != "assistant" and role.startswith("assistant")
 
 
 def _hold_any(characters: str, value: Any) -> bool:
-    """True when some string in a JSON-like value has one of the characters, or the value cannot be looked into."""
+    """True if a string in a JSON-like value has one of the characters, or the value has an unknown type."""
     rest = [value]
     while rest:
         one = rest.pop()
@@ -282,7 +279,7 @@ def _hold_any(characters: str, value: Any) -> bool:
 
 
 def _spare_characters(text: str, count: int) -> Iterator[str]:
-    """Gives strings of characters that the text does not use: private-use ones first, then rare ASCII ones."""
+    """Yields strings of characters that the text does not contain: private-use ones first, then rare ASCII ones."""
     for candidates in (map(chr, _PRIVATE_USE), _RARE_ASCII):
         spares = "".join(islice((character for character in candidates if character not in text), count))
         if len(spares) == count:
@@ -302,7 +299,7 @@ def with_reasoning_content(message: Message) -> Message:
 
 
 def _variants(messages: Messages) -> Iterator[Messages]:
-    """Gives the other forms of these messages that a template may accept, least changed first."""
+    """Yields other forms of these messages that a template may accept, least changed first."""
     with_objects = [_with_argument_objects(message) for message in messages]
     with_text = [_with_text_content(message) for message in messages]
     with_both = [_with_text_content(message) for message in with_objects]
@@ -356,7 +353,7 @@ def _with_text_content(message: Message) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class MarkerDialect:
-    """Templates in which every assistant turn opens with one header and closes with one marker, as ChatML does."""
+    """Templates in which every assistant turn begins with one header and ends with one marker, such as ChatML."""
 
     header: str
     prompts: tuple[str, ...]
@@ -365,7 +362,7 @@ class MarkerDialect:
     neutral_characters: str
 
     def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
-        """Pairs the headers that the template wrote with the assistant messages, in order."""
+        """Pairs the template's headers with the assistant messages, in order."""
         speakers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         headers = [match.start() for match in re.finditer(re.escape(self.header), escaped_render)]
         if len(headers) != len(speakers):
@@ -409,7 +406,7 @@ class DeepSeekDialect:
     header: str | None = None
 
     def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
-        """Walks text and messages side by side."""
+        """Iterates over text and messages in parallel."""
         turns: list[RenderedTurn] = []
         cursor = 0
         written = [(index, message) for index, message in enumerate(messages) if self._is_written(message)]
@@ -437,7 +434,7 @@ class DeepSeekDialect:
         return (self.user,) if role == "user" else (self.outputs_begin, "\n" + self.output_begin, self.output_begin)
 
     def _opening(self, escaped_render: str, message: Message, cursor: int) -> tuple[int, int]:
-        """Gives where the message's opening marker begins and ends."""
+        """Returns where the message's opening marker begins and ends."""
         openings = self._openings(message.get("role"))
         begin, marker = _first_of(escaped_render, openings, cursor)
         if marker is None:
@@ -461,7 +458,7 @@ class DeepSeekDialect:
         return RenderedTurn(index, start, limit if end < 0 else end + len(self.end_marker), "</think>" in prompt)
 
     def _limit(self, escaped_render: str, index: int, start: int, message: Message, next_role: Any) -> int:
-        """Gives where the next message opens; the turn lies before it."""
+        """Returns where the next message begins: the turn ends before it."""
         if next_role is None:
             return len(escaped_render)
 
@@ -482,10 +479,10 @@ def _first_of(text: str, markers: Sequence[str], start: int) -> tuple[int, str |
 
 
 def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dialect:
-    """Reads a template's turn markers from three small probe conversations.
+    """Determines a template's turn markers from three probe conversations.
 
     Raises:
-        ValueError: the template opens or closes assistant turns with nothing that can be found again.
+        ValueError: the template begins or ends assistant turns without a marker.
     """
     question, answer, follow_up = _PROBE
     asked = template.text([_message("user", question)])
@@ -502,7 +499,7 @@ def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dia
     if not header.strip() or not end_marker:
         raise ValueError(
             "this chat template has no assistant header or no end-of-turn marker that could be found: "
-            "add a type of your own with register_loss_mask_type"
+            "add a custom type with register_loss_mask_type"
         )
 
     return _dialect(template, added_tokens, header, user_header, end_marker)
@@ -528,7 +525,7 @@ def _dialect(
 
 
 def _generation_prompts(template: ChatTemplate) -> list[str]:
-    """Gives what the template appends for the model to go on from, in each mode it knows."""
+    """Returns the generation prompts of the template, in each of its modes."""
     question, answer, _ = _PROBE
     call = {"type": "function", "id": "call_0", "function": {"name": "probe", "arguments": {}}}
     conversations = (
@@ -550,14 +547,14 @@ def _generation_prompts(template: ChatTemplate) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class VisionTokens:
-    """What a template writes for an image or a video: all of it, and the placeholders that a processor repeats."""
+    """The tokens that a template writes for an image or a video, and the placeholders that a processor repeats."""
 
     written: frozenset[str] = frozenset()
     placeholders: frozenset[str] = frozenset()
 
 
 def discover_vision_tokens(template: ChatTemplate, added_tokens: Sequence[str]) -> VisionTokens:
-    """Reads from two probes what the template writes for pictures; empty for a template that knows none."""
+    """Determines the tokens for images and videos by probes; empty for a text template."""
     written: set[str] = set()
     placeholders: set[str] = set()
     text_part = {"type": "text", "text": _PROBE[0]}
@@ -601,7 +598,7 @@ def _leading_token(text: str, added_tokens: Sequence[str]) -> str | None:
 
 
 def _telling_character(marker: str) -> str:
-    """Gives the character without which this marker cannot be written, the least usual one first."""
+    """Returns a character of the marker, preferably a rare one."""
     for wanted in ("｜", "|", "▁"):
         if wanted in marker:
             return wanted

@@ -1,15 +1,14 @@
-"""From rendered text to token ids, one message chunk at a time, and from character to token positions.
+"""Tokenises rendered text in cached chunks of one message each, and maps character to token positions.
 
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
 
-Turn markers such as ``<|im_start|>`` are added tokens: the tokenizer cuts the text at them before it does anything
-else, so a chunk that starts with one has the same ids wherever it stands. Chunks are therefore tokenised once, all
-missing ones in one parallel batch, and remembered within a bound of bytes. Where a tokenizer gives no such guarantee,
-the whole text is one chunk.
+Turn markers such as ``<|im_start|>`` are added tokens: the tokenizer splits the text at them first, so that a chunk
+that starts with one has the same ids everywhere. Chunks are therefore tokenised once, all missing ones in one parallel
+batch, and cached up to a size limit. For a tokenizer without this guarantee, the whole text is one chunk.
 
-Some templates write an answer again once it is history, without its thinking block. The tokenizers they come with also
-cut any text between a line break and what follows it, so that the text of such an answer need not be tokenised again:
-a turn that is missing is put together from its header and its body, and the body may be known.
+Some templates render an answer without its thinking block once it is history. Their tokenizers also split any text
+after a line break, so that the text of such an answer need not be tokenised again: a missing turn is composed of its header
+and its body, and the body may be cached.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
-_SHORT = 64  # characters of header or trailer that are worth tokenising on their own
-_MANY = 256  # chunks that are worth several threads
+_SHORT = 64  # maximum characters of a header or trailer that is tokenised separately
+_MANY = 256  # minimum number of chunks for several threads
 _BYTES_PER_TOKEN = 48  # an id as an object, its pointer, and two offsets in the chunks that need them
 _THINKING_END = "</think>"
 _LINE_BREAKS = "\r\n"
@@ -36,8 +35,8 @@ _PATTERNS_THAT_END_AT_LINE_BREAKS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-"""How Qwen's tokenizers cut text into words. None looks back, and none has a word with a line break before its end:
-between a line break and anything but white space there is always a cut, whatever stands on either side."""
+"""Split patterns of Qwen's tokenizers. None looks back, and no word contains a line break before its end: they always
+split between a line break and a character that is no white space."""
 _HARMLESS_NORMALIZERS = ({"type": "NFC"}, {"type": "Sequence", "normalizers": []})
 
 
@@ -54,17 +53,17 @@ class Chunk:
 
     @property
     def cost(self) -> int:
-        """Bytes that keeping this chunk takes, at most."""
+        """Upper bound of the chunk's size in memory."""
         return sys.getsizeof(self.text) + _BYTES_PER_TOKEN * len(self.ids) + 400
 
 
 def added_token_texts(tokenizer: Any) -> list[str]:
-    """Gives the text of every added token, special or not."""
+    """Returns the text of every added token."""
     return [str(token) for token in tokenizer.get_added_vocab()]
 
 
 class ChunkTokenizer:
-    """Tokenises rendered text exactly as the tokenizer would, remembering chunks; safe to share between threads."""
+    """Tokenises rendered text exactly as the tokenizer, with a cache of chunks; safe to share between threads."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class ChunkTokenizer:
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travels to another process without what it remembers."""
+        """Pickles without the cache."""
         return {**self.__dict__, "_cache": OrderedDict(), "_cache_bytes": 0, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -92,11 +91,11 @@ class ChunkTokenizer:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that the remembered chunks take; never above the bound."""
+        """Size of the cache."""
         return self._cache_bytes
 
     def chunks(self, texts: Sequence[str]) -> list[list[Chunk]]:
-        """Tokenises several texts, all chunks that are not remembered in one batch over all cores."""
+        """Tokenises several texts, all chunks that are not cached in one batch on all cores."""
         pieces_per_text = [self._split(text) for text in texts]
         known: dict[str, Chunk] = {}
         with self._lock:
@@ -110,8 +109,8 @@ class ChunkTokenizer:
         return [[known[piece] for piece in pieces] for pieces in pieces_per_text]
 
     def boundary(self, chunk: Chunk, position: int) -> tuple[int, int]:
-        """Gives ``(before, after)``: tokens up to ``before`` end at or before this character, those from ``after`` on
-        start at or after it. Where the two differ, the tokens between them lie on both sides.
+        """Returns ``(before, after)``: tokens up to ``before`` end at or before this character, those from ``after`` on
+        start at or after it. If they differ, the tokens between them cross the character.
         """
         if position <= 0:
             return 0, 0
@@ -132,7 +131,7 @@ class ChunkTokenizer:
         return [piece for piece in pieces if piece]
 
     def _tokenise(self, missing: Sequence[str]) -> dict[str, Chunk]:
-        """Makes and remembers the missing chunks; of a turn whose body is known, only the rest is tokenised."""
+        """Creates and caches the missing chunks; of a turn whose body is cached, only the rest is tokenised."""
         cut = [self._cut(piece) for piece in missing]
         parts = [part for one in cut for part in one]
         with self._lock:
@@ -148,7 +147,7 @@ class ChunkTokenizer:
         return {chunk.text: chunk for chunk in made}
 
     def _cut(self, piece: str) -> tuple[str, ...]:
-        """Splits a turn into header (with its thinking block, if it has one) and body, where the tokenizer does."""
+        """Splits a turn into header (with its thinking block, if any) and body, if the tokenizer splits there."""
         if self._header is None or not piece.startswith(self._header):
             return (piece,)
 
@@ -171,8 +170,8 @@ class ChunkTokenizer:
         if len(texts) < _MANY:
             return [encoding.ids for encoding in encode(list(texts), add_special_tokens=False)]
 
-        # The tokenizer's own threads are off in many trainers (TOKENIZERS_PARALLELISM, fork); it lets go of the
-        # interpreter while it works, so that ours do as well.
+        # The tokenizer's own threads are off in many trainers (TOKENIZERS_PARALLELISM, fork); it releases the GIL, so
+        # that Python threads work as well.
         slices = [list(texts[start : start + _MANY // 4]) for start in range(0, len(texts), _MANY // 4)]
         with ThreadPoolExecutor(min(len(slices), os.cpu_count() or 1)) as pool:
             done = pool.map(lambda some: [one.ids for one in encode(some, add_special_tokens=False)], slices)
@@ -189,7 +188,7 @@ class ChunkTokenizer:
                 self._cache_bytes -= oldest.cost
 
     def _boundary_at_known_text(self, chunk: Chunk, position: int) -> tuple[int, int] | None:
-        """Recognises a header at the start or a trailer at the end by its own ids, without asking for offsets."""
+        """Finds the boundary of a header at the start or a trailer at the end by its ids, without offsets."""
         head, tail = chunk.text[:position], chunk.text[position:]
         if len(head) <= _SHORT and self._starts_with_marker(head):
             ids = self._ids_of_short(head)
@@ -208,7 +207,7 @@ class ChunkTokenizer:
         return any(text.startswith(marker) for marker in self._markers)
 
     def _ids_of_short(self, text: str) -> tuple[int, ...] | None:
-        """Gives the ids of a text that its ids spell in full, or None if they do not."""
+        """Returns the ids of a text that is one chunk without unknown tokens; else None."""
         ids = self.chunks([text])[0]
         if len(ids) != 1:
             return None
@@ -225,13 +224,13 @@ class ChunkTokenizer:
         return before, after
 
     def _offsets_of(self, chunk: Chunk) -> tuple[array[int], array[int]]:
-        """Gives where each token starts and ends. Tokens tile the text: white space trimmed off is put back."""
+        """Returns where each token starts and ends. Tokens cover the text: trimmed white space is included."""
         try:
             encoding = self._tokenizer(chunk.text, add_special_tokens=False, return_offsets_mapping=True)
-        except NotImplementedError:  # a tokenizer written in Python: nothing inside the chunk can be decided
+        except NotImplementedError:  # a slow tokenizer has no offsets: nothing inside of the chunk can be decided
             return array("I", [0] * len(chunk.ids)), array("I", [len(chunk.text)] * len(chunk.ids))
         if list(encoding["input_ids"]) != list(chunk.ids):
-            raise ValueError("this tokenizer gives different ids for the same text")
+            raise ValueError("this tokenizer returns different ids for the same text")
 
         starts, ends = array("I"), array("I")
         reached = 0
@@ -243,7 +242,7 @@ class ChunkTokenizer:
 
 
 def cuts_text_cleanly(tokenizer: Any, marker: str) -> bool:
-    """True when the tokenizer cuts any text at this marker first, so that the parts have ids of their own."""
+    """True if the tokenizer splits any text at this marker first, so that the parts are tokenised independently."""
     tokens = getattr(tokenizer, "added_tokens_decoder", None)
     if not marker or not tokens or getattr(tokenizer, "backend_tokenizer", None) is None:
         return False
@@ -260,10 +259,10 @@ def cuts_text_cleanly(tokenizer: Any, marker: str) -> bool:
 
 
 def cuts_text_at_line_starts(tokenizer: Any) -> bool:
-    """True when the tokenizer cuts any text at every ``is_line_start``, so that the parts have ids of their own.
+    """True if the tokenizer splits any text at every ``is_line_start``, so that the parts are tokenised independently.
 
-    That is so for byte-level BPE over words of the known patterns. Normalising to NFC changes nothing about it: no
-    character composes with a line break, and none is moved past it.
+    This holds for byte-level BPE with the known split patterns. NFC normalisation does not affect it: no character
+    composes with a line break, and none is moved past it.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not _has_plain_byte_pairs(backend) or not _has_known_words(backend):
@@ -277,7 +276,7 @@ def cuts_text_at_line_starts(tokenizer: Any) -> bool:
 
 
 def is_line_start(text: str, position: int) -> bool:
-    """True between a line break and a character that is surely no white space to any tokenizer."""
+    """True between a line break and a character that is white space for no tokenizer."""
     if not 0 < position < len(text) or text[position - 1] not in _LINE_BREAKS:
         return False
 
@@ -311,12 +310,12 @@ def _state_of(component: Any) -> Any:
 
 
 def _may_change_text(backend: Any) -> bool:
-    """True when the tokenizer has a normaliser that does something."""
+    """True if the tokenizer has a normaliser that is not empty."""
     return backend.normalizer is not None and repr(backend.normalizer) != "Sequence(normalizers=[])"
 
 
 def _may_overlap(token: str, marker: str) -> bool:
-    """True when the two can share characters of one text, so that finding one hides the other."""
+    """True if the two can overlap in a text, so that one may hide the other."""
     if not token:
         return False
 

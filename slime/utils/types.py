@@ -1,8 +1,8 @@
-"""A stand-in for slime's own ``slime.utils.types``, so that the trainer side runs where slime is not installed.
+"""Replacement for ``slime.utils.types`` where slime is not installed.
 
 ``Sample`` has the same fields, in the same order and with the same defaults, as slime's record at v0.3.1; a test
-compares the two. It needs no torch and has none of slime's methods that do. This file is never installed over slime:
-inside a slime checkout, slime's own ``Sample`` is the one that is imported.
+compares the two. It has none of slime's methods that need torch. This file is never installed over slime: in a slime
+checkout, slime's own ``Sample`` is imported.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 @dataclass
 class Sample:
-    """One sequence for the trainer: prompt and response tokens, what of them is trained, and what it earned.
+    """One sequence for the trainer: prompt and response tokens, loss mask and reward.
 
-    ``loss_mask`` and ``rollout_log_probs``, where set, are as long as the response: the last ``response_length`` of
+    ``loss_mask`` and ``rollout_log_probs``, if set, are as long as the response: the last ``response_length`` of
     ``tokens``. ``index`` is an int in slime's own rollouts and the instance id in agent rollouts. Samples with the same
-    ``rollout_id`` come from one trajectory.
+    ``rollout_id`` belong to one trajectory.
     """
 
     group_index: int | None = None
@@ -47,10 +47,10 @@ class Sample:
         """How a sample ended."""
 
         PENDING = "pending"  # not generated yet
-        COMPLETED = "completed"  # came to its own end
-        TRUNCATED = "truncated"  # cut by a limit
-        ABORTED = "aborted"  # given up from outside
-        FAILED = "failed"  # something around it broke
+        COMPLETED = "completed"  # ended by itself
+        TRUNCATED = "truncated"  # by a limit
+        ABORTED = "aborted"  # by a cancellation
+        FAILED = "failed"  # an infrastructure failure
 
     status: Status = Status.PENDING
 
@@ -88,7 +88,7 @@ class Sample:
 
     @property
     def effective_response_length(self) -> int:
-        """How many tokens are trained."""
+        """Number of trained tokens."""
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The Python client of the buffer, used by the trainer side and the command line alike.
+"""The Python client of the buffer, used by the trainer side and the command line.
 
-Two classes with the same methods: ``RolloutBufferClient`` blocks, ``AsyncRolloutBufferClient`` awaits. What a call
-sends and how its reply is read is written once, in the second; the first calls it over a transport that blocks.
+Two classes with the same methods: ``RolloutBufferClient`` blocks, ``AsyncRolloutBufferClient`` awaits. Calls are
+implemented once, in the second; the first uses them with a blocking transport.
 
-Errors: what the server refuses is raised as the matching member of the error tree, with the server's own sentence, and
-is an ``aiohttp.ClientError`` as well. What the network does is raised as ``requests.RequestException`` or
-``aiohttp.ClientError`` / ``asyncio.TimeoutError``. A reply that is not what the protocol says is a ``ValueError``.
+Errors: a refusal of the server is raised as the matching class of ``errors``, with the server's message, and is an
+``aiohttp.ClientError`` as well. Network errors are ``requests.RequestException`` or ``aiohttp.ClientError`` /
+``asyncio.TimeoutError``. A reply that violates the protocol is a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _all_errors(kind: type[errors.RolloutBufferError]) -> list[type[errors.Rollo
 
 
 def why_no_answer(error: Exception) -> str:
-    """Returns in a few words who did not answer, and what the network did."""
+    """Returns the address that did not answer, and a short reason."""
     where = _address(error)
     return f"no answer from the buffer{f' at {where}' if where else ''}: {errors.network_reason(error)}"
 
@@ -149,7 +149,7 @@ def _address(error: Exception) -> str:
 
 
 class Transport(Protocol):
-    """Who carries requests over the network."""
+    """Sends requests over the network."""
 
     async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
         """Returns the status and the body of the reply."""

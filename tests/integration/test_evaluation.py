@@ -177,7 +177,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(slow_engine: str, tmp_p
     os.kill(process.pid, signal.SIGINT)
     wait_until(lambda: process.exit_code() is not None, 60, what="its end")
     assert process.exit_code() == 1
-    assert "the same command goes on from here" in " ".join(process.log_tail(30).split())
+    assert "the same command continues" in " ".join(process.log_tail(30).split())
     report = json.loads((output / "report.json").read_text())
     assert not report["complete"]
     assert 2 <= report["slots"]["played"] == len(played_in(output)) < 20

@@ -1,9 +1,8 @@
 """A stand-alone evaluation: a task list, several attempts for each task, and a report. ``rollout-buffer eval``.
 
-It has no scheduler of its own. The task list becomes an evaluation job of a rollout buffer (one of its own in the
-output folder, or a given one), whose runner plays it, tries again what broke, and keeps every trajectory as it comes.
-What was played is in that store and nowhere else: an evaluation that was killed attaches to its job and goes on with
-the slots that are open.
+The task list becomes an evaluation job of a rollout buffer (one in the output folder, or a given one), whose runner
+plays it, retries failed attempts, and stores every trajectory. An evaluation that was killed attaches to its job and
+continues with the open slots.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ LOOK_INTERVAL_S = 0.5
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
 LET_GO_TIMEOUT_S = 60.0
-"""After a kill: how long the last call's processes may need to let go of the folder."""
+"""How long the processes of a killed call may take to release the folder."""
 SILENCE_TIMEOUT_S = 120.0
 PAGE = 500
 GROUPS_OF_A_POLL = 64
@@ -61,13 +60,13 @@ Report = dict[str, Any]
 
 
 class EvaluationError(RolloutBufferError):
-    """The evaluation cannot go on; the message says why. What was played is kept."""
+    """The evaluation cannot continue. Played slots stay stored."""
 
     code = "evaluation"
 
 
 class EvaluationStoppedError(RolloutBufferError):
-    """Somebody stopped it. ``report`` is of what was played until then."""
+    """Interrupted by the user. ``report`` covers the slots played until then."""
 
     code = "evaluation_stopped"
 
@@ -77,15 +76,15 @@ class EvaluationStoppedError(RolloutBufferError):
 
 
 def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lambda job: None) -> Report:
-    """Plays what is still to be played and returns the report, which is in ``report.json`` as well.
+    """Plays the open slots and returns the report, which is also written to ``report.json``.
 
-    ``watch`` gets the job as ``GET /jobs/<id>`` tells it, about twice a second.
+    ``watch`` is called with the reply of ``GET /jobs/<id>`` about twice a second.
 
     Raises:
-        ConfigError: a setting is wrong, or the folder belongs to another evaluation or to one that runs.
+        ConfigError: a setting is invalid, or the folder belongs to another evaluation or to a running one.
         EngineError: the engine does not answer.
-        EvaluationError: the job failed or was cancelled, or the buffer does not come up.
-        EvaluationStoppedError: Ctrl-C or SIGTERM; the same call goes on.
+        EvaluationError: the job failed or was cancelled, or the buffer does not start.
+        EvaluationStoppedError: Ctrl-C or SIGTERM; the same call continues.
     """
     settings.output.mkdir(parents=True, exist_ok=True)
     with _alone_in(settings.output):
@@ -105,7 +104,7 @@ def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lam
 
 
 NULLABLE = frozenset({"max_groups_ahead", "pause_when_idle_s"})
-"""Settings for which null is a value of its own: no limit."""
+"""Settings for which null means no limit."""
 
 
 # --- playing ---------------------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def _play(
     ks: Sequence[int],
     watch: Watch,
 ) -> Mapping[str, Any]:
-    """Waits until the job is over; a stop from outside writes the report of what there is."""
+    """Waits for the end of the job; an interrupt writes the report of the played slots."""
     try:
         return _follow(client, plan.job_id, watch)
     except KeyboardInterrupt as error:
@@ -127,8 +126,8 @@ def _play(
         _write(settings.output / REPORT_FILE, report)
         slots = report["slots"]
         raise EvaluationStoppedError(
-            f"stopped with {slots['played']} of {slots['planned']} slots played; what is done is kept in "
-            f"{settings.output}, and the same command goes on from here",
+            f"stopped with {slots['played']} of {slots['planned']} slots played; they are stored in "
+            f"{settings.output}, and the same command continues",
             {"report": report},
         ) from error
 
@@ -140,7 +139,7 @@ def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[s
             job = client.job(job_id)
             answered = time.monotonic()
         except (requests.RequestException, UnavailableError) as error:
-            # The supervisor starts a server that died again.
+            # The supervisor restarts a server that crashed.
             if time.monotonic() - answered > SILENCE_TIMEOUT_S:
                 raise EvaluationError(f"the buffer does not answer any more: {error}") from error
         else:
@@ -157,16 +156,16 @@ def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[s
 
 @contextmanager
 def _alone_in(output: Path) -> Iterator[None]:
-    """Keeps a second call out of the folder for as long as this one is in it."""
+    """Locks the folder against a second call."""
     with (output / "evaluation.lock").open("w", encoding="utf-8") as lock:
         if not _lock(lock, 0.0):
-            raise ConfigError(f"another rollout-buffer eval works in {output}: wait for it, or give another --output")
+            raise ConfigError(f"another rollout-buffer eval uses {output}: wait for it, or give another --output")
         yield
 
 
 @contextmanager
 def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[RolloutBufferClient]:
-    """The buffer that plays it: the given one, or one of its own for the time of the context."""
+    """Yields a client of the given buffer, or of one that runs for the time of the context."""
     if settings.buffer_url is not None:
         yield RolloutBufferClient(settings.buffer_url, token=token_from_environment())
         return
@@ -197,12 +196,12 @@ def _environment(settings: EvaluationSettings) -> dict[str, str]:
 
 
 def _wait_for_the_last_one(lock_file: Path) -> None:
-    """Waits for the supervisor of a call that was killed: it was told by the kernel and ends in order."""
+    """Waits for the supervisor of a killed call, which the kernel has sent SIGTERM."""
     if not lock_file.exists():
         return
     with lock_file.open("a", encoding="utf-8") as lock:
         if not _lock(lock, LET_GO_TIMEOUT_S):
-            raise EvaluationError(f"a process still serves {lock_file.parent}: end it, or wait, and call again")
+            raise EvaluationError(f"a process still serves {lock_file.parent}: stop it, or wait, and call again")
 
 
 def _lock(file: IO[str], timeout_s: float) -> bool:
@@ -219,7 +218,7 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
 
 
 def _take_delivery(client: RolloutBufferClient, job_id: str) -> None:
-    """Takes the job's groups off a buffer that others use: nobody else will ask for them."""
+    """Takes and acknowledges the job's groups on a shared buffer: no other client polls them."""
     while True:
         data = client.get_rollout_data(job_id=job_id, max_groups=GROUPS_OF_A_POLL, lease_s=600, images="hash")
         if data.delivery_id is None:
@@ -256,7 +255,7 @@ def _report(
 def _attempts(
     settings: EvaluationSettings, client: RolloutBufferClient, job_id: str
 ) -> tuple[list[AttemptRecord], int]:
-    """Returns what was played to an end of its own, one for each slot, and how many the engine gave up midway."""
+    """Returns the complete attempts, one for each slot, and the number of aborted ones."""
     found: dict[tuple[str, int], AttemptRecord] = {}
     aborted, cursor = 0, None
     while True:
@@ -275,11 +274,11 @@ def _attempts(
 
 
 def _versions(client: RolloutBufferClient, job_id: str, entry: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The oldest and the newest weight version of an episode: read from its turns only where the weights had moved."""
+    """Returns the oldest and newest weight version of an episode; reads its turns only if the weights have changed."""
     oldest = entry["oldest_version"]
     if oldest is None:
         return None
-    if entry["versions_behind"] == 0:  # the job knew of no newer one, not even from this episode's last turn
+    if entry["versions_behind"] == 0:  # no turn of the episode has a newer version
         return oldest, oldest
     trajectory = client.trajectory(entry["uid"], job_id=job_id)
     return versions_of(wire.decode_generations(trajectory.get("generations"))) or (oldest, oldest)
@@ -323,7 +322,7 @@ def _values(value: Any) -> tuple[str, ...]:
 def _with_apps(
     client: RolloutBufferClient, job_id: str, tasks: Sequence[TaskRecord], attempts: Sequence[AttemptRecord]
 ) -> list[TaskRecord]:
-    """Adds the app that a task's own trajectory tells, where the task list does not; one is read for each name."""
+    """Adds the app from a trajectory of each task name, if the task list has none."""
     uids = {attempt.instance_id: attempt.uid for attempt in attempts}
     nameless = [task for task in tasks if "app" not in task.groups and task.instance_id in uids]
     by_name = {task.task: uids[task.instance_id] for task in nameless if task.task is not None}
@@ -336,7 +335,7 @@ def _with_app(task: TaskRecord, app: tuple[str, ...]) -> TaskRecord:
 
 
 def _apps(trajectory: Mapping[str, Any]) -> tuple[str, ...]:
-    """The apps of a task that has several stand in one text, with commas between."""
+    """Several apps of a task are separated by commas."""
     extra_info = trajectory.get("extra_info")
     app = extra_info.get("app") if isinstance(extra_info, Mapping) else None
     return tuple(name for name in str(app).split(",") if name) if app else ()

@@ -1,7 +1,7 @@
-"""What an evaluation is: its settings, the plan that is kept beside its results, and the engine that it asks.
+"""Settings of an evaluation, its plan in the output folder, and the check of its engine.
 
-The plan says which work it is. The same command finds it again and goes on; another one in the same folder is refused,
-so that no report is made of two different things.
+The plan identifies the evaluation: the same command continues it, and another one in the same folder is refused, so
+that a report never mixes two evaluations.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ANY_REWARD = (-1e12, 1e12)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSettings:
-    """What is played, with which engine, and where the results go. ``output`` belongs to one evaluation.
+    """Settings of an evaluation. ``output`` belongs to one evaluation.
 
-    ``tasks`` is a file as ``start_rollout`` takes it, slices included. ``buffer_url`` None runs a buffer of its own in
-    ``output``. ``retry_given_up`` gives slots that were given up ``max_attempts`` more tries, once per call.
-    ``environment`` is added to that of its processes; ``serve_arguments`` to the command that starts it.
+    ``tasks`` is an ``input_file`` of ``start_rollout``, including slices. ``buffer_url`` None starts a buffer in
+    ``output``; ``environment`` and ``serve_arguments`` are added to its environment and command. ``retry_given_up``
+    allows ``max_attempts`` further attempts for failed slots, once per call.
     """
 
     output: Path
@@ -60,7 +60,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineFacts:
-    """What the engine says of itself; None where it does not tell."""
+    """The engine's report on itself; None is unknown."""
 
     model: str | None = None
     weight_version: str | None = None
@@ -69,7 +69,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The work, as it stands in ``evaluation.json``. ``is_new`` says that it was written just now."""
+    """The content of ``evaluation.json``. ``is_new`` is true if it was written by this call."""
 
     job_id: str
     work: Mapping[str, Any]
@@ -87,17 +87,17 @@ def read_tasks(settings: EvaluationSettings) -> list[Instance]:
 
 
 def ask_engine(settings: EvaluationSettings) -> EngineFacts:
-    """Asks the engine who it is, so that a wrong address or key is said before anything is played.
+    """Checks the engine's address, key and model before episodes are played.
 
     Raises:
         EngineError: it does not answer.
-        ConfigError: it answers that the address, the key or the model is wrong.
+        ConfigError: the address, the key or the model is wrong.
     """
     return _ask_openai(settings) if settings.api == "openai" else _ask_sglang(settings)
 
 
 def open_plan(settings: EvaluationSettings, tasks: Sequence[Instance], engine: EngineFacts) -> Plan:
-    """Returns the plan of the folder, which is written when there is none.
+    """Returns the plan of the folder; writes it if there is none.
 
     Raises:
         ConfigError: the folder belongs to another evaluation, or its plan cannot be read.
@@ -119,16 +119,16 @@ def open_plan(settings: EvaluationSettings, tasks: Sequence[Instance], engine: E
     if different:
         raise ConfigError(
             f"{settings.output} belongs to another evaluation ({_differences(different, known, work)}): "
-            "give another --output, or the command that began it"
+            "give another --output, or the original command"
         )
     return Plan(job_id=job_id, work=known, is_new=False)
 
 
 def job_payload(settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instance], tokenizer: str | None) -> Any:
-    """Returns the body of ``start_rollout``: an evaluation job that keeps all it plays and waits for nobody.
+    """Returns the body of ``start_rollout``: an evaluation job without reward range and backpressure.
 
     Raises:
-        ConfigError: an option would change what the evaluation itself sets.
+        ConfigError: an option is a key that the evaluation sets.
     """
     payload = {
         "job_id": plan.job_id,
@@ -152,7 +152,7 @@ def job_payload(settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instan
     }
     clash = sorted(payload.keys() & settings.options.keys())
     if clash:
-        raise ConfigError(f"--options may not set {', '.join(clash)}: the evaluation does")
+        raise ConfigError(f"--options may not set {', '.join(clash)}: the evaluation sets it")
     return {**payload, **settings.options}
 
 
@@ -171,14 +171,14 @@ def tokenizer_for(settings: EvaluationSettings, engine: EngineFacts) -> str | No
     named = [name for name in (engine.tokenizer, engine.model) if name is not None and Path(name).is_dir()]
     if not named:
         raise ConfigError(
-            f"the engine's tokenizer ({engine.tokenizer or engine.model or 'not told'}) is no folder of this machine: "
+            f"the engine's tokenizer ({engine.tokenizer or engine.model or 'unknown'}) is no folder of this machine: "
             "give --tokenizer FOLDER"
         )
     return named[0]
 
 
 def _work(settings: EvaluationSettings, tasks: Sequence[Instance], engine: EngineFacts) -> dict[str, Any]:
-    """What may not change from one call to the next. The engine's address may, its model and weights may not."""
+    """Settings that must not change between calls. The engine's address may change, its model and weights not."""
     lines = b"\n".join(orjson.dumps(task.data, option=orjson.OPT_SORT_KEYS) for task in tasks)
     return {
         "task_type": settings.task_type,
@@ -203,7 +203,7 @@ def _short(value: Any) -> str:
 
 
 def _input(settings: EvaluationSettings, tasks: Sequence[Instance]) -> dict[str, Any]:
-    """The file for a buffer of its own; the lines for one that may not see the file."""
+    """The file for a local buffer; its lines for a given one, which may not have access to the file."""
     if settings.buffer_url is None:
         return {"input_file": _absolute(settings.tasks)}
     return {"instances": [dict(task.data) for task in tasks]}

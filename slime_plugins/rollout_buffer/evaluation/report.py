@@ -1,7 +1,7 @@
-"""Pure: from the attempts of an evaluation to its report, and from two reports to their difference.
+"""Pure: builds the report of an evaluation, and compares two reports.
 
-A slot that no attempt could fill (a device, the engine or the environment broke each time) says nothing of the policy.
-It is left out of every rate and counted apart; ``success_failures_as_zero`` is what the rate would be if it were none.
+A slot without a complete attempt (device, engine or environment failed each time) is not a failure of the policy. It is
+left out of all rates and counted separately; ``success_failures_as_zero`` is the rate with such slots as unsolved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRecord:
-    """One line of the task list. ``groups`` maps what is reported beside (``app``, ``difficulty`` …) to its values."""
+    """One line of the task list. ``groups`` maps categories of the report (``app``, ``difficulty`` …) to its values."""
 
     instance_id: str
     task: str | None = None
@@ -29,7 +29,7 @@ class TaskRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """What came of one slot that was played to an end of its own."""
+    """A complete attempt at a slot."""
 
     instance_id: str
     slot: int
@@ -41,12 +41,12 @@ class AttemptRecord:
     turns: int | None = None
     played_s: float | None = None
     versions: tuple[int, int] | None = None
-    """The oldest and the newest weight version that sampled it; None when the engine did not say."""
+    """The oldest and the newest weight version that sampled it; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A task with its attempts; ``planned`` is how many there should be."""
+    """A task with its attempts; ``planned`` is their planned number."""
 
     task: TaskRecord
     attempts: Sequence[AttemptRecord]
@@ -62,7 +62,7 @@ class _Line:
 
 
 def default_ks(samples_per_task: int) -> list[int]:
-    """Returns the k of pass@k that are worth telling: powers of two, and the number of attempts."""
+    """Returns the default k of pass@k: powers of two, and the number of attempts."""
     powers = [2**power for power in range(samples_per_task.bit_length())]
     return sorted({k for k in [*powers, samples_per_task] if k <= samples_per_task})
 
@@ -76,15 +76,15 @@ def build_report(
     failed_tries: Mapping[str, int],
     complete: bool,
 ) -> Report:
-    """Returns the report as JSON has it.
+    """Returns the report as JSON values.
 
     Args:
         tasks: every line of the task list, in order.
-        attempts: what was played; at most ``samples_per_task`` for each task.
-        samples_per_task: how many attempts each task was to get.
-        ks: which pass@k to tell; a task with fewer than k attempts is left out of that one, and counted.
-        failed_tries: how often something else than the policy broke, by error code, repeated tries included.
-        complete: whether every slot was played or given up.
+        attempts: complete attempts; at most ``samples_per_task`` for each task.
+        samples_per_task: planned attempts of each task.
+        ks: the k of pass@k; a task with fewer than k attempts is left out, and counted.
+        failed_tries: numbers of failed attempts by error code.
+        complete: True if every slot was played or given up.
     """
     by_task: dict[str, list[AttemptRecord]] = defaultdict(list)
     for attempt in attempts:
@@ -107,7 +107,7 @@ def build_report(
 
 
 def compare_reports(new: Report, old: Report, seed: int = 0) -> Report:
-    """Returns how much better ``new`` is than ``old`` on the tasks that both played, paired by task.
+    """Returns the difference between ``new`` and ``old`` on their common tasks, paired by task.
 
     Raises:
         ValueError: they have no task in common.
@@ -152,20 +152,20 @@ def _summary(lines: Sequence[_Line]) -> Report:
 
 
 def _weight_versions(attempts: Sequence[AttemptRecord]) -> Report:
-    """Which weights were measured: one version, or from the first to the last, and how many attempts saw several."""
+    """Returns the range of weight versions, and the number of attempts that span several."""
     known = [attempt.versions for attempt in attempts if attempt.versions is not None]
     first, last = min((one[0] for one in known), default=None), max((one[1] for one in known), default=None)
     spanning = sum(oldest != newest for oldest, newest in known)
     unknown = len(attempts) - len(known)
     if not known:
-        message = "nobody said which weights were measured"
+        message = "the engine named no weight version"
     elif first == last:
         message = f"one weight version: {first}"
     else:
         span = f"{spanning} of {len(known)} episodes span a change"
         message = f"changed during it: weight versions {first} to {last}, {span}"
     if known and unknown:
-        message += f"; of {unknown} nobody said it"
+        message += f"; {unknown} episodes have no known version"
     counted = {"spanning": spanning, "known": len(known), "unknown": unknown}
     return {"first": first, "last": last, **counted, "message": message}
 

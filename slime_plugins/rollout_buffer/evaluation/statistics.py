@@ -1,7 +1,7 @@
-"""Pure: what a sample of episodes says about a policy: pass@k, and how far a rate may be off.
+"""Pure: pass@k, and confidence intervals of rates.
 
-Attempts at one task are alike, so a task is the unit: a rate is the mean over tasks of the share that was solved, and
-its interval asks how it would come out with other tasks of the kind.
+Attempts at one task are correlated, so that the task is the unit: a rate is the mean over tasks of the solved share,
+and its interval is for a sample of tasks.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def test_two_reports_are_compared_on_the_tasks_that_both_played() -> None:
         ([(7, 7), (7, 7)], "one weight version: 7"),
         ([(3, 3), (3, 4), (5, 5)], "changed during it: weight versions 3 to 5, 1 of 3 episodes span a change"),
         ([(3, 3), (4, 4)], "changed during it: weight versions 3 to 4, 0 of 2 episodes span a change"),
-        ([None, None], "nobody said which weights were measured"),
-        ([None, (0, 0)], "one weight version: 0; of 1 nobody said it"),
+        ([None, None], "the engine named no weight version"),
+        ([None, (0, 0)], "one weight version: 0; 1 episodes have no known version"),
     ],
 )
 def test_a_report_says_which_weights_it_measured(versions: list[tuple[int, int] | None], message: str) -> None:

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.errors import (
     RewardRangeError,
     UnavailableError,
 )
-from slime_plugins.rollout_buffer.state.item_writes import Write, WriteResult
+from slime_plugins.rollout_buffer.state.item_writes import Write
 from slime_plugins.rollout_buffer.storage.pack_writer import Disk
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
