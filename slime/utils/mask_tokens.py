@@ -7,8 +7,8 @@ that starts with one has the same ids everywhere. Chunks are therefore tokenised
 batch, and cached up to a size limit. For a tokenizer without this guarantee, the whole text is one chunk.
 
 Some templates render an answer without its thinking block once it is history. Their tokenizers also split any text
-after a line break, so that the text of such an answer need not be tokenised again: a missing turn is composed of its header
-and its body, and the body may be cached.
+after a line break, so that the text of such an answer need not be tokenised again: a missing turn is composed of its
+header and its body, and the body may be cached.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.state.item_writes import Write
 from slime_plugins.rollout_buffer.storage.pack_writer import Disk
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 from tests.example_counts import examples
 from tests.support import poll, slots, start_external, uids, written
 
