@@ -15,6 +15,7 @@ from typing import Any, cast
 from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.reporting.diagnosis import explain_group, explain_job, explain_service
 from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
+from slime_plugins.rollout_buffer.reporting.job_description import job_progress
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot, take_snapshot
 from slime_plugins.rollout_buffer.reporting.time_series import (
     SUMMED_S,
@@ -80,22 +81,11 @@ class Views:
         )
 
     def _job_entry(self, connection: Connection, job: JobRecord, now: float) -> OverviewJob:
-        groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
-        slots = {state: count * job.group_size for state, count in groups.items()}
+        progress = job_progress(connection, job)
         return OverviewJob(
-            job_id=job.job_id,
-            task_type=job.task_type,
-            state=job.state,
-            cause=job.cause,
-            cause_code=job.cause_code,
-            group_size=job.group_size,
-            created_at=job.created_at,
-            finished_at=job.finished_at,
-            last_poll_at=job.last_poll_at,
-            groups=groups,
-            slots={"submitted": sum(slots.values()), **slots},
+            **progress,
             newest=_newest(connection, job.key),
-            explanation=explain_job(self._snapshot(connection, job, groups, now)),
+            explanation=explain_job(self._snapshot(connection, job, progress["groups"], now)),
         )
 
     def explanation(self, job_id: str) -> JobExplanation:

@@ -17,19 +17,39 @@ from slime_plugins.rollout_buffer.storage.tables import (
     payload_rows,
     trajectory_rows,
 )
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.wire.job_replies import Job
+from slime_plugins.rollout_buffer.wire.job_replies import Job, JobProgress
 from slime_plugins.rollout_buffer.wire.start_request import MAX_SETTINGS_BYTES
 
 MAX_SHOWN_BYTES = 6 * MAX_SETTINGS_BYTES
 """Of options as they are stored, where each character beyond ASCII takes six."""
 
 
+def job_progress(connection: Connection, job: JobRecord) -> JobProgress:
+    """Returns a job's state and how far it is."""
+    groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
+    slots = {state: count * job.group_size for state, count in groups.items()}
+    return JobProgress(
+        job_id=job.job_id,
+        task_type=job.task_type,
+        state=job.state,
+        cause=job.cause,
+        cause_code=job.cause_code,
+        group_size=job.group_size,
+        created_at=job.created_at,
+        finished_at=job.finished_at,
+        last_poll_at=job.last_poll_at,
+        groups=groups,
+        slots={"submitted": sum(slots.values()), **slots},
+    )
+
+
 def describe_job(store: Store, job: JobRecord) -> Job:
     """Returns a job's state, progress and accounting. All counts are of slots and come from one snapshot."""
     with store.read() as connection:
         job = job_rows.get_job(connection, job.key)
-        counted = group_rows.count_groups(connection, job.key)
+        progress = job_progress(connection, job)
         attempts = attempt_rows.count_attempts(connection, job.key)
         outcomes = trajectory_rows.count_outcomes(connection, job.key)
         causes = group_rows.count_causes(connection, job.key)
@@ -38,23 +58,12 @@ def describe_job(store: Store, job: JobRecord) -> Job:
         over = closed_groups(connection, job.key)
         measures = job_measures(connection, job.key, over)
         findings = prompt_findings_of(connection, job.key)
-    slots = {state.value: count * job.group_size for state, count in counted.items()}
     return Job(
-        job_id=job.job_id,
-        task_type=job.task_type,
-        state=job.state,
-        cause=job.cause,
-        cause_code=job.cause_code,
+        **progress,
         engine_url=None if job.engine_url is None else redacted(job.engine_url),
-        group_size=job.group_size,
         instances=job.instance_count,
         epochs=job.num_epoch,
-        created_at=job.created_at,
         updated_at=job.updated_at,
-        finished_at=job.finished_at,
-        last_poll_at=job.last_poll_at,
-        groups={state.value: count for state, count in counted.items()},
-        slots={"submitted": sum(slots.values()), **slots},
         attempts=attempts,
         outcomes=outcomes,
         late=late,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
@@ -38,8 +38,8 @@ class Explanation:
     """What to do; empty when there is nothing to do."""
 
 
-class Job(TypedDict):
-    """A job, its progress and its accounting."""
+class JobProgress(TypedDict):
+    """A job and how far it is."""
 
     job_id: str
     """The job's id."""
@@ -51,18 +51,10 @@ class Job(TypedDict):
     """Why it is in that state, when there is a reason."""
     cause_code: CauseCode
     """The same for programs: one of a few stable codes, or empty."""
-    engine_url: str | None
-    """The engine that its episodes ask."""
     group_size: int
     """Slots of each group."""
-    instances: int
-    """Lines of the input."""
-    epochs: int
-    """How often the input is gone through."""
     created_at: float
     """Seconds since 1970, as all times."""
-    updated_at: float
-    """When it changed last."""
     finished_at: float | None
     """When it ended; null while it has not."""
     last_poll_at: float | None
@@ -71,6 +63,19 @@ class Job(TypedDict):
     """Groups by state."""
     slots: dict[str, int]
     """Slots by state; `submitted` is always the sum of the others."""
+
+
+class Job(JobProgress):
+    """A job, its progress and its accounting."""
+
+    engine_url: str | None
+    """The engine that its episodes ask."""
+    instances: int
+    """Lines of the input."""
+    epochs: int
+    """How often the input is gone through."""
+    updated_at: float
+    """When it changed last."""
     attempts: dict[str, int]
     """Attempts by state, and `failed:CODE` by error code."""
     outcomes: dict[str, int]
@@ -93,10 +98,15 @@ class Job(TypedDict):
     """Trained against submitted, of the newest groups that are over; empty while they have fewer than 16 members."""
     causes: dict[str, Any]
     """Why groups were filtered or failed: state, cause, count."""
-    settings: NotRequired[dict[str, Any]]
-    """Only from `GET /jobs/{job_id}`: what the job keeps of its start payload, with `***` for passwords and keys."""
-    devices: NotRequired[dict[str, Any] | None]
-    """Only from there: the last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
+
+
+class JobDetails(Job):
+    """A job with its settings and devices."""
+
+    settings: dict[str, Any]
+    """What the job keeps of its start payload, with `***` for passwords and keys."""
+    devices: dict[str, Any] | None
+    """The last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
     each of `devices` its state, last error, counters and times.
     """
 
@@ -108,31 +118,9 @@ class Jobs(TypedDict):
     """Newest first."""
 
 
-class OverviewJob(TypedDict):
+class OverviewJob(JobProgress):
     """A job as the dashboard lists it."""
 
-    job_id: str
-    """The job's id."""
-    task_type: str
-    """Which generator plays it."""
-    state: JobState
-    """Where it stands."""
-    cause: str
-    """Why it is in that state, when there is a reason."""
-    cause_code: CauseCode
-    """The same for programs: one of a few stable codes, or empty."""
-    group_size: int
-    """Slots of each group."""
-    created_at: float
-    """Seconds since 1970, as all times."""
-    finished_at: float | None
-    """When it ended; null while it has not."""
-    last_poll_at: float | None
-    """When a trainer last asked for its data."""
-    groups: dict[str, int]
-    """Groups by state."""
-    slots: dict[str, int]
-    """Slots by state; `submitted` is always the sum of the others."""
     newest: dict[str, Any]
     """The newest 200 trajectories: episodes, mean reward, success."""
     explanation: list[Explanation]

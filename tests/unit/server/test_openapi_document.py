@@ -43,6 +43,10 @@ def test_every_route_is_described_and_every_description_has_its_route(client: Fl
     assert there == described_routes()
 
 
+def test_every_route_says_what_it_does() -> None:
+    assert [operation.route for operation in OPERATIONS if not operation.summary or not operation.description] == []
+
+
 def test_every_payload_record_is_described() -> None:
     used = {kind for operation in OPERATIONS for kind in (operation.body, operation.query) if inspect.isclass(kind)}
     records = {
@@ -115,7 +119,7 @@ def undescribed(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[s
 
 READS = {
     "Jobs": "/jobs",
-    "Job": "/jobs/j",
+    "JobDetails": "/jobs/j",
     "DeliveryPage": "/jobs/j/deliveries",
     "JobExplanation": "/jobs/j/explanation",
     "Series": "/jobs/j/series",
@@ -168,8 +172,8 @@ def test_real_replies_are_what_their_types_say(lived_in: FlaskClient, name: str)
 def test_a_reply_that_lacks_a_key_or_has_another_is_told_apart(lived_in: FlaskClient) -> None:
     job = lived_in.get("/jobs/j").get_json()
     with pytest.raises(ValidationError):
-        hold("Job", {key: value for key, value in job.items() if key != "late"})
+        hold("JobDetails", {key: value for key, value in job.items() if key != "late"})
     with pytest.raises(ValidationError):
-        hold("Job", {**job, "state": "asleep"})
+        hold("JobDetails", {**job, "state": "asleep"})
     with pytest.raises(AssertionError):
-        hold("Job", {**job, "surprise": 1})
+        hold("JobDetails", {**job, "surprise": 1})

@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.wire.control_requests import DrainPayload
 from slime_plugins.rollout_buffer.wire.group_replies import FailedAttemptPage
-from slime_plugins.rollout_buffer.wire.job_replies import Job, Jobs
+from slime_plugins.rollout_buffer.wire.job_replies import Job, JobDetails, Jobs
 from slime_plugins.rollout_buffer.wire.query_params import (
     AttemptPageQuery,
 )
@@ -191,17 +191,18 @@ def jobs() -> Jobs:
 
 
 @routes.get("/jobs/{job_id}")
-def job(job_id: str) -> Job:
+def job(job_id: str) -> JobDetails:
     """One job.
 
     Its state, progress and accounting: submitted = open + ready + leased + delivered + filtered + failed + skipped.
     """
     buffer = the_buffer()
     found = buffer.job(job_id)
-    described = describe_job(buffer.store, found)
-    described["settings"] = shown_settings(buffer.store, found)
-    described["devices"] = devices_of_job(buffer.store, found.key)
-    return described
+    return JobDetails(
+        **describe_job(buffer.store, found),
+        settings=shown_settings(buffer.store, found),
+        devices=devices_of_job(buffer.store, found.key),
+    )
 
 
 @routes.post("/jobs/{job_id}/{verb}", errors=(409,))
