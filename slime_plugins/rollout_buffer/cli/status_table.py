@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.types import GroupState
 
 _COLORS = {
@@ -49,7 +50,7 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     for state, causes in job["causes"].items():
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
     lines.extend(_bias(job.get("bias") or ()))
-    if job.get("devices"):
+    if job.get("devices") and job["state"] in OPEN_STATES:  # one that is over has given them back
         lines.extend(_devices(job["devices"]))
     return Group(*lines)
 

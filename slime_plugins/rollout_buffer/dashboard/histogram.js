@@ -14,7 +14,7 @@ export function histogram(jobId, summary, filtering = {}) {
     const to = at === bins.length - 1 ? high : from + width;
     const words = `${plural(times, "trajectory")} of ${reward(from)} to ${reward(to)}`;
     const height = { height: times ? `${Math.max(3, (100 * times) / most)}%` : "0" };
-    const kind = from >= 0 ? "up" : to <= 0 ? "down" : "flat";
+    const kind = from > 0 ? "up" : from < 0 && to <= 0 ? "down" : "flat";
     if (!times) return h("li", { title: words }, h("span", { class: "column" }));
     const query = new URLSearchParams({ ...filtering, min_reward: from, max_reward: to });
     return h("li", null, h("a", { class: "column", href: `${jobHref(jobId, "trajectories")}?${query}`, title: words, "aria-label": words }, h("span", { class: `stick ${kind}`, style: height })));

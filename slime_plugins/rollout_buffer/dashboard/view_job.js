@@ -54,7 +54,7 @@ export function jobView(stage, jobId) {
     show(account, accounting(job.slots));
     show(losses, whereLost(job));
     show(bias, ...biasOf(job.bias));
-    show(farm, ...farmOf(job.devices));
+    show(farm, ...farmOf(job.devices, ["finished", "cancelled", "failed"].includes(job.state)));
   });
   const explanationPoll = stage.poll(path(["jobs", jobId, "explanation"]), 2000, (body) => {
     health = body.explanation[0].severity;
@@ -222,8 +222,8 @@ function mismatchOf(body) {
 
 const DEVICE_PILLS = { ready: "delivered", leased: "ready", booting: "leased", checking: "leased", recycling: "leased", quarantined: "failed" };
 
-/** The devices, as the job's runner last spoke of them. */
-function farmOf(report) {
+/** The devices, as the job's runner last spoke of them; a job that is over has given them back since. */
+function farmOf(report, over) {
   if (!report?.devices?.length) return [];
   const old = report.age_s > 30;
   const names = ["Device", "State", "Episodes", "Actions", "Reset", "Action", "Failures", "Renewed", "Last error"];
@@ -233,7 +233,7 @@ function farmOf(report) {
       "tr",
       null,
       h("th", { scope: "row" }, device.device_id),
-      h("td", null, h("span", { class: `pill ${DEVICE_PILLS[device.state] ?? ""}` }, device.state)),
+      h("td", null, over && device.state === "leased" ? h("span", { class: "pill" }, "given back") : h("span", { class: `pill ${DEVICE_PILLS[device.state] ?? ""}` }, device.state)),
       [count(device.episodes), count(device.steps), span(device.reset_s_p50), span(device.step_s_p50)].map((value) => h("td", { class: "num" }, value)),
       h("td", null, failures(device)),
       h("td", { class: "num" }, count((device.replacements ?? 0) + (device.recyclings ?? 0))),

@@ -91,6 +91,13 @@ def _is_ours_alone(data_dir: Path) -> bool:
     return all(any(fnmatch(path.name, pattern) for pattern in ours) for path in data_dir.iterdir())
 
 
+def remove_unused(data_dir: Path) -> None:
+    """Removes a directory in which nothing lies but the lock; any other stays."""
+    if [path.name for path in data_dir.iterdir()] == [OWNER_LOCK]:
+        (data_dir / OWNER_LOCK).unlink()
+        data_dir.rmdir()
+
+
 def own(data_dir: Path) -> OwnerLock:
     """Acquires the supervisor's lock on the directory, before anything in it is opened or changed.
 

@@ -145,12 +145,15 @@ class Supervisor:
         Raises:
             ConfigError: another supervisor has the data directory, or the port is taken.
         """
+        was_there = self.settings.data_dir.exists()
         self._lock = data_dir.own(self.settings.data_dir)
         os.umask(0o077)  # also for the children's files
         try:
             self._open()
         except BaseException:
             self._lock.close()
+            if not was_there:
+                data_dir.remove_unused(self.settings.data_dir)
             raise
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle_stop_signal)

@@ -239,6 +239,26 @@ def test_lines_are_what_was_delivered_with_their_screenshots_beside_them(served:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out.jsonl", "out.jsonl.images"]
 
 
+def test_an_export_of_nothing_writes_no_file_and_says_what_would(served: Served, tmp_path: Path) -> None:
+    failing_job(served, 1, [])
+    served.client.write([written("new", "x")], job_id="f")
+    call = ("export", "f", "--output", str(tmp_path / "out.jsonl"))
+    refused = served.run(*call)
+    assert refused.exit_code == 2
+    assert "none of 1 trajectories of f was delivered: --all takes them too" in " ".join(refused.stderr.split())
+    assert "1 trajectories in" in served.said(*call, "--all")
+
+
+def test_the_list_of_jobs_has_whole_ids_and_the_first_line_of_each_cause(served: Served) -> None:
+    name = "a-name-that-is-rather-long-" + "x" * 30
+    served.client.start_rollout({"task_type": "external", "job_id": name})
+    served.buffer.fail_job(served.buffer.job(name).key, "it broke in a file\nTraceback")
+    listed = served.said("jobs")
+    assert name in listed
+    assert "it broke in a file" in " ".join(listed.split())
+    assert "Traceback" not in listed
+
+
 def test_lines_with_embedded_screenshots_are_read_without_the_buffer(served: Served, tmp_path: Path) -> None:
     exported(served, tmp_path / "out.jsonl", "--all", "--images", "embed")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
@@ -84,6 +87,18 @@ def test_a_job_goes_on_while_its_generator_file_does_not_load_and_fails_only_whe
 
     assert "my.py, line 3: SyntaxError" in supervisor._to_fail[job.key]
     assert len(started.processes) == 1
+
+
+def test_a_refused_start_leaves_no_new_folder_behind(
+    tmp_path: Path, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "umask", lambda mask: mask)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for folder in (tmp_path / "new", buffer.store.data_dir):
+            with pytest.raises(ConfigError, match="cannot serve on"):
+                Supervisor(ServeSettings(data_dir=folder, port=taken.getsockname()[1])).run()
+    assert not (tmp_path / "new").exists()
+    assert (buffer.store.data_dir / "buffer.sqlite3").exists()
 
 
 def test_a_runner_that_crashes_again_and_again_fails_its_job(

@@ -139,6 +139,11 @@ def _write_whole(work: _Export, output: Path, write: Callable[[_Export, Path], N
     _remove(partial)
     try:
         write(work, partial)
+        tally = work.tally
+        if tally.not_delivered and not tally.written + tally.purged:
+            raise ConfigError(
+                f"none of {tally.not_delivered} trajectories of {work.job_id} was delivered: --all takes them too"
+            )
         _remove(output)
         partial.replace(output)
     finally:

@@ -28,6 +28,9 @@ from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.types import GroupState
 
+MAX_CAUSE = 120
+"""Characters of a cause in the list of jobs."""
+
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
@@ -46,14 +49,21 @@ def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"jobs": found})
         return
-    states = [state.value for state in GroupState]
+    states = [state.value for state in GroupState if any(job["groups"][state.value] for job in found)]
     table = Table("job", "task type", "state", "groups", *states, "cause", box=None)
+    table.columns[0].no_wrap, table.columns[0].overflow = True, "fold"
     for job in found:
         groups = job["groups"]
         total = sum(groups.values())
         numbers = [str(groups[state]) for state in states]
-        table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, job["cause"])
+        table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, _shortened(job["cause"]))
     console.print(table if found else "no jobs yet")
+
+
+def _shortened(cause: str) -> str:
+    """The first line of a cause, or its beginning; ``status`` has all of it."""
+    first = cause.partition("\n")[0]
+    return first if len(first) <= MAX_CAUSE else f"{first[:MAX_CAUSE]}…"
 
 
 def status(
