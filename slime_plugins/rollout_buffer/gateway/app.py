@@ -1,7 +1,7 @@
-"""The gateway's HTTP: ``/v1`` as OpenAI has it for agents, ``/sessions`` for whoever runs them.
+"""The gateway's routes: OpenAI's ``/v1`` for agents, ``/sessions`` for the programs that run agents.
 
-An answer is recorded before it is sent, so that the next request finds it, and taken back when it could not be sent: a
-client that goes away in the middle of a turn leaves nothing behind, and its request is ended on the engine.
+An answer is recorded before it is sent, so that the next request finds it, and removed if it could not be sent. When a
+client disconnects during a turn, the engine's request is aborted and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 KEEP_ALIVE_INTERVAL_S = 10.0
-"""A stream says something at least this often while its turn is being sampled."""
+"""Maximum silence of a stream while its turn is sampled."""
 BUSY_RETRY_S = "1"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
-    """Builds the application; it starts and stops the gateway."""
+    """Builds the application, which starts and stops the gateway."""
     settings = gateway.settings
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_answer_errors])
     app[GATEWAY], app[KEYS] = gateway, keys
@@ -94,7 +94,7 @@ async def _life(app: web.Application) -> AsyncIterator[None]:
 
 
 def _check_browser(request: web.Request) -> None:
-    """Refuses what pages of other sites make a browser send, where there is no token that they lack."""
+    """Without a token, refuses requests that pages of other sites made a browser send."""
     settings = request.app[GATEWAY].settings
     if not request.app[TOKEN]:
         public = urlsplit(settings.public_url or "").hostname
@@ -119,15 +119,15 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         reply.set_status(error.status)
         return reply
     except (ConnectionError, asyncio.CancelledError):
-        raise  # the client went away: there is nobody to answer
+        raise  # the client disconnected
     except Exception:
-        # A defect costs one request and is told in the log.
+        # A defect fails one request and is logged.
         logger.exception("%s %s failed", request.method, request.path)
-        return _error_reply(request, RolloutBufferError("the gateway has a defect; its log has the traceback"))
+        return _error_reply(request, RolloutBufferError("internal error; the gateway's log has the traceback"))
 
 
 def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Response:
-    """In OpenAI's form under ``/v1``, in the buffer's own elsewhere."""
+    """Encodes an error: in OpenAI's form under ``/v1``, in the buffer's elsewhere."""
     status = status_of(error)
     headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503) else {}
     if _is_openai(request):
@@ -156,10 +156,10 @@ def _check_token(request: web.Request) -> None:
 
 
 def _named_session(request: web.Request) -> str:
-    """Returns the session that a request names and may use.
+    """Returns the id of the session that a request may use.
 
-    A path that holds the session's key needs no more. One that holds its id needs the key or the gateway's token as
-    bearer, where there is a token. Without either in the path, the bearer is the key.
+    A path with the session's key suffices. A path with its id also needs the key or the gateway's token as bearer, if
+    there is a token. Without a session in the path, the bearer must be the key.
     """
     keys = request.app[KEYS]
     named = request.match_info.get("session")
@@ -241,7 +241,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 async def _streamed(
     request: web.Request, session: Session, asked: ChatBody, answering: Awaitable[Answer]
 ) -> web.StreamResponse:
-    """Answers in events. The turn is sampled whole before its text is sent; until then the stream is kept alive."""
+    """Answers with server-sent events: keep-alives while the turn is sampled, then its text."""
     response = _EventStream(request)
     task = asyncio.ensure_future(answering)
     try:
@@ -265,7 +265,7 @@ async def _streamed(
 
 
 class _EventStream:
-    """A response of server-sent events, begun with the first of them."""
+    """A response of server-sent events, whose head is sent with the first event."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -274,23 +274,21 @@ class _EventStream:
 
     @property
     def begun(self) -> bool:
-        """True once something was sent: the status cannot be changed any more."""
+        """True once the status has been sent."""
         return self._response.prepared
 
     async def send(self, *events: bytes) -> None:
-        """Sends events."""
         if not self.begun:
             await self._response.prepare(self._request)
         await self._response.write(b"".join(events))
 
     async def end(self) -> web.StreamResponse:
-        """Ends the stream and returns the response."""
         await self._response.write_eof()
         return self._response
 
 
 class _Sending:
-    """Takes an answer back that did not reach its client."""
+    """Removes an answer from the recording if it did not reach its client."""
 
     def __init__(self, gateway: Gateway, session: Session, answer: Answer) -> None:
         self._gateway, self._session, self._answer = gateway, session, answer
@@ -299,7 +297,7 @@ class _Sending:
         return self
 
     def check(self, request: web.Request) -> None:
-        """Raises when the connection was gone before the last byte."""
+        """Raises if the client disconnected before the last byte."""
         if request.transport is None or request.transport.is_closing():
             raise ConnectionResetError("the client went away")
 

@@ -1,4 +1,4 @@
-"""What the sessions of one job share: the engine, the chat template, how turns are sampled."""
+"""Engine, chat template and sampling of a job, shared by its sessions."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ RESERVED = frozenset(
         "kwargs",
     }
 )
-"""Arguments of ``apply_chat_template`` itself, which a request must not reach."""
+"""Arguments of ``apply_chat_template`` that a request must not set."""
 
 logger = logging.getLogger(__name__)
 
 
 class JobBackend:
-    """The way of one job's sessions to its engine."""
+    """The engine and chat template of one job."""
 
     def __init__(self, settings: JobSettings, engine: Engine, tokenizer: Any) -> None:
         self.engine = engine
@@ -70,7 +70,7 @@ class JobBackend:
         """Returns the chat template with a request's options over the job's.
 
         Raises:
-            InvalidPayloadError: an option that is not for a template.
+            InvalidPayloadError: an option is reserved.
             ConfigError: the template does not work with them.
         """
         options = {**self._template_options, **(template_options or {})}
@@ -89,17 +89,17 @@ class JobBackend:
 
     @property
     def trouble(self) -> str | None:
-        """What the engine did when it was asked last, if that was no answer; None when it was, or nobody knows."""
+        """Returns how the engine failed its last request; None if it answered, or was not called."""
         if not isinstance(self.engine, HttpEngine):
             return None
         report = self.engine.report(unasked=True)
         return None if report.code is EngineTrouble.NONE else f"the engine at {report.url} {report.message}"
 
     def due_report(self) -> EngineReport | None:
-        """Returns how the engine is, if that should be kept now.
+        """Returns the engine's state, if it should be stored now.
 
-        An engine that was away when it was asked last counts as away although nobody asks any more: agents give up
-        sooner than engines come back. It is then asked now and then, in the background.
+        An engine that was unreachable counts as such even if no session calls it any more, since agents give up sooner
+        than engines recover. It is then probed at intervals in the background.
         """
         if not isinstance(self.engine, HttpEngine) or self._watch is None:
             return None
@@ -109,7 +109,7 @@ class JobBackend:
         return report if self._reports.is_due(report) else None
 
     def new_prompt_findings(self) -> tuple[str, ...] | None:
-        """Returns what the engine was found to do to prompts, once of each engine; None when there is nothing new."""
+        """Returns how the engine changes prompts, once per engine; None if there is nothing new."""
         fidelity = self.engine.fidelity if isinstance(self.engine, HttpEngine) else None
         if fidelity is None or fidelity.findings == self._prompt_findings:
             return None
@@ -117,14 +117,13 @@ class JobBackend:
         return fidelity.findings
 
     async def close(self) -> None:
-        """Closes the engine."""
         if self._watch is not None:
             await self._watch.close()
         await self.engine.close()
 
 
 class JobBackends:
-    """The backends of all jobs that have sessions, made when first asked for."""
+    """The backends of all jobs with sessions, created on first use."""
 
     def __init__(
         self,
@@ -132,17 +131,17 @@ class JobBackends:
         connect: Callable[..., Engine] = make_engine,
         load: Callable[[str], Any] = load_tokenizer,
     ) -> None:
-        """``connect`` takes an address and what ``make_engine`` takes of tokenizers and exact prompts."""
+        """``connect`` gets an address and the tokenizer arguments of ``make_engine``."""
         self._settings_of, self._connect, self._load = settings_of, connect, load
         self._backends: dict[int, JobBackend] = {}
         self._making: dict[int, asyncio.Task[JobBackend]] = {}
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
 
     async def open(self, job: JobRecord) -> JobBackend:
-        """Returns the backend of a job. While it is made, only those wait who ask for the same one.
+        """Returns the backend of a job; concurrent calls for one job share its creation.
 
         Raises:
-            ConflictError: the job names no engine or no tokenizer, or one that does not load.
+            ConflictError: the job has no engine or tokenizer, or the tokenizer does not load.
         """
         if (backend := self._backends.get(job.key)) is not None:
             return backend
@@ -158,18 +157,18 @@ class JobBackends:
             del self._making[job.key]
 
     def engine_moved(self, job: JobRecord) -> None:
-        """Follows a trainer that came back under another address."""
+        """Changes the engine's address after the trainer named a new one."""
         backend = self._backends.get(job.key)
         if backend is not None and job.engine_url and isinstance(backend.engine, HttpEngine):
             backend.engine.set_base_url(job.engine_url)
 
     def due_reports(self) -> dict[int, EngineReport]:
-        """How the engines of jobs are, by the jobs' keys, where that should be kept now."""
+        """Returns the engine states to store now, by job key."""
         reports = {key: backend.due_report() for key, backend in self._backends.items()}
         return {key: report for key, report in reports.items() if report is not None}
 
     def new_prompt_findings(self) -> dict[int, tuple[str, ...]]:
-        """What engines were found to do to prompts, by the jobs' keys, where that is new."""
+        """Returns new findings on prompts, by job key."""
         findings = {key: backend.new_prompt_findings() for key, backend in self._backends.items()}
         return {key: found for key, found in findings.items() if found is not None}
 

@@ -1,8 +1,8 @@
-"""Pure: the body of ``/v1/chat/completions``, checked; and how it samples, in the engine's words.
+"""Pure: validates the body of ``/v1/chat/completions`` and translates its sampling parameters.
 
-Fields that OpenAI has and that change nothing here (``user``, ``store``, ``metadata``, ``parallel_tool_calls`` …) and
-fields that nobody knows are ignored, as OpenAI-compatible servers do. Refused is what would be answered wrongly:
-``n`` above 1, ``top_logprobs``, audio, the old ``functions``.
+Unknown fields, and fields of OpenAI without effect here (``user``, ``store``, ``metadata``, ``parallel_tool_calls`` …),
+are ignored, as by other OpenAI-compatible servers. Fields whose effect is not implemented are refused: ``n`` above 1,
+``top_logprobs``, audio, ``functions``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatBody(BaseModel):
-    """A chat request without its messages, which ``messages.py`` reads."""
+    """A chat request without its messages (see ``messages.py``)."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -81,26 +81,26 @@ class ChatBody(BaseModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop sequences that are not empty."""
+        """The non-empty stop sequences."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(stop for stop in stops if stop)
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is told of."""
+        """The tools to render into the prompt; none for ``tool_choice: none``."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def includes_usage(self) -> bool:
-        """True when a stream is to end with the numbers of tokens."""
+        """True if a stream should end with token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
-    """Checks everything but the messages.
+    """Validates everything but the messages.
 
     Raises:
-        InvalidPayloadError: one sentence for each field that is wrong; ``detail["param"]`` names the first.
+        InvalidPayloadError: a sentence for each wrong field; ``detail["param"]`` names the first.
     """
     try:
         return ChatBody.model_validate(body)
@@ -112,10 +112,10 @@ def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
 
 
 def sampling_of(body: ChatBody, job: SamplingParams, *, pinned: bool) -> SamplingParams:
-    """Returns how a turn is sampled: the client's wishes over the job's, at most the job's ``max_new_tokens``.
+    """Returns a turn's sampling parameters: the client's over the job's, with at most the job's ``max_new_tokens``.
 
-    ``pinned`` keeps temperature, top_p and every other parameter that changes the distribution as the job has them; so
-    does a job that asks for records of single tokens, which a trainer takes for those of its own parameters.
+    ``pinned`` keeps the job's temperature, top_p and all other parameters of the distribution. So does a job that
+    records values per token, which a trainer assumes to be computed with the job's parameters.
     """
     pinned = pinned or bool(asked_records(job))
     most = body.max_completion_tokens or body.max_tokens or job.max_new_tokens

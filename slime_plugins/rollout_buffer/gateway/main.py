@@ -1,8 +1,6 @@
-"""The gateway's process: its lock, its event loop, its end.
+"""The gateway's process, started by the supervisor or by ``rollout-buffer gateway``.
 
-The supervisor starts it, or ``rollout-buffer gateway`` does.
-
-One gateway serves a data directory: it holds the sessions, and a second one would not know them.
+A lock allows one gateway per data directory: sessions are held in its memory.
 """
 
 from __future__ import annotations
@@ -36,9 +34,7 @@ def serve(
     on_ready: Callable[[str], None] | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. ``on_ready`` gets the base URL once requests are answered.
-
-    It beats on ``heartbeat`` while its event loop turns.
+    """Serves until SIGTERM or SIGINT; calls ``on_ready`` with the base URL, and sends heartbeats on ``heartbeat``.
 
     Raises:
         ConfigError: another gateway has the data directory, or the port is taken.
@@ -74,7 +70,7 @@ def _lock(data_dir: Path) -> IO[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What the supervisor starts, with settings as JSON and its heartbeat's descriptor; returns the exit code."""
+    """Runs the gateway with settings as JSON and a heartbeat descriptor; returns the exit code."""
     settings, heartbeat = sys.argv[1:] if arguments is None else arguments
     set_up_logging()
     try:

@@ -1,8 +1,7 @@
-"""Pure: the messages of a chat request, checked and in one form, so that equal ones can be told to be equal.
+"""Pure: validates the messages of a chat request and normalises them, so that equal messages compare equal.
 
-What comes in is OpenAI's form with the freedoms that clients take: text as a string or as parts, ``null`` for nothing,
-arguments of a tool call as a string of JSON. What goes on is one form: what a chat template is given, what a trajectory
-keeps, and what a digest is made of.
+Input is OpenAI's format with its variants: text as a string or as parts, ``null`` content, tool call arguments as a
+JSON string. The one output format is used for chat templates, trajectories and digests.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ MAX_MESSAGES = 20_000
 DIGEST_BYTES = 16
 TEXT_TYPES = ("text", "input_text", "output_text")
 JOINT = "\n"
-"""Between text parts of one message without images: most templates take a string there."""
+"""Separator of a message's text parts without images: most templates expect a string."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Checked messages and their digests. ``replies`` has, for an assistant's message, its digest as an echo."""
+    """Validated messages and their digests. ``replies`` has, for assistant messages, the digest of ``reply_digest``."""
 
     messages: tuple[Message, ...]
     digests: tuple[bytes, ...]
@@ -38,10 +37,10 @@ class Conversation:
 
 
 def read_conversation(messages: Any) -> Conversation:
-    """Checks the ``messages`` of a request; inline images were named by hash before.
+    """Validates the ``messages`` of a request, whose inline images were replaced by hashes.
 
     Raises:
-        InvalidPayloadError: names the message and what is wrong with it.
+        InvalidPayloadError: names the message and the problem.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidPayloadError("messages must be a list with at least one message", {"param": "messages"})
@@ -56,16 +55,16 @@ def read_conversation(messages: Any) -> Conversation:
 
 
 def digest(value: Any) -> bytes:
-    """Returns what tells one JSON value from another, whatever the order of its keys."""
+    """Returns a digest of a JSON value, independent of the order of keys."""
     content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def reply_digest(message: Message) -> bytes:
-    """Returns what tells an assistant's message from another when a client sends it back.
+    """Returns a digest that recognises an assistant message when a client sends it back.
 
-    Text counts without the white space around it, tool calls by id, name and arguments. Reasoning does not count:
-    clients drop it.
+    It covers text without surrounding whitespace, and tool calls by id, name and arguments; not reasoning, which
+    clients drop.
     """
     content = message.get("content") or ""
     text = content.strip() if isinstance(content, str) else content
@@ -73,7 +72,7 @@ def reply_digest(message: Message) -> bytes:
 
 
 def image_hashes_of(messages: Sequence[Message]) -> list[str]:
-    """Returns the sha256 of each image that the messages show, in order, repetitions included."""
+    """Returns the sha256 of all images in the messages, in order, with repetitions."""
     return [
         part["image_url"]["url"].removeprefix(IMAGE_URL_PREFIX)
         for message in messages
@@ -154,7 +153,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any, where: str) -> dict[str, Any] | str:
-    """A string of a JSON object becomes the object, which is what chat templates are written for."""
+    """Parses a JSON string into the object that chat templates expect."""
     if isinstance(value, dict):
         return value
     text = _text("" if value is None else value, where)
@@ -176,7 +175,7 @@ def _wrong(where: str, what: str) -> InvalidPayloadError:
 
 
 def with_string_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns tool calls as OpenAI's clients want them: arguments as a string of JSON."""
+    """Returns tool calls with their arguments as JSON strings, as OpenAI's clients expect."""
     return [{**call, "function": _with_string(call["function"])} for call in calls]
 
 

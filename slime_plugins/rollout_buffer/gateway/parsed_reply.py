@@ -1,6 +1,6 @@
-"""Pure: from the text that a model sampled to the message that a client is given.
+"""Pure: converts sampled text into the message for the client.
 
-``engine/tool_call_parser.py`` reads the calls. One with a problem stays text: nothing is mended, and nothing is lost.
+``engine/tool_call_parser.py`` parses tool calls; a malformed call stays text, unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ START_OF_REASONING, END_OF_REASONING = "<think>", "</think>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedReply:
-    """A reply in its parts. ``content`` is all that is neither reasoning nor a tool call."""
+    """The parts of a reply; ``content`` is the text without reasoning and tool calls."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -24,13 +24,13 @@ class ParsedReply:
 
 
 def cut_at_stop(text: str, stops: tuple[str, ...]) -> str:
-    """Returns the text before the first stop sequence in it, as OpenAI's interface wants it."""
+    """Returns the text before the first stop sequence, as OpenAI's API does."""
     ends = [at for stop in stops if (at := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
 
 def parse_reply(text: str, *, tools: Sequence[Mapping[str, Any]] = (), separate_reasoning: bool = False) -> ParsedReply:
-    """Reads a reply; any text whatever gives an answer. Without ``tools`` nothing in it is a call."""
+    """Parses a reply; never fails. Without ``tools`` no tool call is parsed."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[ToolCall] = []
@@ -50,7 +50,7 @@ def parse_reply(text: str, *, tools: Sequence[Mapping[str, Any]] = (), separate_
 
 
 def _is_reasoning(segment: Segment) -> bool:
-    """True for what a reasoning model thinks; ``<thinking>`` is what a prompt asks for, and its author reads it."""
+    """True for the reasoning of a model (``<think>``); ``<thinking>`` is requested by prompts and stays content."""
     marks = segment.text.startswith(START_OF_REASONING) or segment.text.endswith(END_OF_REASONING)
     return segment.kind is SegmentKind.THOUGHT and marks
 

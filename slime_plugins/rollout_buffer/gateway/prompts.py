@@ -1,8 +1,8 @@
-"""From a checked request to the ids that the engine is sent: recorded ids as they are, and only what is new rendered.
+"""Builds the token ids of a request: recorded ids are reused, only new messages are rendered.
 
-What a client sends back is compared with what it was given. If its messages begin with a recorded path, the prompt is
-that path's ids and a bridge over the new messages. Anything else is rendered again, whole, and is a branch of its own;
-unless the ids turn out to go on from a recorded path exactly.
+If the messages begin with a recorded path, the prompt is the ids of that path and a bridge over the new messages.
+Otherwise all messages are rendered, which begins a new branch, unless the rendered ids continue a recorded path
+exactly.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn
 from slime_plugins.rollout_buffer.types import Message
 
 MANY_CHARACTERS = 20_000
-"""From here on rendering takes milliseconds, and is done beside the event loop."""
+"""Above this, rendering takes milliseconds and runs in a thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What goes to the engine, and where it goes into the recording."""
+    """The token ids for the engine, and their place in the recording."""
 
     parent: Turn | None
     ids: list[int]
     images: tuple[str, ...]
     held: int
-    """How many of the ids the parent holds already."""
+    """Number of ids that the parent turn's path has."""
     held_images: int
     context: tuple[bytes, ...]
     from_start: bool
 
     @property
     def new_ids(self) -> list[int]:
-        """What came since the parent's turn."""
+        """The ids after the parent's path."""
         return self.ids[self.held :]
 
     @property
     def new_images(self) -> tuple[str, ...]:
-        """The images that came since then."""
+        """The images after the parent's path."""
         return self.images[self.held_images :]
 
 
@@ -53,17 +53,16 @@ async def build_prompt(
     chat: ChatTokens,
     tools: Sequence[Mapping[str, Any]],
 ) -> Prompt:
-    """Returns the prompt of a request; the recording is only read.
+    """Builds the prompt of a request; does not change the recording.
 
     Raises:
-        InvalidPayloadError: the chat template refuses the messages, or they go on from a turn that cannot be gone on
-            from.
+        InvalidPayloadError: the chat template refuses the messages, or they continue a turn that cannot be continued.
     """
     match = recording.find(key, conversation.digests, conversation.replies)
     if match.turn is not None:
         prompt = await _continued(match.turn, conversation, match.consumed, chat)
         has_replies = any(message["role"] == "assistant" for message in conversation.messages[match.consumed :])
-        if prompt is not None and has_replies:  # what was rendered may be the ids of a later turn, told by them alone
+        if prompt is not None and has_replies:  # the ids may continue a later turn, which messages alone do not show
             deeper = _after_ids(recording, prompt.ids, prompt.images, conversation)
             return deeper if deeper is not None and deeper.held > prompt.held else prompt
         if prompt is not None:
@@ -81,7 +80,7 @@ async def build_prompt(
 def _after_ids(
     recording: Recording, ids: list[int], images: tuple[str, ...], conversation: Conversation
 ) -> Prompt | None:
-    """The prompt as one that goes on from the longest path with exactly its first ids; None when there is none."""
+    """Returns the prompt as a continuation of the longest path that is a prefix of its ids; None if there is none."""
     parent = recording.find_ids(ids, images)
     if parent is None:
         return None
@@ -97,7 +96,7 @@ def _after_ids(
 
 
 async def _continued(turn: Turn, conversation: Conversation, consumed: int, chat: ChatTokens) -> Prompt | None:
-    """The prompt that goes on from a turn; None when the template cannot write the new messages on their own."""
+    """Returns the prompt that continues a turn; None if the template cannot render the new messages alone."""
     if turn.is_unusable:
         raise InvalidPayloadError(
             f"turn {turn.number} holds a vision token that the model sampled: no prompt can go on from it. Close the "

@@ -23,12 +23,12 @@ from slime_plugins.rollout_buffer.types import Generation, PromptReceipt, Weight
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One sampled turn. ``context`` are digests of the messages that came since its parent, ``reply`` of its own.
+    """One sampled turn.
 
-    ``from_start``: the context is that of the whole request. So it is with every root, and with a turn whose messages
-    are not those of its parent's path while its ids go on from them exactly. ``ran_prompt_ids`` is the prompt as the
-    engine ran it, where that is not what the path holds. ``is_unusable``: it holds a token that no
-    prompt may hold, so that no later turn can stand on it.
+    ``context`` has the digests of the messages since its parent, ``reply`` the digest of its own message.
+    ``from_start``: the context covers the whole request; so for roots, and for a turn whose ids continue its parent's
+    path although its messages do not. ``ran_prompt_ids``: the prompt as the engine ran it, if that differs from the
+    path. ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it.
     """
 
     parent: Turn | None
@@ -55,12 +55,12 @@ class Turn:
 
     @property
     def own_length(self) -> int:
-        """Ids that this turn adds to its parent's."""
+        """Number of ids that this turn adds to its parent's path."""
         return len(self.context_ids) + len(self.output_ids)
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of the token records that came with it."""
+        """Bytes of its token records."""
         return sum(len(one.data or b"") for one in self.records.values())
 
     def path(self) -> list[Turn]:
@@ -71,7 +71,7 @@ class Turn:
         return turns[::-1]
 
     def held_ids(self) -> list[int]:
-        """All ids from the first prompt's first to this turn's last."""
+        """All ids of the path, this turn's output included."""
         ids: list[int] = []
         for turn in self.path():
             ids += turn.context_ids
@@ -79,20 +79,21 @@ class Turn:
         return ids
 
     def held_images(self) -> tuple[str, ...]:
-        """The images of the whole path, in the order of their placeholders."""
+        """The images of the path, in the order of their placeholders."""
         return tuple(image for turn in self.path() for image in turn.images)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How much of a request is recorded: up to the turn's reply, ``consumed`` messages. Nothing: turn None, 0."""
+    """The recorded part of a request: its first ``consumed`` messages end with the reply of ``turn``; None, 0 if
+    nothing is."""
 
     turn: Turn | None
     consumed: int
 
 
 class Recording:
-    """The turns of one session. ``key`` stands for whatever shapes a prompt beside its messages, such as tools."""
+    """The turns of one session. ``key`` identifies what shapes a prompt besides messages, such as tools."""
 
     def __init__(self) -> None:
         self._roots: list[Turn] = []
@@ -103,10 +104,9 @@ class Recording:
         self.record_bytes = 0
 
     def find(self, key: bytes, digests: Sequence[bytes], replies: Sequence[bytes | None]) -> Match:
-        """Returns the longest recorded path that the messages begin with, and that leaves some of them over.
+        """Returns the longest recorded path that is a proper prefix of the messages.
 
-        Of paths that are equal to the client (one request asked twice, and answered alike) the youngest counts: each
-        is what was sent and sampled.
+        Of equal paths (one request sampled twice with the same reply) the latest counts.
         """
         best = Match(None, 0)
         open_ends = [Match(turn, 0) for turn in self._entries.get((key, digests[0]), ())]
@@ -126,7 +126,7 @@ class Recording:
         return best
 
     def find_ids(self, ids: Sequence[int], images: Sequence[str]) -> Turn | None:
-        """Returns the youngest of the longest paths whose ids and images a prompt begins with exactly."""
+        """Returns the latest of the longest paths that are exact prefixes of a prompt's ids and images."""
         best: tuple[int, int, Turn] | None = None
         open_ends = [(turn, 0, 0) for turn in self._roots]
         while open_ends:
@@ -154,7 +154,7 @@ class Recording:
         is_closed: bool,
         is_unusable: bool = False,
     ) -> Turn:
-        """Records a turn after ``parent``; None begins a new tree. See ``Turn`` for what the rest means."""
+        """Records a turn after ``parent``; None begins a new tree. For the other arguments see ``Turn``."""
         self._count += 1
         turn = Turn(
             parent=parent,
@@ -187,7 +187,7 @@ class Recording:
         return turn
 
     def take_back(self, turn: Turn) -> None:
-        """Takes a turn out that nobody was given. It has no children: those would stand on what was given."""
+        """Removes a turn that did not reach its client, and so has no children."""
         (self._roots if turn.parent is None else turn.parent.children).remove(turn)
         if turn.from_start:
             self._entries[turn.key, turn.context[0]].remove(turn)
@@ -196,17 +196,17 @@ class Recording:
         self.record_bytes -= turn.record_bytes
 
     def branches(self) -> int:
-        """Counts the paths from a root to a leaf: the training rows, as long as each samples something."""
+        """Returns the number of leaves, which is that of training rows."""
         return sum(not turn.children for turn, _ in self._in_order())
 
     def numbers(self) -> list[int]:
-        """Returns, for each generation in its order, the number of its turn in the order of being sampled, from 1."""
+        """Returns for each generation, in order, the number of its turn in sampling order, from 1."""
         return [turn.number for turn, _ in self._in_order()]
 
     def generations(self) -> list[Generation]:
-        """Returns every turn as it was run and sampled, branch after branch: each turn right after what it continues.
+        """Returns all turns as generations, branch after branch, each turn after the one it continues.
 
-        In that order the packer opens one row per branch; a turn that several branches share is trained in the first.
+        In this order the packer makes one row per branch; a turn shared by several branches is trained in the first.
         """
         found: list[Generation] = []
         held: list[int] = []
@@ -222,7 +222,7 @@ class Recording:
         return found
 
     def _in_order(self) -> Iterator[tuple[Turn, Turn | None]]:
-        """Every turn with its parent: first its eldest child with all that follows, then the next."""
+        """Yields each turn with its parent, depth first, older children first."""
         waiting = [(turn, turn.parent) for turn in reversed(self._roots)]
         while waiting:
             turn, parent = waiting.pop()

@@ -1,7 +1,7 @@
-"""The trainer's side of the remote rollout protocol, on the gateway: its sessions sample and are written like ours.
+"""The trainer's side of the remote rollout protocol, on the gateway's engines and jobs.
 
-A body with a ``rollout_id`` that comes to ``/v1/chat/completions`` is a turn of that protocol. Its session was opened
-with ``POST /rollouts`` and a ``job_id``: the job names the engine and the tokenizer, and gets the trajectory.
+A body with a ``rollout_id`` sent to ``/v1/chat/completions`` is a turn of that protocol. ``POST /rollouts`` with a
+``job_id`` opened its session: the job has the engine and the tokenizer, and gets the trajectory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Pol
 
 
 class RemoteRolloutAdapter:
-    """Both ends that the trainer's side needs: where its sessions sample, and where their trajectories go."""
+    """Samples sessions of the remote rollout protocol with a job's engine, and stores their trajectories in the job."""
 
     def __init__(self, gateway: Gateway, token: str) -> None:
         settings = gateway.settings
@@ -40,7 +40,7 @@ class RemoteRolloutAdapter:
         gateway.open_rollouts = self._open_rollouts
 
     def mount(self, app: web.Application) -> None:
-        """Adds every route but ``/v1/chat/completions``, which the gateway answers."""
+        """Adds all routes but ``/v1/chat/completions``, which the gateway has."""
         add_trainer_routes(app, self.trainer, with_completions=False)
 
     async def answer(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
@@ -76,7 +76,7 @@ class RemoteRolloutAdapter:
         return Policy(engine=backend.engine, tokens=self._tokens[path])
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
-        """Keeps finished trajectories, as ``/buffer/write`` does.
+        """Stores finished trajectories, as ``/buffer/write`` does.
 
         Raises:
             RolloutBufferError: they were refused, or cannot be written now.

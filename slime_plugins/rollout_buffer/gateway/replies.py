@@ -1,4 +1,4 @@
-"""Pure: what a client is answered, in OpenAI's form: completions, chunks of a stream, models, errors."""
+"""Pure: encodes replies in OpenAI's format: completions, stream chunks, models, errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """One answered turn. ``message`` is as OpenAI's clients want it; ``log_probs`` is None unless they are wanted."""
+    """One answered turn. ``message`` has OpenAI's format; ``log_probs`` is None unless requested."""
 
     name: str
     created: int
@@ -30,7 +30,7 @@ class ChatReply:
 
 
 def completion(reply: ChatReply) -> dict[str, Any]:
-    """Returns the body of an answer that is not streamed."""
+    """Encodes a reply that is not streamed."""
     return {
         "id": reply.name,
         "object": "chat.completion",
@@ -50,7 +50,7 @@ def completion(reply: ChatReply) -> dict[str, Any]:
 
 
 def chunks(reply: ChatReply, *, include_usage: bool) -> Iterator[dict[str, Any]]:
-    """Yields the bodies of a streamed answer, in order; ``DONE`` follows the last."""
+    """Yields the chunks of a streamed reply; ``DONE`` follows the last."""
     message = reply.message
     yield _chunk(reply, {"role": "assistant", "content": ""}, include_usage=include_usage)
     if message.get("reasoning_content"):
@@ -61,7 +61,7 @@ def chunks(reply: ChatReply, *, include_usage: bool) -> Iterator[dict[str, Any]]
         yield _chunk(
             reply, {"content": text[at : at + CHUNK_CHARACTERS]}, include_usage=include_usage, log_probs=log_probs
         )
-        log_probs = None  # all of them go with the first piece: tokens and pieces have no common borders
+        log_probs = None  # all in the first chunk: chunks do not end at token boundaries
     for index, call in enumerate(message.get("tool_calls") or []):
         yield _chunk(reply, {"tool_calls": [{"index": index, **call}]}, include_usage=include_usage)
     yield _chunk(reply, {}, include_usage=include_usage, log_probs=log_probs, finish_reason=reply.finish_reason)
@@ -95,18 +95,16 @@ def _frame(reply: ChatReply) -> dict[str, Any]:
 
 
 def server_sent_event(body: Mapping[str, Any]) -> bytes:
-    """Returns one event of a stream."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def model_list(names: Sequence[str], created: int) -> dict[str, Any]:
-    """Returns the body of ``/v1/models``."""
+    """Encodes ``/v1/models``."""
     cards = [{"id": name, "object": "model", "created": created, "owned_by": "rollout-buffer"} for name in names]
     return {"object": "list", "data": cards}
 
 
 def error_body(error: RolloutBufferError) -> dict[str, Any]:
-    """Returns an error in OpenAI's form."""
     status = status_of(error)
     kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     param = error.detail.get("param")
@@ -114,7 +112,7 @@ def error_body(error: RolloutBufferError) -> dict[str, Any]:
 
 
 def status_of(error: RolloutBufferError) -> int:
-    """Returns the HTTP status of an error: a refusal by the engine is the request's fault, its absence is a 503."""
+    """Returns the HTTP status of an error: 400 if the engine refused the request, 503 if it is unreachable."""
     if isinstance(error, EpisodeError):
         status = error.detail.get("status")
         return 400 if isinstance(status, int) and 400 <= status < 500 else 503

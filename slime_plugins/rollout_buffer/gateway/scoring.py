@@ -1,4 +1,4 @@
-"""A session's reward from outside: one POST to a host that was allowed, with what was said; rewards come back."""
+"""Requests a session's reward from a scoring callback: one POST with the conversation to an allowed host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_REPLY_BYTES = 1024 * 1024
 
 
 class Scorer:
-    """Asks scoring callbacks. Redirects are not followed: they would lead past the list of hosts."""
+    """Calls scoring callbacks; does not follow redirects, which could leave the allowed hosts."""
 
     def __init__(self, allowed_hosts: Sequence[str], timeout_s: float) -> None:
         self._allowed = frozenset(host.lower() for host in allowed_hosts)
@@ -25,12 +25,12 @@ class Scorer:
         self._session: aiohttp.ClientSession | None = None
 
     async def score(self, asked: ScoreAsked) -> Verdict:
-        """Returns what the session earned, and what is to be kept beside it.
+        """Returns the session's rewards and the extra info to store.
 
         Raises:
             InvalidPayloadError: the host is not allowed.
-            UnavailableError: nobody answered, or not with a finite number under ``reward``, or with rewards of turns
-                that are no list. Whether those fit the turns is for the session to say.
+            UnavailableError: no valid reply: no finite ``reward``, or turn rewards that are not a list. The caller
+                checks whether they fit the turns.
         """
         self._check(asked.url)
         if self._session is None:
@@ -45,7 +45,6 @@ class Scorer:
             raise _failed(f"cannot be reached ({network_reason(error)})") from error
 
     async def close(self) -> None:
-        """Closes the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -57,7 +56,7 @@ class Scorer:
 
 
 async def _limited(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer, at most one byte more than it may be long."""
+    """Returns a reply's body, truncated one byte above the limit."""
     content = b""
     async for piece in response.content.iter_chunked(64 * 1024):
         content += piece

@@ -1,8 +1,8 @@
-"""The gateway without its HTTP: sessions are opened, talked in, closed; what expires is given up.
+"""The gateway without HTTP: opens, samples, closes and expires sessions.
 
-Everything about sessions happens on the event loop; the store is asked in threads of its own. What a session recorded
-lives in this process until it is closed. If the process dies before, the session's attempt is given up with a cause of
-its own and its slot is open again: a turn is trained with its whole session and reward, or not at all.
+Sessions are handled on the event loop, the store in threads. A recording is held in memory until its session is closed.
+If the process dies before, the attempt is given up with a cause of its own and its slot is open again: a session is
+trained as a whole with its reward, or not at all.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A turn that was sampled and recorded, and what the client is to be told."""
+    """A sampled and recorded turn, and the reply to the client."""
 
     turn: Turn
     reply: ChatReply
@@ -87,7 +87,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreAsked:
-    """What a scoring callback is sent, and where."""
+    """The address and body of a scoring callback."""
 
     url: str
     body: dict[str, Any]
@@ -95,7 +95,7 @@ class ScoreAsked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a session earned, by who closed it or by a scoring callback. Rewards of turns are not yet held to turns."""
+    """The rewards of a session, from its close request or a scoring callback; not yet checked against its turns."""
 
     reward: float
     turn_rewards: list[Any] | None = None
@@ -104,7 +104,7 @@ class Verdict:
 
 
 class Gateway:
-    """All that may happen to sessions. Build it, ``await start()``, and ``await stop()`` at the end."""
+    """The sessions of one gateway. Call ``start()`` first and ``stop()`` last."""
 
     def __init__(self, settings: GatewaySettings, buffer: Buffer, *, backends: JobBackends | None = None) -> None:
         self.settings = settings
@@ -118,17 +118,17 @@ class Gateway:
         self._settled_at = -math.inf
         self._beat_at = -math.inf
         self.open_rollouts: Callable[[], list[tuple[str | None, str | None]]] = list
-        """Job and instance of each open rollout of the remote rollout protocol; None is what was not said."""
+        """Returns job and instance of each open rollout of the remote rollout protocol; None for unknown."""
 
     async def start(self) -> None:
-        """Gives up what an earlier process left open, and begins to look after what expires."""
+        """Gives up attempts of an earlier process, and starts the expiry loop."""
         given_up = await self.stored(self.claims.take_over)
         if given_up:
             logger.warning("%d sessions of an earlier gateway are given up; their slots are open again", given_up)
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
     async def stop(self) -> None:
-        """Gives up the sessions that are open, and closes the engines."""
+        """Gives up open sessions and closes the engines."""
         if self._reconciler is not None:
             self._reconciler.cancel()
             await asyncio.gather(self._reconciler, return_exceptions=True)
@@ -139,16 +139,15 @@ class Gateway:
 
     @property
     def open_sessions(self) -> int:
-        """How many sessions there are."""
         return len(self._sessions)
 
     # --- the life of a session ---------------------------------------------------------------------------------------
 
     async def open(self, body: OpenBody) -> Session:
-        """Claims a slot and opens a session on it.
+        """Claims a slot and opens a session.
 
         Raises:
-            BusyError: as many sessions are open as may be, or every slot is taken.
+            BusyError: the limit of sessions is reached, or every slot is taken.
             RequestError: the job takes no sessions; see ``SlotClaims.claim``.
         """
         if len(self._sessions) + self._opening >= self.settings.max_sessions:
@@ -169,8 +168,8 @@ class Gateway:
         """Returns an open session.
 
         Raises:
-            NotFoundError: there never was one of that name.
-            GoneError: it was closed, given up or expired; says which.
+            NotFoundError: it never existed.
+            GoneError: it was closed, given up or expired.
         """
         session = self._sessions.get(session_id)
         if session is not None:
@@ -184,13 +183,13 @@ class Gateway:
     async def close(
         self, session_id: str, body: CloseBody, score: Callable[[ScoreAsked], Awaitable[Verdict]]
     ) -> dict[str, Any]:
-        """Makes a session the trajectory of its slot; closing it twice is closing it once.
+        """Stores a session as the trajectory of its slot; idempotent.
 
         Raises:
-            GoneError: it was given up or has expired: it has no reward.
+            GoneError: it was given up or has expired, without a reward.
             ConflictError: the engine failed its last turn, and the body names no outcome.
-            RequestError: nothing was sampled in it; the scoring callback is not allowed.
-            UnavailableError, StorageFullError: it stays open: close it again.
+            RequestError: it has no turns, or the scoring callback is not allowed.
+            UnavailableError, StorageFullError: it stays open; close it again.
         """
         session = self._sessions.get(session_id)
         if session is None:
@@ -224,7 +223,7 @@ class Gateway:
             self._sessions.pop(session.name, None)
             raise GoneError(f"session {session.name} was given up before it was closed: {error.message}") from error
         except RolloutBufferError:
-            session.ended = None  # it can be closed again, and even talked in
+            session.ended = None  # it can be closed again, and sampled
             session.used_at = time.monotonic()
             raise
         del self._sessions[session.name]
@@ -237,10 +236,10 @@ class Gateway:
         }
 
     async def abandon(self, session_id: str, reason: str) -> dict[str, Any]:
-        """Gives a session up without a reward: its slot is open again. Twice is once.
+        """Gives a session up without a reward and reopens its slot; idempotent.
 
         Raises:
-            GoneError: it was closed, and has its reward.
+            GoneError: it was closed with a reward.
         """
         session = self._sessions.get(session_id)
         if session is None:
@@ -254,7 +253,7 @@ class Gateway:
         return {"session_id": session_id, "status": "failed"}
 
     def describe(self, session: Session) -> dict[str, Any]:
-        """Returns what can be said of an open session."""
+        """Returns the state of an open session."""
         claim, recording = session.claim, session.recording
         return {
             "session_id": session.name,
@@ -278,11 +277,12 @@ class Gateway:
     ) -> Answer:
         """Samples one turn and records it.
 
-        Whoever cannot hand the answer over calls ``take_back``: a turn that its client never saw is not trained.
+        The caller calls ``take_back`` if it cannot deliver the answer: a turn that its client never received is not
+        trained.
 
         Raises:
-            RequestError: the request cannot be answered; GoneError when the session ended in the meantime.
-            EngineError: the engine refused it or stayed out of reach.
+            RequestError: the request is invalid; GoneError if the session ended meanwhile.
+            EngineError: the engine refused it or is unreachable.
         """
         if session.recording.turns >= self.settings.max_turns:
             raise GoneError(f"session {session.name} has had its {self.settings.max_turns} turns: close it")
@@ -337,14 +337,14 @@ class Gateway:
         return Answer(turn=turn, reply=_reply(body, message, parsed, sampled, len(prompt.ids), chat))
 
     def take_back(self, session: Session, turn: Turn) -> None:
-        """Takes back a turn whose answer did not reach the client; nothing happens once the session is closed."""
+        """Removes a turn whose answer did not reach the client; no effect on a closed session."""
         if session.ended is None:
             session.recording.take_back(turn)
             logger.info("session %s: turn %d did not reach its client and is not recorded",
                         session.name, turn.number, extra=_log_fields(session))  # fmt: skip
 
     async def _bring_images(self, session: Session, conversation: Conversation, images: Mapping[str, Image]) -> None:
-        """Has every image of the messages in the session: as it came, or from the store."""
+        """Loads every image of the messages into the session, from the request or the store."""
         for sha256 in image_hashes_of(conversation.messages):
             if sha256 in session.images:
                 continue
@@ -360,18 +360,18 @@ class Gateway:
             try:
                 await self.reconcile()
             except RolloutBufferError as error:
-                logger.error("looking after the sessions is put off: %s", error.message)
+                logger.error("session maintenance is postponed: %s", error.message)
             except Exception:
-                # This loop outlives what it meets: without it nothing would ever expire.
-                logger.exception("looking after the sessions failed")
+                # This loop must survive errors: without it no session would expire.
+                logger.exception("session maintenance failed")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def reconcile(self) -> None:
-        """Gives up sessions that expired, drops those whose attempt was ended by others, looks at the engines."""
+        """Expires sessions, drops those whose attempts were ended by others, and reports engines."""
         now = time.monotonic()
         for session in tuple(self._sessions.values()):
             if not session.closing.locked() and session.is_expired(now, self.settings.session_timeout_s):
-                await self._give_up(session, EXPIRED, "has expired: nobody asked for too long", given_up=False)
+                await self._give_up(session, EXPIRED, "has expired: no request for too long", given_up=False)
         await self._end_refused([one for one in self._sessions.values() if not one.closing.locked()])
         rollouts = self.open_rollouts()
         if (self._sessions or rollouts) and now - self._beat_at > GATEWAY.beats_every_s:
@@ -390,7 +390,7 @@ class Gateway:
             await self.stored(self.claims.close_all_full_groups)
 
     async def _end_refused(self, sessions: Sequence[Session]) -> None:
-        """Ends sessions whose results would not count any more: their group or their job was closed by others."""
+        """Ends sessions whose group or job was closed by others."""
         refusals = await self.stored(self.claims.refusals, [session.claim for session in sessions])
         for session, why in zip(sessions, refusals, strict=True):
             if why and session.ended is None:
@@ -412,14 +412,14 @@ class Gateway:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Calls the store off the event loop."""
+        """Calls the store in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._store_threads, lambda: function(*arguments))
 
     async def _past(self, session_id: str) -> ClaimState:
-        """How a session ended that is not open here.
+        """Returns how a session ended that is not open.
 
         Raises:
-            NotFoundError: there never was one of that name.
+            NotFoundError: it never existed.
         """
         state = await self.stored(self.claims.state_of, session_id)
         if state is None:
@@ -437,10 +437,10 @@ class Gateway:
 
 
 async def _sampled(session: Session, backend: JobBackend, request: GenerateRequest) -> GenerateReply:
-    """Samples a turn; notes on the session when it is the engine that failed it.
+    """Samples a turn; records in the session whether the engine failed.
 
-    A harness that scores whatever ends early would make of a dead engine a reward of 0. An engine's word against the
-    request itself, such as a prompt that is too long, is the episode's own.
+    A harness that scores every ended episode would otherwise turn an engine failure into a reward of 0. A refusal of
+    the request itself, such as a prompt that is too long, counts as the episode's own.
     """
     began = time.monotonic()
     try:
@@ -457,7 +457,6 @@ async def _sampled(session: Session, backend: JobBackend, request: GenerateReque
 
 
 def _log_fields(session: Session) -> dict[str, str | int]:
-    """What a line about a session is about."""
     claim = session.claim
     return {"job": claim.job.job_id, "group": claim.group.key, "uid": claim.uid, "attempt": claim.attempt}
 
@@ -470,7 +469,7 @@ def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:
 
 
 def _message(parsed: ParsedReply) -> Message:
-    """The turn as the message that a trajectory keeps and that a client's echo is compared with."""
+    """Returns the turn's message for the trajectory, which client's echoes are compared with."""
     message: Message = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
@@ -550,13 +549,11 @@ def _trajectory(session: Session, body: CloseBody, verdict: Verdict) -> Trajecto
 def _rewards_of_turns(
     session: Session, generations: Sequence[Generation], verdict: Verdict, *, by: str | None
 ) -> wire.TurnRewards:
-    """Returns the rewards of turns beside the generations, which are told branch after branch.
-
-    Whoever closes or scores a session knows its turns in the order in which they were sampled.
+    """Reorders the rewards of turns from sampling order, which clients know, to that of generations, branch by branch.
 
     Raises:
-        InvalidPayloadError: who closes the session named rewards that do not fit its turns.
-        UnavailableError: the scoring callback did, or a turn was sampled while it scored: it can be asked again.
+        InvalidPayloadError: the close request's rewards do not fit its turns.
+        UnavailableError: the scoring callback's do not, or a turn was sampled meanwhile: close it again.
     """
     numbers = session.recording.numbers()
     place_of = {number: place for place, number in enumerate(sorted(numbers))}

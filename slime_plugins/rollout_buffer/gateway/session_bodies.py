@@ -1,4 +1,4 @@
-"""What ``/sessions`` is sent: to open, to close, to abandon."""
+"""Request bodies of ``/sessions``: open, close, abandon."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A live session: its slot, its recording, its screenshots, its clock; and the keys that open it.
+"""An open session: its slot, recording, screenshots and expiry; and the keys that authenticate it.
 
-A key is the session's id and its HMAC with a secret of the data directory: keys need not be stored, and one from before
-a restart still verifies.
+A key is the session's id with an HMAC by a secret of the data directory: keys are not stored, and stay valid after a
+restart.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Result = TypeVar("Result")
 
 
 class SessionKeys:
-    """Makes and checks the keys of sessions."""
+    """Creates and verifies session keys."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     @classmethod
     def load(cls, data_dir: Path) -> SessionKeys:
-        """Reads the secret of a data directory, and makes one on first use."""
+        """Reads the secret of a data directory; creates it on first use."""
         path = data_dir / "gateway_secret"
         try:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -46,11 +46,10 @@ class SessionKeys:
         return cls(path.read_bytes())
 
     def key_of(self, session_id: str) -> str:
-        """Returns the key of a session."""
         return f"{KEY_PREFIX}{session_id}-{self._mac(session_id)}"
 
     def verify(self, key: str) -> str:
-        """Returns the id of the session that a key opens.
+        """Returns the session id of a key.
 
         Raises:
             UnauthorizedError: the key is invalid.
@@ -69,7 +68,7 @@ class SessionKeys:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A live session. Only the event loop may change it."""
+    """An open session; used on the event loop only."""
 
     claim: SlotClaim
     idle_timeout_s: float
@@ -77,34 +76,34 @@ class Session:
     images: dict[str, Image] = field(default_factory=dict)
     image_bytes: int = 0
     messages: Sequence[Message] = ()
-    """Of the latest turn, with its reply."""
+    """Messages of the latest turn, with its reply."""
     tools: Sequence[dict[str, Any]] = ()
     last_finish_reason: str = "stop"
     opened_at: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)
     generate_s: float = 0.0
     ended: str | None = None
-    """Why it takes no more requests; None while it does."""
+    """Why it accepts no more requests; None while it is open."""
     engine_failure: str | None = None
-    """Why the engine did not answer its last turn; None when it did, or no turn was asked for."""
+    """Why the engine failed its last turn; None if it did not."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
     def name(self) -> str:
-        """The session's id: that of its attempt and of its trajectory."""
+        """Its id, also that of its attempt and trajectory."""
         return self.claim.uid
 
     def check_open(self) -> None:
-        """Raises ``GoneError`` when it takes no more requests."""
+        """Raises ``GoneError`` if the session has ended."""
         if self.ended is not None:
             raise GoneError(f"session {self.name} {self.ended}")
 
     def add_image(self, image: Image, max_bytes: int) -> None:
-        """Keeps a screenshot; equal ones once.
+        """Adds a screenshot, unless it is there.
 
         Raises:
-            PayloadTooLargeError: the session's screenshots are more than it may hold.
+            PayloadTooLargeError: the session's limit of image bytes is reached.
         """
         if image.sha256 in self.images:
             return
@@ -114,10 +113,10 @@ class Session:
         self.image_bytes += len(image.data)
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Runs a part of a turn; cancelled when the session ends.
+        """Runs a part of a turn, cancelled when the session ends.
 
         Raises:
-            GoneError: the session ended in the meantime.
+            GoneError: the session ended meanwhile.
         """
         task = asyncio.ensure_future(work)
         self.under_way.add(task)
@@ -125,7 +124,7 @@ class Session:
             result = await task
         except asyncio.CancelledError:
             task.cancel()
-            self.check_open()  # cancelled by the session's end, or else by the client's going away
+            self.check_open()  # cancelled by the session's end, or else by a disconnection
             raise
         finally:
             self.under_way.discard(task)
@@ -134,12 +133,12 @@ class Session:
         return result
 
     def end(self, why: str) -> None:
-        """Takes no more requests, and ends those under way."""
+        """Ends the session and cancels its running requests."""
         self.ended = why
         for task in tuple(self.under_way):
             task.cancel()
 
     def is_expired(self, now: float, max_lifetime_s: float) -> bool:
-        """Returns True if it was idle or open for too long."""
+        """Returns True if the session was idle or open for too long."""
         idle = not self.under_way and now - self.used_at > self.idle_timeout_s
         return idle or now - self.opened_at > max_lifetime_s

@@ -1,4 +1,4 @@
-"""Validated settings of the gateway's process. Units are in the names; None means unlimited and says so."""
+"""Settings of the gateway's process. Units are in the names; None is unlimited."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ DEFAULT_GATEWAY_PORT = 8890
 
 
 class GatewaySettings(BaseModel):
-    """What the gateway was started with."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_dir: Path = Field(

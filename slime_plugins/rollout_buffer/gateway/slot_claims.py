@@ -1,8 +1,8 @@
-"""Slots that somebody outside fills: an agent that nobody here wrote takes one, works, and brings a trajectory back.
+"""Slots of ``external`` jobs that third-party agents claim, work on, and return trajectories for.
 
-For jobs of task type ``external``. A claim is an attempt like a runner's: its number fences late results, a failed one
-has no reward, and its slot is open again until it has failed ``max_attempts`` times. One process at a time hands claims
-out; when it starts, the attempts of its predecessor are given up.
+A claim is an attempt like a runner's: its number fences late results; a failed one has no reward, and its slot is open
+again until it has failed ``max_attempts`` times. One process at a time hands out claims; when it starts, it gives up
+its predecessor's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotClaim:
-    """One slot, taken by one attempt. ``uid`` names the trajectory that it may bring."""
+    """A slot claimed by an attempt. ``uid`` names its trajectory."""
 
     job: JobRecord
     group: GroupRecord
@@ -55,13 +55,13 @@ class SlotClaim:
 
     @property
     def uid(self) -> str:
-        """The name of the attempt and of its trajectory, unique in the whole store."""
+        """The id of the attempt and its trajectory, unique in the store."""
         return self.group.attempt_uid(self.slot, self.attempt)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimState:
-    """How a claim stands in the store."""
+    """The state of a claim in the store."""
 
     uid: str
     job_id: str
@@ -73,15 +73,15 @@ class ClaimState:
 
 
 class SlotClaims:
-    """Hands out slots of external jobs and takes back what became of them. Safe to use from many threads."""
+    """Claims and finishes slots of external jobs. Thread-safe."""
 
     def __init__(self, buffer: Buffer, *, clock: Callable[[], float] | None = None) -> None:
-        """``clock`` gives seconds since the epoch; without one, the buffer's."""
+        """``clock`` returns seconds since the epoch; the buffer's by default."""
         self._buffer = buffer
         self._clock = clock or buffer.clock
 
     def take_over(self) -> int:
-        """Gives up what an earlier process had handed out, and fences it off; returns how many attempts that were."""
+        """Gives up and fences off the attempts of an earlier process; returns their number."""
         given_up = 0
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner:
@@ -93,7 +93,7 @@ class SlotClaims:
         return given_up
 
     def claim(self, job_id: str, instance_id: str | None = None) -> SlotClaim:
-        """Takes the next open slot, in the order of the input, or the next one of an instance.
+        """Claims the next open slot in input order, or the next one of an instance.
 
         A job without input gets a new instance by its first claim, as by its first written item.
 
@@ -116,9 +116,8 @@ class SlotClaims:
         return SlotClaim(job=job, group=group, instance=instance, slot=slot, attempt=attempt)
 
     def finish(self, claim: SlotClaim, trajectory: Trajectory) -> WriteStatus:
-        """Keeps what a claim brought, and closes its group when that was the last; returns ``stored`` or ``late``.
-
-        The same claim finished twice is one trajectory (``duplicate``).
+        """Stores a claim's trajectory and closes a full group; returns ``stored``, ``late`` or, if repeated,
+        ``duplicate``.
 
         Raises:
             StaleAttemptError: the attempt was given up before.
@@ -130,9 +129,9 @@ class SlotClaims:
     def fail(
         self, claim: SlotClaim, code: str, message: str, *, given_up: bool = False, transcript: Sequence[Message] = ()
     ) -> None:
-        """Ends a claim without a trajectory: it has no reward. ``given_up`` does not count against the slot.
+        """Ends a claim without a trajectory and without a reward. ``given_up`` does not count towards ``max_attempts``.
 
-        ``transcript`` is kept, shortened, for people to read.
+        ``transcript`` is stored, shortened, for people.
 
         Raises:
             StaleAttemptError: another process hands out the job's slots now.
@@ -150,7 +149,7 @@ class SlotClaims:
         self._close_if_full(claim.job, claim.group)
 
     def state_of(self, uid: str) -> ClaimState | None:
-        """Returns how the claim of that name stands; None when there never was one."""
+        """Returns the state of a claim; None if it never existed."""
         named = AttemptUid.parse(uid)
         if named is None:
             return None
@@ -164,19 +163,19 @@ class SlotClaims:
             return _claim_state(uid, job_rows.get_job(connection, named.job_key).job_id, found)
 
     def refusals(self, claims: Sequence[SlotClaim]) -> list[str]:
-        """Tells of each claim why nothing that it brings would count any more; empty while it would."""
+        """Returns for each claim why its result would be refused; empty if it would not."""
         with self._buffer.store.read() as connection:
             return [_refusal(connection, claim) for claim in claims]
 
     def close_all_full_groups(self) -> None:
-        """Closes groups that got all they will get: also those whose process died between the last member and that."""
+        """Closes all full groups, also those whose process died before it closed them."""
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner:
                 for group, _ in self._buffer.begun_open_groups(job.key):
                     self._close_if_full(job, group)
 
     def _close_if_full(self, job: JobRecord, group: GroupRecord) -> None:
-        """Closes a group when each of its slots is filled or was given up too often."""
+        """Closes a group if each slot is filled or has failed too often."""
         with self._buffer.store.read() as connection:
             if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
                 return
@@ -202,7 +201,7 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
 
 
 def _check_room(connection: Connection, job: JobRecord) -> None:
-    """A new group begins while ``max_groups_ahead`` and ``max_groups_ready`` leave room."""
+    """Refuses a new group beyond ``max_groups_ahead`` or ``max_groups_ready``."""
     limits = job.settings
     ready = delivery_rows.count_in_state(connection, job.key, GroupState.READY)
     if limits.max_groups_ready is not None and ready >= limits.max_groups_ready:
