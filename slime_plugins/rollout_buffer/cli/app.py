@@ -76,7 +76,7 @@ def _print_version(wanted: bool) -> None:
         try:
             typer.echo(f"rollout-buffer {importlib.metadata.version('slime-rollout-buffer')}")
         except importlib.metadata.PackageNotFoundError as error:
-            typer.echo("rollout-buffer, from files that were not installed: their version is what their checkout says")
+            typer.echo("rollout-buffer, not installed: see the version of its checkout")
             raise typer.Exit from error
         raise typer.Exit
 
@@ -93,7 +93,7 @@ def _before_any_command(
         ),
     ] = False,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None: ...
 
@@ -103,12 +103,11 @@ for module in COMMANDS:
 
 
 def main() -> None:
-    """Runs the command line."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who called: what is said then goes nowhere
+        if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
     try:
         app()
     except OSError as error:
         errors.print(f"rollout-buffer: the output cannot be written: {error.strerror or error}", style="red")
-        os._exit(ExitCode.NO.value)  # leaving in order would try to write the rest, and say so at length
+        os._exit(ExitCode.NO.value)  # a normal exit would flush again, and print another traceback

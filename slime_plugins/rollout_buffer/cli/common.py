@@ -1,4 +1,4 @@
-"""What all commands share: options, output, errors as sentences, and what an exit code means."""
+"""Shared by all commands: options, output, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.serve_settings import DEFAULT_HOST, DEFAULT_PORT, token_from_environment
 
-if TYPE_CHECKING:  # what speaks HTTP takes longer to load than all else of `--help`
+if TYPE_CHECKING:  # importing HTTP libraries would dominate the time of `--help`
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 
 class ExitCode(IntEnum):
-    """What a command's end says."""
-
     WELL = 0  # done
     NO = 1  # the answer is no (not well, something is missing), or it failed
     WRONG_CALL = 2  # an option, a file, a name or the token is wrong: the same call will fail again
@@ -89,16 +87,16 @@ _json_is_wanted: ContextVar[bool] = ContextVar("json_is_wanted", default=False)
 
 
 class CommandLine(TyperGroup):
-    """The command line, which says in JSON what went wrong where ``--json`` asks for JSON."""
+    """The typer group; prints errors as JSON if ``--json`` was given."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Remembers whether the command that is called is to print JSON."""
+        """Remembers whether ``--json`` was given."""
         _json_is_wanted.set("--json" in args)
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command; a wrong option or argument is an error like any other."""
+        """Runs the command; reports usage errors like all others."""
         try:
             return super().invoke(ctx)
         except _UsageError as error:
@@ -107,22 +105,22 @@ class CommandLine(TyperGroup):
 
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
-"""Of the copy of click that typer brings; typer exports only some of its children."""
+"""From typer's copy of click; typer exports only some of its subclasses."""
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Turns what users can mend into one sentence and an exit code, and into JSON where JSON was asked for."""
+    """Converts expected errors into one sentence, or JSON with ``--json``, and an exit code."""
     try:
         yield
     except BrokenPipeError:
-        raise  # who read the output has seen enough
+        raise  # the reader of the output has closed it
     except (RolloutBufferError, OSError, ValueError) as error:
         raise ended(*_verdict(error)) from error
 
 
 def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
-    """Returns what is to be said of an error, and what the exit code says."""
+    """Returns the message and the exit code of an error."""
     import requests
 
     from slime_plugins.rollout_buffer.client import why_no_answer
@@ -154,18 +152,18 @@ class _NoAnswerError(RolloutBufferError):
 
 
 class _NoBufferError(RolloutBufferError):
-    """What answers is no rollout buffer."""
+    """Another service answers at the address."""
 
     code = "no_buffer"
 
 
 def answer_in_json(wanted: bool) -> None:
-    """Has errors told in JSON from here on, where a command prints nothing else."""
+    """Prints errors as JSON from now on, for commands that only print JSON."""
     _json_is_wanted.set(wanted)
 
 
 def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
-    """Says what went wrong; returns what ends the command with that code."""
+    """Prints an error; returns the exit."""
     explanation = _with_commands(error.message)
     _print_error(error.code, explanation, error.detail)
     errors.print(f"rollout-buffer: {explanation}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -173,7 +171,7 @@ def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
 
 
 def _print_error(code: str, message: str, detail: Mapping[str, Any]) -> None:
-    """Prints the JSON that the buffer's own errors have over HTTP."""
+    """Prints an error as JSON, as the buffer's HTTP API does."""
     if _json_is_wanted.get():
         print_json(wire.encode_error(code, message, detail))
 
@@ -187,7 +185,7 @@ _ROUTES_AS_COMMANDS = {
 
 
 def _with_commands(explanation: str) -> str:
-    """Names the command where the buffer names its route."""
+    """Replaces routes in an error message by the commands that call them."""
     for route, command in _ROUTES_AS_COMMANDS.items():
         explanation = explanation.replace(route, command)
     return explanation
@@ -201,30 +199,30 @@ def connect(url: str) -> RolloutBufferClient:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Prints an object as indented JSON: every command's ``--json`` is one object, a list has a name in it."""
+    """Prints an object as indented JSON."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
 def print_page(content: RenderableType, page: Mapping[str, Any]) -> None:
-    """Prints one page of a list, and how to get the next."""
+    """Prints a page of a list, and the option for the next one."""
     console.print(content)
     if page["next_cursor"] is not None:
         console.print(f"more with --cursor {page['next_cursor']}")
 
 
 def local_time(seconds: float) -> str:
-    """Says a moment in the time of this machine."""
+    """Formats a time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Raises ``ConfigError`` when the output is there already and may not be replaced."""
+    """Raises ``ConfigError`` if the output exists and ``overwrite`` is False."""
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} exists: give another --output, or --overwrite to replace it")
 
 
 def assignments(flag: str, texts: Sequence[str] | None) -> dict[str, Any]:
-    """Reads ``KEY=JSON``; what is no JSON is a string.
+    """Parses ``KEY=JSON`` texts; a value that is not JSON is a string.
 
     Raises:
         ConfigError: a text has no key or no ``=``.

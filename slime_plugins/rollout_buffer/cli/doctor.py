@@ -1,7 +1,6 @@
-"""``rollout-buffer doctor``: what this machine has, what it lacks for the devices that are asked for, and the remedy.
+"""``rollout-buffer doctor``: checks this machine for what the configured devices need, with remedies. Changes nothing.
 
-Every check looks and changes nothing. What is examined depends on ``device`` in the Android World settings: a simulated
-phone needs no SDK, so nothing is said of one.
+The checks depend on ``device`` in the Android World settings: a simulated phone needs no SDK, so it is not checked.
 """
 
 from __future__ import annotations
@@ -79,16 +78,14 @@ _REAL = "android_world"
 
 
 class State(StrEnum):
-    """What a check found."""
-
-    OK = "ok"  # it is there
-    MISSING = "missing"  # it is needed and not there
-    ABSENT = "absent"  # it is not there, and these settings do not need it
+    OK = "ok"  # present
+    MISSING = "missing"  # needed and not present
+    ABSENT = "absent"  # not present, and not needed by these settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One check: what was looked for, what is there, and what to do when it is not."""
+    """The result of one check, and its remedy."""
 
     name: str
     state: State
@@ -98,9 +95,9 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """What to examine. ``engine_url`` and ``ray_address`` None leave engine and cluster out; ``kvm`` is for tests.
+    """What to examine; ``engine_url`` and ``ray_address`` None skip engine and cluster; ``kvm`` is for tests.
 
-    With ``tokenizer_path``, the folder of the engine's model, it is asked what it does to prompts.
+    With ``tokenizer_path``, the folder of the engine's model, it checks whether the engine runs prompts exactly.
     """
 
     settings: AndroidWorldSettings
@@ -112,17 +109,17 @@ class Examination:
 
     @property
     def real_devices(self) -> bool:
-        """True when the settings ask for the real package on emulators."""
+        """True if the settings use emulators."""
         return self.settings.device == _REAL
 
     @property
     def emulators(self) -> int:
-        """How many emulators stand on this machine when it has them all."""
+        """Number of emulators on this machine, if all run on it."""
         return self.settings.num_workers + self.settings.spare_devices
 
 
 def examine(examination: Examination) -> list[Finding]:
-    """Returns one finding for each check, in the order in which things are set up."""
+    """Returns the findings of all checks, in the order of installation."""
     emulators = (_memory, _kvm, _ports, _sdk, _avd, _package, _ffmpeg) if examination.real_devices else ()
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
         _python, _two_slimes, _extras, _extensions, _browser, _ray, _ray_cluster, _disk, *emulators, _engine, _prompts,
@@ -131,18 +128,18 @@ def examine(examination: Examination) -> list[Finding]:
 
 
 def verdict(findings: Sequence[Finding], device: str) -> str:
-    """Returns the examination in one sentence: what is missing, or that nothing is."""
+    """Returns a sentence on what is missing."""
     missing = [finding.name for finding in findings if finding.state is State.MISSING]
     if not missing:
         return f"Nothing is missing for device: {device}."
-    return f"Missing for device: {device}: {', '.join(missing)}. The remedies stand beside them."
+    return f"Missing for device: {device}: {', '.join(missing)}. See the remedies above."
 
 
 def check_launch(kind: str, *, quietly: bool = False) -> tuple[int, list[str]]:
-    """Runs the launch script's own check of what a training needs; returns its exit code, 2 where it is not there.
+    """Runs the launch script's own checks of a training; returns its exit code, 2 if there is no script.
 
-    What it says goes to the terminal, or, ``quietly``, comes back as lines. The scripts belong to a checkout of the
-    project, or of slime with the overlay, and not to an installed package.
+    The output goes to the terminal, or is returned as lines if ``quietly``. The scripts are part of a checkout of the
+    project, or of slime with the overlay, not of an installed package.
     """
     program = Path(__file__).resolve().parents[3] / "tools" / "launch_training.py"
     if not program.is_file():
@@ -169,7 +166,7 @@ def _python(_: Examination) -> list[Finding]:
 
 
 def _two_slimes(_: Examination) -> list[Finding]:
-    """Said only where it is so."""
+    """Reports an installed slime that hides this one; nothing otherwise."""
     advice = advice_on_two_slimes()
     if advice is None:
         return []
@@ -191,12 +188,12 @@ def _extras(examination: Examination) -> list[Finding]:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # what it is a part of is not there
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def _extensions(examination: Examination) -> list[Finding]:
-    """What installed packages add, one finding each; one that does not load, or whose device is set, is missing."""
+    """Reports each installed extension; one that does not load, or whose configured device does not, is missing."""
     found = []
     device = examination.settings.device
     if device != _REAL and ":" not in device and device not in installed(Group.DEVICES):
@@ -213,7 +210,7 @@ def _extensions(examination: Examination) -> list[Finding]:
 
 
 def _browser(_: Examination) -> list[Finding]:
-    """For task type miniwob alone: nothing else that plays needs one."""
+    """Only task type miniwob needs a browser."""
     try:
         there, detail = True, find_chromium() or "the one that Playwright brought"
         remedy = ""
@@ -233,7 +230,7 @@ def _ray(examination: Examination) -> list[Finding]:
 
 
 def _ray_cluster(examination: Examination) -> list[Finding]:
-    """Joins the cluster in a process of its own: Ray waits long for one that is not there."""
+    """Joins the cluster in a separate process, since Ray waits long for an unreachable one."""
     if examination.ray_address is None:
         return []
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer.devices.ray_cluster.probe"]
@@ -264,7 +261,7 @@ def _disk(examination: Examination) -> list[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """Returns the folder, or its nearest existing parent."""
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -272,7 +269,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _memory(examination: Examination) -> list[Finding]:
-    """Of the whole machine, where the emulators are to run on it alone."""
+    """Checks the machine's memory, if all emulators run on it."""
     settings = examination.settings
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     wanted = examination.emulators * (settings.resources_per_worker.memory or _MEMORY_PER_EMULATOR)
@@ -289,7 +286,7 @@ def _kvm(examination: Examination) -> list[Finding]:
 
 
 def _kvm_problem(path: Path) -> str:
-    """Asks KVM itself: for root every file can be read and written. Empty when it answers as it should."""
+    """Opens KVM, because root can read any file; returns the problem, empty if it works."""
     try:
         device = os.open(path, os.O_RDWR)
     except OSError as error:
@@ -325,7 +322,7 @@ def _sdk(examination: Examination) -> list[Finding]:
 def _avd(examination: Examination) -> list[Finding]:
     settings = examination.settings
     config = Path(settings.android_avd_home).expanduser() / f"{settings.avd_name}.avd" / "config.ini"
-    # What is installed in it only shows once it runs: a device that lacks the forwarder says so when it comes up.
+    # Its apps can be checked only when it runs: booting fails without the forwarder.
     detail = f"{config.parent}" if config.is_file() else f"there is no {config}"
     remedy = (
         "create it with avdmanager (Pixel 6, API 33), set AndroidWorld's apps and the accessibility forwarder "
@@ -336,7 +333,7 @@ def _avd(examination: Examination) -> list[Finding]:
 
 
 def _clones(examination: Examination, base: Path) -> list[Finding]:
-    """Whether the base can be copied now, and what copies of it for all emulators of this host take."""
+    """Checks whether the base device can be copied now, and the disk space of all copies."""
     pid = running_emulator(base)
     stands = "it stands still" if pid is None else f"the process {pid} runs it"
     findings = _found("base device can be cloned", pid is None, stands, "stop that emulator", needed=True)
@@ -356,7 +353,7 @@ def _clones(examination: Examination, base: Path) -> list[Finding]:
 
 
 def _package(examination: Examination) -> list[Finding]:
-    """Each of the packages that a device worker's Python must have, by itself."""
+    """Checks each package of the device workers' Python."""
     python = examination.settings.android_world_python or sys.executable
     findings = []
     for name, module, remedy in _PACKAGES:
@@ -368,7 +365,7 @@ def _package(examination: Examination) -> list[Finding]:
 
 
 def _import_problem(python: str, module: str) -> str:
-    """Imports a module in a process of that Python; empty when it works, else the last line of what it said."""
+    """Imports a module with that Python; returns the last line of its error, empty if it works."""
     command = [python, "-c", f"import {module}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
@@ -398,7 +395,7 @@ def _engine(examination: Examination) -> list[Finding]:
 
 
 def _prompts(examination: Examination) -> list[Finding]:
-    """Whether the engine runs the ids that it is sent, with the tokenizer of the model that it should serve."""
+    """Checks whether the engine runs token ids exactly as sent, with the tokenizer of its model."""
     url, path = examination.engine_url, examination.tokenizer_path
     if url is None or path is None:
         return []

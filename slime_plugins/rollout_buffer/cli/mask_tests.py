@@ -1,8 +1,8 @@
-"""``rollout-buffer mask-tests``: runs somebody's tests of masks against both sides of the protocol and an engine.
+"""``rollout-buffer mask-tests``: runs users' tests of masks against both sides of the protocol and an engine.
 
 A test file needs no imports. It finds four names: ``rollout_server``, whose ``rollout(request)`` plays; ``trainer``,
-whose ``get_session(rollout_id)`` holds ``response_ids`` and ``response_mask``; ``count_tool_output_tokens``; and
-``rollout_id``, what a request is called that does not say it.
+whose ``get_session(rollout_id)`` has ``response_ids`` and ``response_mask``; ``count_tool_output_tokens``; and
+``rollout_id``, the default id of a request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OnResult = Callable[[str, bool], None]
 
 
 class RolloutResponse(dict[str, Any]):
-    """A final response whose fields can be read as attributes, too."""
+    """A final response whose fields are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -53,7 +53,7 @@ class RolloutResponse(dict[str, Any]):
 
 
 class TestedServer:
-    """A rollout server and its trainer in this process, with the calculator as its tools."""
+    """A rollout server and its trainer in this process, with the calculator as its tool."""
 
     def __init__(self, agent: AgentSide, trainer: TrainerSide, tokens: ConversationTokens, server_url: str) -> None:
         self.trainer = trainer
@@ -62,10 +62,10 @@ class TestedServer:
         self._server_url = server_url
 
     async def rollout(self, request: Any) -> RolloutResponse:
-        """Plays a request and returns its final response. What it leaves out is filled in; its trainer is this one.
+        """Plays a request, with defaults filled in and this trainer; returns its final response.
 
         Raises:
-            RuntimeError: the rollout broke; says what its final response says.
+            RuntimeError: the rollout failed, with the message of its final response.
         """
         given = request if isinstance(request, Mapping) else {}
         filled = {
@@ -82,9 +82,9 @@ class TestedServer:
         return response
 
     def count_tool_output_tokens(self, messages: Sequence[Message]) -> int:
-        """Returns how many tokens entered a conversation between turns: tool outputs in what the template puts around.
+        """Returns the number of tokens between turns: tool outputs with the text that the template adds.
 
-        Counted from the messages alone, by what the chat template writes between one reply and the next.
+        It is computed from the messages and the chat template alone.
         """
         replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         closed = [self._tokens.end_of_turn_id]
@@ -94,7 +94,7 @@ class TestedServer:
         )
 
     def names(self) -> dict[str, Any]:
-        """Returns what a test file finds."""
+        """Returns the names that a test file finds."""
         return {
             "rollout_server": self,
             "trainer": self.trainer,
@@ -119,7 +119,7 @@ def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, o
 
 
 def _compiled(file: Path) -> Any:
-    """The file; where it leaves things out with bare dots inside of a literal, without these."""
+    """Compiles the file; bare dots that stand for omitted parts of a literal are removed."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -139,7 +139,7 @@ def _compile(text: str, file: Path) -> Any:
 
 
 async def _run(code: Any, engine_url: str | None, tokenizer: Path | None, on_result: OnResult) -> int:
-    """Runs every test and says how each ended; returns how many failed."""
+    """Runs every test and reports its result; returns the number of failures."""
     async with _engine(engine_url) as url, _served(url, tokenizer) as server:
         module: dict[str, Any] = {"__name__": "mask_tests", **server.names()}
         exec(code, module)
@@ -166,7 +166,7 @@ async def _passes(name: str, test: Callable[[], Any], on_result: OnResult) -> bo
 
 @asynccontextmanager
 async def _served(engine_url: str, folder: Path | None) -> AsyncIterator[TestedServer]:
-    """Both sides on this event loop."""
+    """Runs both sides on this event loop."""
     name = DEMO_NAME if folder is None else "given"
     catalog = TokenizerCatalog(TokenizerSettings(default_name=name, folders={} if folder is None else {name: folder}))
     engine = make_engine(engine_url)
@@ -181,7 +181,7 @@ async def _served(engine_url: str, folder: Path | None) -> AsyncIterator[TestedS
 
 @asynccontextmanager
 async def _engine(url: str | None) -> AsyncIterator[str]:
-    """The engine that was named, or the lab's scripted one as a process."""
+    """Yields the engine at ``url``, or else a process with the lab's scripted engine."""
     if url is not None:
         yield url
         return

@@ -1,7 +1,7 @@
-"""A command's options out of the fields of its settings: each is written once, and is a flag, a variable and a key.
+"""Command options generated from the fields of settings: each field is a flag, an environment variable and a key.
 
-A value is taken from its flag, else from its environment variable, else from the file of ``--config``, else it is the
-field's default. What a value may be is the field's to say.
+A value comes from its flag, else its environment variable, else the file of ``--config``, else the field's default. The
+field validates it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 
 
 def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for each field of ``model`` that is described, in place of its parameter ``settings``.
+    """Replaces a command's parameter ``settings`` by an option for each field of ``model`` that has a description.
 
-    ``--some-flag`` is ``PREFIX_SOME_FLAG`` in the environment and ``some_flag`` in a file. A field that holds several
-    values is an option that may be repeated; ``json_schema_extra`` may name another flag than the field's name.
+    ``--some-flag`` is ``PREFIX_SOME_FLAG`` in the environment and ``some_flag`` in a file. A field with several values
+    is a repeatable option; ``json_schema_extra`` may name another flag.
     """
     fields = {name: field for name, field in model.model_fields.items() if field.description is not None}
 
@@ -85,7 +85,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _read(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
-    """Returns what a file sets, by the fields' names."""
+    """Returns a file's settings by field name."""
     keys = {_key(name, field): name for name, field in fields.items()}
     try:
         found, _ = load_yaml(path.read_text("utf-8"), str(path))
@@ -102,5 +102,5 @@ def _read(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
 
 
 def _as_given(value: Any, field: FieldInfo) -> Any:
-    """Returns a file's value as a flag would bring it: one of several may stand without a list."""
+    """Returns a file's value as a flag would; a single value may stand for a list."""
     return [value] if get_origin(field.annotation) is tuple and not isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Jobs as tables and bars in the terminal."""
+"""Job status as tables and bars in the terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OUT = ("quarantined", "booting")
 
 
 def job_table(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Renders each job with a bar, its accounting in slots, and why groups were filtered or failed."""
+    """Renders each job: a bar, its slots by state, and the causes of filtered and failed groups."""
     if not jobs:
         return Text("no open job")
     return Group(*(_job(job) for job in jobs))
@@ -62,7 +62,7 @@ def _bar_style(job: Mapping[str, Any]) -> str:
 
 
 def _bias(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """One line: which share of the groups of each quarter by duration is trained."""
+    """Returns a line with the share of groups trained, by quarter of duration."""
     shares = [f"{row['name']} {row['trained'] / row['submitted']:.0%}" for row in rows if row["by"] == "duration"]
     return [Text(f"  trained, by duration: {', '.join(shares)}", style="dim")] if len(shares) > 1 else []
 
@@ -71,7 +71,7 @@ _SEVERITY = {"ok": "green", "wait": "yellow", "attention": "yellow", "stopped": 
 
 
 def _now(now: Mapping[str, Any]) -> list[Text]:
-    """Says why the job moves or stands still and what to do, then how its newest episodes went."""
+    """Returns the explanations of the job, then the results of its latest episodes."""
     lines = []
     for one in now.get("explanation", ()):
         lines.append(Text(f"  {one['message']}", style=_SEVERITY.get(one["severity"], "")))
@@ -89,7 +89,7 @@ def _now(now: Mapping[str, Any]) -> list[Text]:
 
 
 def _devices(farm: Mapping[str, Any]) -> list[Text]:
-    """One line for the farm, and one for each device that rests or does not come up, with the reason."""
+    """Returns a line for the pool, and one for each quarantined or booting device with the reason."""
     states = Counter(device["state"] for device in farm["devices"])
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     out = [device for device in farm["devices"] if device["state"] in _OUT and device["last_error"]]

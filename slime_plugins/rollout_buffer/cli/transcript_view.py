@@ -40,7 +40,7 @@ def message_lines(
 
 
 def _text(text: str, role: str, most: int | None) -> Iterator[RenderableType]:
-    """The parts of an answer each in its own style; what others wrote as it is."""
+    """Renders the tagged parts of an assistant's text in their styles; other text unchanged."""
     at = 0
     for name, start, end in tagged_parts(text) if role == "assistant" else ():
         if before := text[at:start].strip():
@@ -56,7 +56,7 @@ def _text(text: str, role: str, most: int | None) -> Iterator[RenderableType]:
 
 
 def tagged_parts(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yields name, start and end of what is tagged; a tag that nothing closes is looked for once."""
+    """Yields name, start and end of each tagged part; linear in the text's length, also with unclosed tags."""
     at, unclosed = 0, set[str]()
     for opening in _OPENING.finditer(text):
         name = opening[1]

@@ -30,7 +30,6 @@ from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.command()(attempts)
 
 
@@ -39,17 +38,17 @@ def attempts(
     error_code: Annotated[str | None, typer.Option(help="Only those with this error code, like `engine`.")] = None,
     search: Annotated[str | None, typer.Option(help="Only those with this text in their instance id or error.")] = None,
     transcripts: Annotated[
-        bool, typer.Option("--transcripts/--no-transcripts", help="What was said in each, where it was kept.")
+        bool, typer.Option("--transcripts/--no-transcripts", help="Print the transcript of each, if it was stored.")
     ] = True,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 10,
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Read this data directory of `serve`, on this host, instead of asking --url.")
+        Path | None, typer.Option(help="Read this data directory of `serve`, on this host, instead of --url.")
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the attempts of a job that failed, the last first: their errors, tracebacks, and what was said before."""
+    """List a job's failed attempts, newest first, with errors, tracebacks and transcripts."""
     with report_errors():
         filters: dict[str, Any] = {"error_code": error_code, "search": search, "limit": limit, "cursor": cursor}
         if data_dir is None:
@@ -77,7 +76,7 @@ def attempts(
 
 
 def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:
-    """As the route, from a data directory that need not be served."""
+    """Reads a data directory that need not be served; returns what the route does."""
     from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
     from slime_plugins.rollout_buffer.storage.store import Store
     from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
@@ -104,12 +103,12 @@ def _failed_head(failed: Mapping[str, Any]) -> RenderableType:
         ("instance", f"{failed['instance_id']} ({place})", ""),
         ("failed", f"{local_time(failed['ended_at'])}, after {seconds:.1f} s", ""),
         ("error", f"{failed['error_code']}: {failed['error_message']}", "red"),
-        ("said", "" if failed["has_transcript"] else "nothing that was kept", "dim"),
+        ("transcript", "" if failed["has_transcript"] else "no transcript stored", "dim"),
     ):
         grid.add_row(Text(name, style="bold"), Text(value, style=style))
     return grid
 
 
 def _named_only(url: str) -> RenderableType:
-    """A picture of an attempt that failed: it was seen, and not kept."""
+    """Names a screenshot: those of failed attempts are not stored."""
     return Text(f"[screenshot {url.removeprefix(IMAGE_URL_PREFIX)[:80]}]", style="dim")

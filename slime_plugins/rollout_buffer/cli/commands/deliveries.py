@@ -25,7 +25,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.command()(deliveries)
     app.command()(replay)
 
@@ -37,7 +36,7 @@ def deliveries(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List what was handed out of a job, newest first."""
+    """List a job's deliveries, newest first."""
     with report_errors():
         page = connect(url).deliveries(job_id, limit=limit, cursor=cursor)
     if as_json:
@@ -47,7 +46,7 @@ def deliveries(
     for entry in page["deliveries"]:
         numbers = (str(entry["groups"]), str(entry["samples"]), local_time(entry["created_at"]))
         table.add_row(entry["delivery_id"], entry["state"], *numbers, entry["consumer_id"] or "")
-    print_page(table if page["deliveries"] else "nothing was handed out yet", page)
+    print_page(table if page["deliveries"] else "no deliveries yet", page)
 
 
 def replay(

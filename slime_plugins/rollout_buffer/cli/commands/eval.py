@@ -1,4 +1,4 @@
-"""The command that measures a policy: ``rollout-buffer eval``."""
+"""``rollout-buffer eval``: measures a policy."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ Report = Mapping[str, Any]
 
 
 class EngineApi(StrEnum):
-    """How the engine is asked."""
-
     SGLANG = "sglang"
     OPENAI = "openai"
 
@@ -110,7 +108,6 @@ Compare = Annotated[Path | None, typer.Option(help="An earlier report.json: tell
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this file."""
     app.command("eval")(evaluate_policy)
 
 
@@ -181,7 +178,7 @@ def evaluate_policy(
 
 
 def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:
-    """Plays what is missing and returns the report; of an evaluation that is stopped, prints what there is so far."""
+    """Plays missing attempts and returns the report; prints the report so far if it is stopped."""
     from slime_plugins.rollout_buffer.evaluation.evaluate import EvaluationStoppedError, evaluate
 
     try:
@@ -252,7 +249,7 @@ def _compared(report: Report, earlier: Report) -> dict[str, Any]:
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM stops it as Ctrl-C does."""
+    """Handles SIGTERM like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -262,7 +259,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[Report], None]]:
-    """Shows the job while it runs: live in a terminal, now and then a line elsewhere; never on standard output."""
+    """Shows progress on stderr: live in a terminal, else a line now and then."""
     if not errors.is_terminal:
         yield _Notes().note
         return
@@ -271,7 +268,7 @@ def _shown() -> Iterator[Callable[[Report], None]]:
 
 
 class _Notes:
-    """Says now and then how far a job is."""
+    """Prints a job's progress at intervals."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + NOTE_INTERVAL_S

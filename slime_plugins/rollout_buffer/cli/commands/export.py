@@ -1,7 +1,7 @@
-"""The command that writes a job's trajectories to a file: JSON lines, Parquet, or a Hugging Face data set.
+"""``rollout-buffer export``: writes a job's trajectories as JSON lines, Parquet, or a Hugging Face data set.
 
-Trajectories are asked for page by page and written one by one or in small row groups: memory does not grow with the
-job. A file appears under its name when it is whole.
+Trajectories are fetched page by page and written one by one or in small row groups, so memory does not grow with the
+job. The output is moved to its name when it is complete.
 """
 
 from __future__ import annotations
@@ -43,20 +43,16 @@ INTEGERS = ("epoch", "slot", "attempt", "group_index", "turns", "sampled_tokens"
 NUMBERS = ("reward", "raw_reward", "created_at", "success", "generate_s", "played_s")
 TEXTS = ("job_id", "uid", "instance_id", "outcome", "stop_reason", "group_state", "delivery_id")
 AS_JSON = ("messages", "extra_info", "generations", "timings_s", "turn_rewards", "token_rewards")
-"""Columns that hold JSON: their form differs from task to task."""
+"""Columns encoded as JSON, because their structure depends on the task."""
 
 
 class Format(StrEnum):
-    """What is written."""
-
     JSONL = "jsonl"  # one trajectory a line
-    PARQUET = "parquet"  # one row each; what has no fixed form as JSON
+    PARQUET = "parquet"  # one row each; columns without a schema as JSON
     DATASETS = "datasets"  # the same rows as a folder for datasets.load_from_disk
 
 
 class Images(StrEnum):
-    """Where screenshots go."""
-
     FILES = "files"  # into the folder OUTPUT.images, each once, named by its sha256
     EMBED = "embed"  # into the rows
     NONE = "none"  # nowhere: rows name them by sha256
@@ -64,7 +60,7 @@ class Images(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class _Tally:
-    """What became of the trajectories that were found."""
+    """Counts of exported and skipped trajectories."""
 
     written: int = 0
     purged: int = 0
@@ -74,7 +70,7 @@ class _Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Export:
-    """One export: where it reads, what it takes, and where its screenshots go."""
+    """Source, filters and image handling of one export."""
 
     client: RolloutBufferClient
     job_id: str
@@ -82,12 +78,11 @@ class _Export:
     images: Images
     images_folder: Path
     inline: bool
-    """Screenshots stand in the messages as data URIs: what an embedding export of JSON lines wants."""
+    """Screenshots are embedded in the messages as data URIs."""
     tally: _Tally = field(default_factory=_Tally)
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this file."""
     app.command()(export)
 
 
@@ -134,7 +129,7 @@ def export(
 
 
 def _write_whole(work: _Export, output: Path, write: Callable[[_Export, Path], None]) -> None:
-    """Writes beside the output, and moves it there when it is whole."""
+    """Writes to a temporary name, and renames it when it is complete."""
     partial = output.with_name(f"{output.name}.partial")
     _remove(partial)
     try:
@@ -161,7 +156,7 @@ def _remove(path: Path) -> None:
 
 
 def _trajectories(work: _Export) -> Iterator[dict[str, Any]]:
-    """Yields the trajectories as they are stored, one at a time."""
+    """Yields full trajectories one at a time."""
     for light in _listed(work):
         try:
             form = "inline" if work.inline else "hash"
@@ -195,7 +190,7 @@ def _listed(work: _Export) -> Iterator[dict[str, Any]]:
 
 
 def _screenshots(work: _Export, found: Mapping[str, Any]) -> Iterator[tuple[str, str, bytes | None]]:
-    """Yields (hash, path, bytes) of a trajectory's screenshots; bytes only where they are embedded."""
+    """Yields (hash, path, bytes) of a trajectory's screenshots; bytes only if they are embedded."""
     for sha256 in found.get("images") or []:
         if work.images is Images.NONE or work.inline:
             yield sha256, sha256, None
@@ -226,7 +221,7 @@ def _fetched(work: _Export, sha256: str) -> tuple[str, bytes | None]:
 
 
 def _writer(file_format: Format) -> Callable[[_Export, Path], None]:
-    """Returns what writes the format; before anything is read, so that a missing library is said at once."""
+    """Returns the writer of a format; fails before anything is read if its library is missing."""
     if file_format is Format.JSONL:
         return _write_jsonl
     _need("pyarrow", "parquet")
@@ -294,7 +289,7 @@ def _batched(found: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _write_data_set(work: _Export, path: Path) -> None:
-    """Goes through a Parquet file in a temporary folder: the library reads that without holding it in memory."""
+    """Converts a temporary Parquet file, which the library reads without loading it into memory."""
     import datasets
 
     features = datasets.Features.from_arrow_schema(_schema())

@@ -1,4 +1,4 @@
-"""Commands that other packages add (``extensions.py``), ``demo``, ``engine`` and ``learn`` of the lab among them."""
+"""Commands of other packages (see ``extensions.py``), such as ``demo``, ``engine`` and ``learn`` of the lab."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Extension, Group
 
 
 def register(app: typer.Typer) -> None:
-    """Adds them. One that is not installed, or does not load, says so when it is run, and stops no other."""
+    """Adds the commands. One that is not installed or does not load prints its error when it is called."""
     of_packages = installed(Group.COMMANDS)
     own = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     for name in OF_THE_LAB[Group.COMMANDS]:
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
             _register_failing(app, name, missing(Group.COMMANDS, name))
     for name, extension in sorted(of_packages.items()):
         if name in own:
-            continue  # a command of this project is nobody else's to replace
+            continue  # no extension may replace a command of this project
         try:
             app.command(name)(_checked(extension))
         except ConfigError as error:
@@ -28,17 +28,17 @@ def register(app: typer.Typer) -> None:
 
 
 def _checked(extension: Extension) -> Callable[..., object]:
-    """Returns the function of a command, once typer has made a command of it: else every other would fail with it.
+    """Returns the function of a command, after typer has accepted it: an invalid one would break all others.
 
     Raises:
-        ConfigError: it cannot be loaded, or is none.
+        ConfigError: it cannot be loaded, or is no command.
     """
     function = extension.load()
     alone = typer.Typer()
     try:
         alone.command(extension.name)(function)
         typer.main.get_command(alone)
-    except Exception as error:  # of somebody's own: typer raises what it met
+    except Exception as error:  # an extension may raise anything
         raise ConfigError(
             f"{extension.name!r} of {extension.package} ({extension.target}) is no command: "
             f"{type(error).__name__}: {error}"

@@ -22,7 +22,6 @@ from slime_plugins.rollout_buffer.types import GroupState
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.command()(groups)
 
 
@@ -36,14 +35,14 @@ def groups(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List a job's groups, the last touched first, and say what became of each."""
+    """List a job's groups, most recently changed first, with their outcome and its cause."""
     wanted = None if state is None else state.value
     with report_errors():
         page = connect(url).groups(job_id, state=wanted, cause=cause, search=search, limit=limit, cursor=cursor)
     if as_json:
         print_json(page)
         return
-    table = Table("group", "epoch", "instance", "state", "members", "rewards", "what became of it")
+    table = Table("group", "epoch", "instance", "state", "members", "rewards", "outcome")
     for group in page["groups"]:
         members = [member for member in group["members"] if not member["late"]]
         rewards = " ".join(f"{member['reward']:g}" for member in members)

@@ -29,13 +29,12 @@ from slime_plugins.rollout_buffer.errors import UnavailableError
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.command()(health)
     app.command()(doctor)
 
 
 def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
-    """Ask the buffer how it is; the answer is JSON in any case. Exit code 1 when it is not well."""
+    """Print the buffer's health as JSON. Exit code 1 when it is not healthy."""
     answer_in_json(as_json)
     with report_errors():
         try:
@@ -45,15 +44,15 @@ def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
 
 
 def doctor(
-    data_dir: Annotated[Path, typer.Option(help="Folder that `serve` is to keep its data in.")] = Path(
-        "rollout_buffer_data"
-    ),
+    data_dir: Annotated[Path, typer.Option(help="Data directory of `serve`.")] = Path("rollout_buffer_data"),
     engine_url: Annotated[
         str | None, typer.Option(help="Inference engine that must answer. [default: not asked]")
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Folder of the engine's model: says what the engine does to prompts. [default: not asked]"),
+        typer.Option(
+            help="Folder of the engine's model, to check whether the engine runs prompts exactly. [default: not asked]"
+        ),
     ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Ray cluster that this environment must be able to join. [default: not asked]")
@@ -62,7 +61,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Say instead what a training of this kind lacks: math, android_world, android_world_history or "
+            help="Check instead what a training of this kind lacks: math, android_world, android_world_history or "
             "android_world_opt, with the variables that its script reads.",
         ),
     ] = None,
@@ -70,7 +69,8 @@ def doctor(
     android: AndroidSetting = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine lacks for the devices that the Android World settings ask for. Exit code 1 when it does."""
+    """Check what this machine lacks for the devices of the Android World settings. Exit code 1 when something is
+    missing."""
     from slime_plugins.rollout_buffer.cli.doctor import Examination, State, check_launch, examine, verdict
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 

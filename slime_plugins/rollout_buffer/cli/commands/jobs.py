@@ -33,12 +33,11 @@ MAX_CAUSE = 120
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.command()(jobs)
     app.command()(status)
-    app.command("cancel", help="End a job; what is finished stays and can still be fetched.")(_change("cancel"))
-    app.command("pause", help="Let running episodes end and start no new ones.")(_change("pause"))
-    app.command("resume", help="Go on after pause or drain.")(_change("resume"))
+    app.command("cancel", help="Cancel a job; its finished groups can still be fetched.")(_change("cancel"))
+    app.command("pause", help="Finish running episodes and start no new ones.")(_change("pause"))
+    app.command("resume", help="Continue after pause or drain.")(_change("resume"))
     app.command()(drain)
 
 
@@ -68,7 +67,7 @@ def _shortened(cause: str) -> str:
 
 def status(
     job_id: Annotated[
-        str | None, typer.Argument(help="One job; all open ones and the last that ended when left out.")
+        str | None, typer.Argument(help="One job. [default: all open ones and the last that ended]")
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -76,7 +75,7 @@ def status(
         bool, typer.Option("--watch", help="Keep showing it until Ctrl-C; with --json one line a second.")
     ] = False,
 ) -> None:
-    """Show how far jobs are, every slot in exactly one state, and why nothing moves."""
+    """Show the progress of jobs, the state of every slot, and why a job does not progress."""
     client = connect(url)
 
     def read() -> list[dict[str, Any]]:
@@ -93,14 +92,14 @@ def status(
 
 
 def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of jobs, newest first: the open ones, and the one that ended last, for how it ended."""
+    """Returns the open jobs and the one that ended last; ``jobs`` are newest first."""
     is_open = [job["state"] in ("running", "paused") for job in jobs]
     ended = [job for job, still in zip(jobs, is_open, strict=True) if not still]
     return [job for job, still in zip(jobs, is_open, strict=True) if still] + ended[:1]
 
 
 def _print_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
-    """Prints it once, or again every second as one line each."""
+    """Prints the jobs once, or one line every second."""
     while watch:
         typer.echo(orjson.dumps({"jobs": read()}))
         time.sleep(1.0)
@@ -108,7 +107,7 @@ def _print_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> Non
 
 
 def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
-    """Shows it again every second; a buffer that goes away is waited for, once it has answered."""
+    """Shows the jobs every second; waits for a buffer that became unreachable."""
     from requests import RequestException
 
     with Live(job_table(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):
@@ -117,7 +116,7 @@ def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
             try:
                 live.update(job_table(read()))
             except (RequestException, UnavailableError):
-                live.update(Text(f"no answer from the buffer since {local_time(time.time())}; asking again"))
+                live.update(Text(f"no answer from the buffer since {local_time(time.time())}; retrying"))
                 time.sleep(4.0)
 
 
@@ -135,15 +134,17 @@ def _change(verb: str) -> Callable[[str, str, bool], None]:
 
 def drain(
     job_id: JobId,
-    stop: Annotated[bool, typer.Option("--stop", help="End what runs; it is played again after resume.")] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop running attempts; they are played again after resume.")
+    ] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Pause a job and wait until nothing of it runs."""
+    """Pause a job and wait until no attempt is running."""
     with report_errors():
         while (job := connect(url).drain(job_id, stop=stop))["attempts"].get("running"):
             time.sleep(0.5)
     if as_json:
         print_json(job)
     else:
-        console.print(f"{job['job_id']} is {job['state']}, and nothing of it runs")
+        console.print(f"{job['job_id']} is {job['state']}, with no running attempts")

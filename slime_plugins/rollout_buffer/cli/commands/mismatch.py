@@ -21,7 +21,6 @@ from slime_plugins.rollout_buffer.cli.common import (
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.command()(mismatch)
 
 
@@ -31,14 +30,14 @@ def mismatch(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far the log-probs of a job's trainer and engine are apart: by turn, by weight lag, the worst turns."""
+    """Show the mismatch of log-probs between a job's trainer and engine: by turn, by weight lag, the worst turns."""
     with report_errors():
         found = connect(url).mismatch(job_id, limit=limit)
     if as_json:
         print_json(found)
         return
     if found["mean"] is None:
-        console.print("no trainer reported log-probs of this job: docs/trainer.md says how one does")
+        console.print("no trainer reported log-probs of this job: see docs/trainer.md")
         return
     console.print(
         f"|train - rollout log-prob| over {found['tokens']} tokens of {found['rows']} rows: mean {found['mean']:.2g}, "

@@ -1,4 +1,4 @@
-"""The command that gives back the bytes of what was delivered long ago."""
+"""``rollout-buffer prune``: frees the disk space of old deliveries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this file."""
     app.command()(prune)
 
 
@@ -24,10 +23,10 @@ def prune(
     data_dir: Annotated[Path, typer.Option(help="The data directory of `serve`, on this host; it may be serving.")] = (
         Path("rollout_buffer_data")
     ),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted; delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forget payloads and screenshots older than AGE. What is still to be delivered stays, and so do all rows."""
+    """Delete payloads and screenshots of groups delivered more than AGE ago. Undelivered ones and all rows are kept."""
     from slime_plugins.rollout_buffer.storage import retention
     from slime_plugins.rollout_buffer.storage.store import Store
 
@@ -53,10 +52,10 @@ def prune(
 
 
 def seconds_of(age: str) -> float:
-    """Returns the seconds of an age like ``7d``.
+    """Parses an age like ``7d``.
 
     Raises:
-        ConfigError: it is none, or nothing would be kept.
+        ConfigError: it is invalid or 0.
     """
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([smhdw])", age.strip())
     seconds = float(match[1]) * UNITS[match[2]] if match else 0.0

@@ -1,4 +1,4 @@
-"""The command that gives stored trajectories rewards again, beside those that they have."""
+"""``rollout-buffer rescore``: adds a new version of the rewards of stored trajectories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this file."""
     app.command()(rescore)
 
 
@@ -67,7 +66,7 @@ def rescore(
 
 
 def judge_of(scorer: str, timeout_s: float) -> Judge:
-    """Returns what scores: a function by its name, or a service that is sent each trajectory.
+    """Returns a scorer: a function by its name, or an HTTP service that gets each trajectory.
 
     Raises:
         ConfigError: there is no such function.
@@ -82,7 +81,7 @@ def judge_of(scorer: str, timeout_s: float) -> Judge:
         raise ConfigError(f"--with {scorer!r}: {forms}: {missing(Group.SCORERS, scorer)}")
     try:
         function = getattr(_module(module_name), function_name)
-    except Exception as error:  # a module of somebody's own may fail with anything
+    except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"--with {scorer}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ConfigError(f"--with {scorer}: {function_name} is no function")
@@ -103,7 +102,7 @@ def _module(name: str) -> Any:
 
 
 def _service(url: str, timeout_s: float) -> Judge:
-    """Posts ``{"trajectory": …}``; the answer is an object with ``reward``, and perhaps ``turn_rewards``."""
+    """Posts ``{"trajectory": …}``; the reply is an object with ``reward`` and optionally ``turn_rewards``."""
     import requests
 
     def judge(trajectory: dict[str, Any]) -> Any:

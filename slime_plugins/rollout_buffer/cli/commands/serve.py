@@ -107,7 +107,6 @@ RolloutIdle = Annotated[float, typer.Option(help="Seconds without a turn after w
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.command()(serve)
     app.command()(gateway)
     app.command("remote-rollout")(remote_rollout)
@@ -138,7 +137,7 @@ def serve(
 
 @with_settings(GatewaySettings, "ROLLOUT_BUFFER_GATEWAY")
 def gateway(given: dict[str, Any], log_format: LogFormatOption = LogFormat.TEXT) -> None:
-    """Serve the OpenAI-compatible gateway alone, beside a buffer on this host, until SIGTERM or Ctrl-C."""
+    """Serve the OpenAI-compatible gateway alone, for a buffer on this host, until SIGTERM or Ctrl-C."""
     from slime_plugins.rollout_buffer.gateway import main as gateway_main
 
     set_up_logging(log_format)
@@ -170,7 +169,7 @@ def remote_rollout(
     log_masks: LogMasks = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Serve the remote rollout protocol: play rollouts for trainers, and with an engine be the trainer."""
+    """Serve the remote rollout protocol: play rollouts for trainers; with an engine, be the trainer's side, too."""
     from slime_plugins.rollout_buffer.remote_rollout import main as remote
     from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 
@@ -221,14 +220,14 @@ def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTok
 
 
 def set_android_settings(config: Path | None, assignments: list[str] | None) -> None:
-    """Checks the settings and puts them into the environment, where the runners find them."""
+    """Validates the settings and puts them into the environment of child processes."""
     from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
 
     os.environ.update(environment_for(config, assignments or []))
 
 
 def _print_ready(text: str, log_format: LogFormat) -> None:
-    """Says something at a server's start, as a line of its log where that is JSON."""
+    """Prints a line when a server is ready; a JSON log line with ``--log-format json``."""
     if log_format is LogFormat.JSON:
         logger.info("%s", text)
     else:

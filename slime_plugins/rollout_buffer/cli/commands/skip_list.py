@@ -1,7 +1,7 @@
-"""Skip lists: what a trainer has consumed of a job, as a file that can be edited and given to ``start_rollout``.
+"""Skip lists: the instances that a trainer has consumed of a job, as a file for ``start_rollout``.
 
-A file is JSON, ``{"skip_instance_ids": [...]}``, with an id once for every epoch of it that was consumed; a plain JSON
-list of ids, or a text with one id a line, is read as well.
+A file is JSON, ``{"skip_instance_ids": [...]}``, with an id once per consumed epoch; a JSON list of ids, or a text with
+one id a line, is also accepted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ skip_list = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.add_typer(skip_list, name="skip-list")
 
 
@@ -59,7 +58,8 @@ def export_list(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Write down what a job has delivered, reported as filtered or failed, or was told to skip. Leased is not yet."""
+    """Write the instances that a job has delivered, reported as filtered or failed, or skipped; leased ones
+    excluded."""
     with report_errors():
         if output is not None:
             refuse_existing(output, overwrite=overwrite)
@@ -86,7 +86,7 @@ def edit_list(
     output: Annotated[Path | None, typer.Option(help="File that gets the result. [default: the same]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add ids to a skip list file or remove some; without either, show it. No buffer is asked."""
+    """Add ids to a skip list file or remove some; show it without either. Works without a buffer."""
     with report_errors():
         ids = read_skip_list(file)
         for name in add or ():
@@ -122,14 +122,12 @@ def import_list(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Let a job go on from a skip list: attach to it as a trainer does that starts again with this list.
-
-    Groups that were handed out and are not in the list become ready again; groups to come that are in it are skipped.
-    """
+    """Continue a job from a skip list: attach to it like a trainer that restarts with this list. Delivered groups that
+    are not in the list become ready again; future groups that are in it are skipped."""
     with report_errors():
         ids = read_skip_list(file)
         client = connect(url)
-        job = client.job(job_id)  # an unknown job must not be started
+        job = client.job(job_id)  # fails if the job does not exist, instead of starting it
         start = {**_start_payload(job, payload), "job_id": job_id, FIELD: sorted(ids.elements())}
         if output is not None:
             refuse_existing(output, overwrite=False)
@@ -160,9 +158,9 @@ def _print_payload(entries: int, output: Path, *, as_json: bool) -> None:
 
 
 def consumed_ids(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str], Counter[str]]:
-    """Returns how many groups of each state count as consumed, and how often each instance does.
+    """Returns the number of consumed groups by state and by instance.
 
-    Filtered and failed groups count once a delivery has reported them: before, no trainer can know of them.
+    Filtered and failed groups count once a delivery has reported them: trainers cannot know of them before.
     """
     counts: Counter[str] = Counter()
     ids: Counter[str] = Counter()
@@ -195,10 +193,10 @@ def _groups(client: RolloutBufferClient, job_id: str, state: GroupState) -> Iter
 
 
 def read_skip_list(file: Path) -> Counter[str]:
-    """Reads a skip list: how often each instance id stands in it.
+    """Reads a skip list; returns how often each instance id occurs.
 
     Raises:
-        ConfigError: the file cannot be read, or is none.
+        ConfigError: the file is unreadable or no skip list.
     """
     try:
         text = file.read_text(encoding="utf-8")

@@ -22,7 +22,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this file."""
     app.command("start")(start)
 
 
@@ -53,7 +52,7 @@ def start(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Start a job, or attach to it when it is there: the same payload is the same job. Flags come before the file."""
+    """Start a job, or attach to the existing one: an equal payload is the same job. Flags override the file."""
     given = {
         "task_type": task_type,
         "input_file": input_file,
@@ -73,13 +72,13 @@ def start(
         for key, value in single.items():
             _put(body, key.split("."), value)
         if not body:
-            raise ConfigError("say what to start: a payload file, or --task-type with what that task type needs")
+            raise ConfigError("give a payload file, or --task-type with the options of that task type")
         reply = connect(url).start_rollout(body)
     if as_json:
         print_json(reply.model_dump(mode="json"))
         return
-    what = "was there already, and goes on" if reply.attached else "starts"
-    console.print(f"{reply.job_id} {what}. How far it is: rollout-buffer status {reply.job_id}", soft_wrap=True)
+    what = "existed, attached to it" if reply.attached else "started"
+    console.print(f"{reply.job_id}: {what}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True)
 
 
 def _payload(path: Path) -> dict[str, Any]:

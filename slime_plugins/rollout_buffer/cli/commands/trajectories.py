@@ -35,7 +35,6 @@ IMAGE_WIDTH = 32
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
     app.command()(trajectories)
     app.command("inspect")(inspect_trajectory)
 
