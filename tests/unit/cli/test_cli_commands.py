@@ -99,7 +99,7 @@ def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(serve
     payload = tmp_path / "job.yaml"
     payload.write_text("task_type: external\nsamples: 4\nsampling_params: {top_p: 0.9}\n", encoding="utf-8")
     call = ("start", str(payload), "--job-id", "k", "--samples", "2", "--set", "sampling_params.temperature=0.5")
-    assert "k starts" in served.said(*call)
+    assert "k: started" in served.said(*call)
     job = served.client.job("k")
     assert job["group_size"] == 2
     assert job["settings"]["sampling_params"] | {"top_p": 0.9, "temperature": 0.5} == job["settings"]["sampling_params"]
