@@ -11,7 +11,7 @@
 #   scripts/cleanup.sh --avd        and the cloned virtual devices
 #   scripts/cleanup.sh --all        and temporary folders, port locks and records; asks before it ends other farms
 #   scripts/cleanup.sh --all --yes  does not ask
-#   scripts/cleanup.sh --dry-run    says what it would do; goes with the others
+#   scripts/cleanup.sh --dry-run    prints its actions without executing them; combines with the others
 #   scripts/cleanup.sh --config F   settings; else ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, else the shipped config.yaml
 #
 # The variables ROLLOUT_BUFFER_ANDROID_WORLD__ANDROID_AVD_HOME and …__BASE_AVD_NAME_PATTERN come before the file, as
@@ -141,7 +141,7 @@ find_marked() { # emulators and adb servers without a record: a watchdog that wa
     done
 }
 
-include_others() { # with --all, once somebody has agreed; else they are only named
+include_others() { # with --all, after a confirmation; otherwise only listed
     local entry answer
     [ ${#others[@]} -gt 0 ] || return 0
     if $remove_all && ! $agreed && ! $dry_run && [ -t 0 ]; then
@@ -201,7 +201,7 @@ remove() { # remove PATH…
     done
 }
 
-is_free() { # is_free FILE: does nobody hold the lock on it?
+is_free() { # is_free FILE: is the lock on it free?
     [ ! -e "$1" ] || flock -n "$1" true
 }
 
@@ -225,12 +225,12 @@ remove_rest() {
         if [ -d "$path" ] && [ -O "$path" ] && [ ! -L "$path" ] && is_free "$path/in_use"; then remove "$path"; fi
     done
     for path in "$locks"/*.lock; do
-        # One that somebody holds belongs to a worker that lives.
+        # A held lock belongs to a running worker.
         if [ -f "$path" ] && is_free "$path"; then remove "$path"; fi
     done
 }
 
-remove_stale_records() { # of processes that are gone, whoever ended them
+remove_stale_records() { # of processes that have exited
     local record name
     for record in "$records"/*-*; do
         name=${record##*/}

@@ -89,7 +89,7 @@ EXECUTION_FIELDS = frozenset({"rollout_id", "group_id"})
 EDITED = "changed since it was installed"
 ONE_ROW_EACH = (
     "this slime is from before 25 May 2026: it weighs each row as a trajectory of its own. Trajectories of one row are "
-    "trained (mathematics, Android World's mode incremental); of several rows, the rollout says so and ends"
+    "trained (mathematics, Android World's mode incremental); of several rows, the rollout fails with an error"
 )
 
 

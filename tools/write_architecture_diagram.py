@@ -232,7 +232,7 @@ def _text(kind: str, x: int, y: int, text: str) -> str:
 
 
 def main() -> int:
-    """Writes the picture, or with ``--check`` says whether it is up to date."""
+    """Writes the picture, or with ``--check`` checks that it is up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when it is out of date")
     wanted = architecture_svg()

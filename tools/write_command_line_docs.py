@@ -1,4 +1,4 @@
-"""Writes ``docs/command_line.md`` from the command line itself; ``--check`` only says whether it is up to date."""
+"""Writes ``docs/command_line.md`` from the command line itself; ``--check`` only checks that it is up to date."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _without(shared: list[str], lines: list[str]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Writes the page, or with ``--check`` says whether it is up to date."""
+    """Writes the page, or with ``--check`` checks that it is up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when the page is out of date")
     wanted = command_line_docs()

@@ -249,7 +249,7 @@ def _drawn(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Writes the file, or with ``--check`` says whether it is up to date."""
+    """Writes the file, or with ``--check`` checks that it is up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when the file is out of date")
     wanted = json.dumps(dashboard(), indent=2) + "\n"

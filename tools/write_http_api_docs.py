@@ -1,6 +1,6 @@
 """Writes ``docs/http_api.md`` and ``docs/metrics.md`` from the API description and the table of metrics.
 
-``--check`` writes nothing and only says whether the pages are up to date.
+``--check`` writes nothing and only checks that the pages are up to date.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ PAGES = {"http_api.md": http_api_page, "metrics.md": metrics_page}
 
 
 def main() -> int:
-    """Writes the pages, or with ``--check`` says whether they are up to date."""
+    """Writes the pages, or with ``--check`` checks that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is out of date")
     checking = parser.parse_args().check

@@ -176,7 +176,7 @@ def _chips(strip: Strip, decode: Callable[[list[int]], str], top: int) -> tuple[
 
 
 def main() -> int:
-    """Writes the pictures, or with ``--check`` says whether they are up to date."""
+    """Writes the pictures, or with ``--check`` checks that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when one is out of date")
     check = parser.parse_args().check

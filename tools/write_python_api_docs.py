@@ -1,4 +1,4 @@
-"""Writes the tables of ``docs/python_api.md`` from the public names; ``--check`` only says whether they are up to date.
+"""Writes the tables of ``docs/python_api.md`` from the public names; ``--check`` only checks that they are up to date.
 
 The rest of that page is for the site, which reads the docstrings; the tables can be read wherever the file is browsed.
 """
@@ -62,7 +62,7 @@ def page() -> str:
 
 
 def main() -> int:
-    """Writes the page, or with ``--check`` says whether it is up to date."""
+    """Writes the page, or with ``--check`` checks that it is up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when the page is out of date")
     wanted = page()

@@ -22,7 +22,7 @@ def _base() -> Any:
 BaseInteractionEnv = _base()
 
 
-class AndroidWorldEnv(Environment, BaseInteractionEnv):  # type: ignore[misc, valid-type]  # slime says what it is
+class AndroidWorldEnv(Environment, BaseInteractionEnv):  # type: ignore[misc, valid-type]  # typed by slime
     """One task on a leased device. ``reset``, ``step`` and ``compute_final_reward`` are coroutines."""
 
 

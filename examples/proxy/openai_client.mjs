@@ -1,4 +1,4 @@
-// An agent in JavaScript, with OpenAI's own client from npm, played into a slot. It knows nothing of this project.
+// An agent in JavaScript, with OpenAI's own client from npm, played into a slot. It needs nothing of this project.
 //
 //     npm install openai
 //     rollout-buffer engine --port 30000

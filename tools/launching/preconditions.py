@@ -74,7 +74,7 @@ def looked_at(
     if not settings.model_path.is_dir():
         yield "model to fetch", list(_cannot_fetch(settings, only_train=only_train))
     yield "Ray", list(_ray(settings, only_train=only_train))
-    yield "arguments that slime knows", list(_arguments(settings, extra))
+    yield "arguments known to slime", list(_arguments(settings, extra))
     if extra:
         yield "arguments of your own", list(_overrides(settings, extra))
 
@@ -224,7 +224,7 @@ def _loadable(settings: LaunchSettings) -> Iterator[str]:
     if kind is None:
         yield f"{config} names no model_type; {_fetch(settings)}"
     elif f'"{kind}"' not in loaders.read_text(encoding="utf-8"):
-        yield f"{settings.model_path} is a {kind}, for which this slime has no loader: docs/slime.md says which has"
+        yield f"{settings.model_path} is a {kind}, for which this slime has no loader: see docs/slime.md"
 
 
 def _gpus(settings: LaunchSettings) -> Iterator[str]:
@@ -272,7 +272,7 @@ def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
         check=False,
     )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         yield f"slime's parsers cannot read the arguments in {sys.executable} ({last}): run this in slime's environment"
         return
     unknown = json.loads(done.stdout.splitlines()[-1])
@@ -324,7 +324,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1]
+    return (text.strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def _cannot_fetch(settings: LaunchSettings, *, only_train: bool) -> Iterator[str]:

@@ -59,10 +59,10 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
         "",
         "0 to 1: rewards of turns are trained, and this is what the turn after counts",
     ),
-    "SLIME_SCRIPT_SIMULATED_PHONES": ("0", "1: train on simulated phones, whatever the farm's file says"),
+    "SLIME_SCRIPT_SIMULATED_PHONES": ("0", "1: train on simulated phones, whatever the device pool's file names"),
     "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": (
         "examples/android_world/config.yaml",
-        "the device farm's file; real devices unless it says `device: simulated`",
+        "the device farm's file; real devices unless it has `device: simulated`",
     ),
     "MASTER_ADDR": (
         "127.0.0.1",

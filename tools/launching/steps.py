@@ -65,7 +65,7 @@ def obstacles(settings: LaunchSettings) -> list[str]:
     found = [*_model_obstacles(settings), *_row_obstacles(settings)]
     if settings.farm.device == "simulated" and not settings.farm.simulated and not settings.external_buffer:
         found.append(
-            f"{settings.farm.path} says device: simulated, and a real model would be trained on phones that are drawn: "
+            f"{settings.farm.path} has device: simulated, and a real model would be trained on simulated phones: "
             "name the file of a farm in ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, or set SLIME_SCRIPT_SIMULATED_PHONES=1 if "
             "that is meant"
         )

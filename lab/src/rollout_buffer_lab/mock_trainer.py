@@ -194,7 +194,7 @@ def check_batch(args: Namespace, groups: Sequence[Group]) -> None:
     """Checks what slime's RolloutManager asserts of a batch, and what it requires without an assertion.
 
     Raises:
-        ValueError: says which rule is broken.
+        ValueError: a rule is broken; the message names it.
     """
     members = sum(len(group) for group in groups)
     if members != args.n_samples_per_prompt * args.rollout_batch_size:

@@ -169,7 +169,7 @@ class ManagedDevicePool:
     async def _hand_out(self, line: _WaitQueue) -> None:
         """Requests as many devices as episodes wait for, in a loop."""
         while True:
-            wanted = await line.somebody()
+            wanted = await line.wait_for_waiters()
             try:
                 grants = await self._manager.acquire(self._owner, line.purpose, wanted, _LONG_POLL_S)
             except DeviceError as error:
@@ -239,7 +239,7 @@ class ManagedDevicePool:
                 await self._manager.leave(self._owner)
         except (DeviceError, TimeoutError) as error:
             logger.warning(
-                "the device manager was not told that this runner leaves; its devices return when leases expire: %s",
+                "this runner could not deregister from the device manager; its devices return when leases expire: %s",
                 error,
             )
 
@@ -287,7 +287,7 @@ class _WaitQueue:
         self._somebody.set()
         return place
 
-    async def somebody(self) -> int:
+    async def wait_for_waiters(self) -> int:
         """Waits until an episode waits; returns the number of waiting ones."""
         while not self.count():
             self._somebody.clear()

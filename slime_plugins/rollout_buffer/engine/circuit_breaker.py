@@ -66,7 +66,7 @@ class CircuitBreaker:
         self._count_time()
         self._refused_since = None
         if self._away_s > AWAY_TIMEOUT_S:
-            return self._engine.refusal or "answers nobody"
+            return self._engine.refusal or "answers no request"
         burst = self._failures >= FAILURES_IN_A_ROW and len(self._failed_instances) >= INSTANCES_OF_FAILURES
         if not burst:
             return ""

@@ -123,7 +123,7 @@ def parse_probe_reply(body: bytes) -> list[int] | None:
 
 
 def parse_sees_images(body: bytes) -> bool:
-    """Returns True if ``GET /model_info`` says that the model understands images.
+    """Returns True if ``GET /model_info`` reports that the model takes images.
 
     Raises:
         ForeignReplyError: not a JSON object.

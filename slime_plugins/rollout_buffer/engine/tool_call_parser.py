@@ -12,8 +12,8 @@ Rules for incomplete or ambiguous output, for all callers:
   for, are thoughts too.
 * Marks inside of a string of a valid call belong to the string.
 * Arguments may be a JSON string, may be named ``parameters``, and may be missing.
-* Line breaks inside of JSON strings are accepted. A value of ``qwen3_coder`` is a string if the tool's schema says so;
-  otherwise it is parsed as JSON, or else a string.
+* Line breaks inside of JSON strings are accepted. A value of ``qwen3_coder`` is a string if the tool's schema declares
+  one; otherwise it is parsed as JSON, or else a string.
 * A call without its end mark counts if it is complete and only the next call or the end of the text follows.
 * Everything else after ``<tool_call>`` is a call with a ``problem``. Nothing is repaired: NaN, infinity, integers
   beyond 64 bits and halves of surrogate pairs are problems too, because they cannot be serialised again.

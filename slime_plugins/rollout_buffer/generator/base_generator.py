@@ -137,7 +137,7 @@ class Chat:
         self._tokens = tokens
 
     async def sample(self, *said: Message | str) -> str:
-        """Says something to the policy and returns its reply, without the token that ends its turn.
+        """Appends messages, samples the policy's reply and returns it, without its end-of-turn token.
 
         A text is said as ``user``. Later prompts continue the first one, id by id: no reply is tokenized again.
 
@@ -175,9 +175,9 @@ class Chat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What an episode earned. ``success`` is what charts and filters call success, None where nobody can tell.
+    """Reward of an episode. ``success`` is used by charts and filters, None if unknown.
 
-    ``parts`` says how the reward came about, for people; ``turn_rewards`` are those of ``Trajectory``.
+    ``parts`` are components of the reward, for display; ``turn_rewards`` are those of ``Trajectory``.
     """
 
     reward: float

@@ -145,7 +145,7 @@ def _load_file(path: Path) -> Plugin | None:
 
 
 def _required_keys(module: ModuleType) -> tuple[str, ...]:
-    """Returns what the module says, or else what the classes in it say."""
+    """Returns the module's value, or else that of a class in it."""
     classes = [thing for thing in vars(module).values() if isinstance(thing, type)]
     declared = [key for one in classes for key in getattr(one, "REQUIRED_KEYS", ())]
     return tuple(getattr(module, "REQUIRED_KEYS", dict.fromkeys(declared)))

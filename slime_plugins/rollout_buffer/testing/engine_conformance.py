@@ -38,7 +38,7 @@ WAIT_S = 180.0
 
 
 class EngineContract:
-    """What an episode may rely on. ``prompt_ids`` is a prompt that the engine has more than two tokens to say to."""
+    """Promises to an episode. ``prompt_ids`` is a prompt with a reply of more than two tokens."""
 
     prompt_ids: ClassVar[Sequence[int]]
     max_new_tokens: ClassVar[int] = 24
@@ -262,10 +262,10 @@ class HttpClientContract:
             assert isinstance(outcome, EngineAwayError), (foreign, outcome)
 
     async def test_a_turn_that_alone_gets_no_answer_has_failed_by_itself(self) -> None:
-        """A proxy may refuse one long prompt for ever, while the engine answers everybody else."""
+        """A proxy may refuse one long prompt permanently, while the engine answers all other requests."""
         page = FOREIGN_ANSWERS[0]
         proper = http_answer(200, self.own_reply)
-        one_token = (b":1,", b":1}")  # what the client asks for to see whether anybody is there
+        one_token = (b":1,", b":1}")  # the client's probe
         turn = self.played(lambda body: proper if any(mark in body for mark in one_token) else page, self.impatient)
         (outcome,) = await asyncio.gather(turn, return_exceptions=True)
         assert isinstance(outcome, EngineError)
@@ -399,14 +399,14 @@ def assert_spans_cover(reply: GenerateReply) -> None:
 
 
 async def assert_refused(turn: Awaitable[GenerateReply], sentence: str) -> None:
-    """The turn ends in an ``EngineError`` that says ``sentence``."""
+    """Asserts that the turn fails with an ``EngineError`` whose message contains ``sentence``."""
     (outcome,) = await asyncio.gather(turn, return_exceptions=True)
     assert isinstance(outcome, EngineError), f"the engine did not refuse: {outcome!r}"
     assert sentence in outcome.message, outcome.message
 
 
 async def post(base_url: str, route: str, body: dict[str, Any]) -> None:
-    """Tells the server what a trainer tells it."""
+    """Posts a trainer's request to the server."""
     async with aiohttp.ClientSession() as session, session.post(f"{base_url}/{route}", json=body) as response:
         assert response.status == 200, await response.text()
 

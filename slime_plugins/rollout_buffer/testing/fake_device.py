@@ -15,7 +15,7 @@ task           behaviour
 ``Hang``       a step that takes ten minutes
 ``Slow``       a step that takes half a second
 ``Exit``       the whole process is gone in the first step, as after a crash
-``Dies``       the device is gone half a second after it was set up, and says so to whoever asks
+``Dies``       the device is lost half a second after its set-up, and reports it
 =============  =========================================================================
 """
 
@@ -71,7 +71,7 @@ class FakeDevice:
         return _SUCCESS.get(self._task_name, 0.0) if self.actions else 0.0
 
     def health(self) -> Mapping[str, str]:
-        """As ``Device.health``; says in which process it lives."""
+        """As ``Device.health``; holds the process id."""
         if self.closed:
             raise DeviceError("the fake device is closed")
         return {"pid": str(os.getpid())}
@@ -98,6 +98,6 @@ class FakeDevice:
 
 
 def create_device(options: object, index: int) -> Device[Any]:
-    """A ``DeviceKind``, and a factory for Android World's ``device``; what it is told changes nothing about it."""
+    """A ``DeviceKind``, and a factory for Android World's ``device``; its options are ignored."""
     del options
     return FakeDevice(index)

@@ -1,8 +1,8 @@
-"""The whole thing on one machine: ``rollout-buffer demo``.
+"""The demo: all processes on one machine (``rollout-buffer demo``).
 
 Starts the scripted engine and ``rollout-buffer serve`` as processes of their own, lets a trainer ask for rollouts with
-the very function slime would call, shows what happens while it happens, and checks at the end what the trainer got.
-Everything it writes is under one folder; every process it starts ends with it.
+the function that slime calls, shows the progress, and checks the trainer's batches at the end. All output is in one
+folder; all processes are stopped at the end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ MIN_DOCUMENT, MAX_DOCUMENT = 4_000, 200_000
 
 
 class DemoError(RolloutBufferError):
-    """The demo did not end as it should; the message says where to look."""
+    """The demo failed; the message names the logs."""
 
     code = "demo"
 
@@ -85,7 +85,7 @@ class DemoSettings:
 
 @dataclass(slots=True)
 class _Trainer:
-    """The trainer on its thread: what it got so far, and what went wrong."""
+    """The trainer's thread: its batches so far, and its error."""
 
     settings: DemoSettings
     args: Namespace
@@ -103,8 +103,8 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     """Runs the demo to its end.
 
     Raises:
-        DemoError: a process did not start, the trainer failed, or what it got is not what it should have got.
-        ConfigError: what the task needs is not installed, or a server still shows an earlier run; says what to do.
+        DemoError: a process did not start, the trainer failed, or its batches are wrong. ConfigError: what the task
+        needs is not installed, or a server still serves an earlier run; the message has the remedy.
     """
     if settings.task == MINIWOB:
         find_pages()
@@ -138,7 +138,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     console.print(_summary(trainer.records))
     _check(trainer, job)
     console.print(f"[green]All well[/]: {_count(trainer.records)} in "
-                  f"{time.monotonic() - started:.0f} s; masks decode to exactly what the policy said.")  # fmt: skip
+                  f"{time.monotonic() - started:.0f} s; masks decode to exactly the policy's replies.")  # fmt: skip
     _print_paths(console, folder, run, result_file)
 
 
@@ -160,17 +160,17 @@ def _input_file(settings: DemoSettings, run: Path) -> Path:
 
 
 def _options(settings: DemoSettings) -> dict[str, Any]:
-    """What the job says to its generator."""
+    """Returns the job's options for its generator."""
     if settings.task == STATELM:
         return {"statelm": {"max_model_length": 8192}}
-    if settings.task == MINIWOB:  # the stand-in reads the elements; whoever looks at it later wants to see the page
+    if settings.task == MINIWOB:  # the policy reads the elements; screenshots are for the dashboard
         return {"miniwob": {"rollout_mode": settings.rollout_mode, "observation": "both"}}
     return {"android_world": {"rollout_mode": settings.rollout_mode}}
 
 
 @contextmanager
 def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Console) -> Iterator[tuple[int, str]]:
-    """Runs engine and buffer; yields the engine's port and the buffer's URL, and ends both."""
+    """Runs engine and buffer; yields the engine's port and the buffer's URL, and stops both."""
     engine_port, buffer_port = free_ports(2)
     buffer_url = f"http://127.0.0.1:{buffer_port}"
     config = run / "android_world.yaml"
@@ -229,7 +229,7 @@ def _trainer_args(settings: DemoSettings, run: Path, input_file: Path, engine_po
 
 
 def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, settings: DemoSettings) -> None:
-    """Shows bars until the trainer is through; raises what it raised."""
+    """Shows progress bars until the trainer is finished; raises its error."""
     thread = threading.Thread(target=trainer.run, name="trainer", daemon=True)
     progress = Progress(
         TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
@@ -256,7 +256,7 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
 
 @contextmanager
 def _no_retries_behind_an_interrupt() -> Iterator[None]:
-    """The trainer's thread asks a stopped buffer until the process ends: nobody wants to read that."""
+    """Silences the trainer's thread, which retries against the stopped buffer until the process exits."""
     try:
         yield
     except KeyboardInterrupt:
@@ -322,7 +322,7 @@ def _raw_reward(sample: Sample) -> float:
 
 
 def _check(trainer: _Trainer, job: dict[str, Any]) -> None:
-    """Checks that the trainer got what it asked for, and that every mask decodes to what the policy said."""
+    """Checks the number of samples, and that every mask decodes to the policy's replies."""
     expected = trainer.settings.rollouts * GROUPS_PER_ROLLOUT * SAMPLES_PER_GROUP
     trajectories = _trajectories(trainer.records)
     samples = [rows[0] for rows in trajectories]
@@ -341,9 +341,9 @@ def _check(trainer: _Trainer, job: dict[str, Any]) -> None:
 
 
 def _check_masks(trajectories: list[list[Sample]], settings: DemoSettings) -> None:
-    """Compares what a trajectory's masks train, decoded, with what the stored conversation says the policy said.
+    """Compares the decoded trained tokens of a trajectory with the policy's replies in the stored conversation.
 
-    Of ``statelm`` that is what it said behind its last deletion (``train_before_deletion``).
+    For ``statelm`` only replies after the last deletion are trained (``train_before_deletion``).
     """
     tokenizer = load_tokenizer(DEMO_TOKENIZER_PATH)
     expected = _policy_replies(settings.folder.resolve() / "run")
@@ -355,7 +355,7 @@ def _check_masks(trajectories: list[list[Sample]], settings: DemoSettings) -> No
             bool(trained) and expected[uid].endswith(trained) if settings.task == STATELM else trained == expected[uid]
         )
         if not right:
-            raise DemoError(f"the masks of {uid} train what the policy did not say: {trained[:300]!r}")
+            raise DemoError(f"the masks of {uid} train tokens that the policy did not sample: {trained[:300]!r}")
 
 
 def _trained_ids(sample: Sample) -> list[int]:

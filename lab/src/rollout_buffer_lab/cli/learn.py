@@ -148,7 +148,7 @@ def learn(
 
 
 def _import_learning() -> None:
-    """Imports torch and transformers, told to be quiet and to fetch nothing; exits with what is missing."""
+    """Imports torch and transformers, without warnings and downloads; exits with an error if one is missing."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -26,7 +26,7 @@ class TokenChoice:
 def choose(logits: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[float]) -> list[TokenChoice]:
     """Samples one token per row of ``logits``; ``draws`` are uniform random numbers in [0, 1).
 
-    The same line, wishes and draws give the same token whoever shares the batch, up to the last digit of the logits.
+    Equal rows, parameters and draws give equal tokens in any batch, up to rounding of the logits.
     """
     scores = logits.float().cpu()  # not every device supports float64
     for line, wish in zip(scores, wishes, strict=True):

@@ -90,7 +90,7 @@ class LearnSettings:
 class Step:
     """Metrics of a step. Rewards are of all played groups, delivered or filtered.
 
-    ``reward_by_turn`` is there where the generator says so (``turn_rewards``); ``cpu_s`` is this process's time.
+    ``reward_by_turn`` is present if the generator returns ``turn_rewards``; ``cpu_s`` is this process's time.
     """
 
     step: int
@@ -141,7 +141,7 @@ def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Ste
     task = find_task(settings.task, settings.generator_dir)
     job_options = task.options(settings.mode)
     task.check_generator()
-    beside = [_curve_of(path) for path in settings.beside]  # one may lie in the folder that is emptied next
+    beside = [_curve_of(path) for path in settings.beside]  # read before the folder is emptied
     run = _emptied(settings)
     policy = _policy(settings, task, run / "model", on_message)
     write_lines(run / "instances.jsonl", _instances(settings, task))

@@ -51,7 +51,7 @@ def processes(
     """Runs the buffer, and an engine unless there is one; yields the URLs of engine and buffer, and ends what it began.
 
     Raises:
-        LearnError: one of them does not start; says what its log says.
+        LearnError: one of them does not start; the message has the end of its log.
     """
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
     environment = {"HF_HUB_OFFLINE": "1"}
@@ -139,7 +139,7 @@ class LearningJob:
         of its groups to be played, no more, nor while nothing is played.
 
         Raises:
-            JobEndedError: the job has failed, or somebody cancelled it; says why.
+            JobEndedError: the job has failed or was cancelled; the message has the reason.
         """
         played_at = time.monotonic()
         while True:

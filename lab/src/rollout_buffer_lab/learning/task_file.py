@@ -1,7 +1,7 @@
 """Optional parts of a task's file for learning: instances, a scripted policy, recorded episodes.
 
     instances(rng, count) -> [{...}, ...]            input lines; without it they hold nothing but their instance_id
-    scripted_reply(prompt, instance, rng) -> text    what somebody says who knows the form and is right now and then
+    scripted_reply(prompt, instance, rng) -> text    a scripted policy that knows the format and is right sometimes
     warm_up_traces(rng) -> [messages, ...]           conversations instead of the player
     MAX_NEW_TOKENS = 16                              longest reply
     MODES = {name: {...}, ...}                       what --mode adds to the job's payload; the first is the default
@@ -74,7 +74,7 @@ class TaskFile:
         """Creates the generator once without starting it: missing requirements are reported before a run starts.
 
         Raises:
-            ConfigError: it cannot be made; says why.
+            ConfigError: it cannot be created; the message has the reason.
         """
         try:
             self._module.create_generator()

@@ -28,7 +28,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """What the run says at its end."""
+        """The message at the end of the run."""
         numbers = (
             f"from {self.first:.3f} to {self.last:.3f} ({self.groups[0]} groups of the first steps, {self.groups[1]} "
             f"of the last; chance of it without a difference {self.chance:.2g}, {self.effect:+.1f} standard "

@@ -1,7 +1,7 @@
 """Answers questions over long documents with the tools of the context-editing generator.
 
-It measures, cuts and searches the document, reads the hits one by one, notes what each says, and deletes what it has
-noted. All it knows is what a model would see: its own turns, tool results, and stubs where messages were deleted.
+It measures, cuts and searches the document, reads the hits one by one, notes each, and deletes what it has
+noted. Its input is that of a model: its own turns, tool results, and stubs of deleted messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replies that somebody wrote down, in place of the scripted policies: ``rollout-buffer engine --script FILE``.
+"""Replies from a file, instead of the scripted policies: ``rollout-buffer engine --script FILE``.
 
 A line of the file is one conversation: a list of replies, one for each turn, or a single reply. A reply is a text, or
 an assistant's message with ``content`` and ``tool_calls``, which are written as Hermes' calls. Conversations that begin
@@ -22,7 +22,7 @@ Line = Sequence[str]
 
 
 class GivenReplies:
-    """A policy that says what was written down."""
+    """A policy that returns the file's replies."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines

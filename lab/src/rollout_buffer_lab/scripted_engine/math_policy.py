@@ -49,7 +49,7 @@ _LISTED: Final = re.compile(
 class MathQuestion:
     """``expression`` to compute; or, with ``unknown``, an equation ``expression`` = ``other_side`` to solve for it.
 
-    ``largest`` says which of two solutions is asked for; None when the question does not say.
+    ``largest`` selects one of two solutions; None if the question does not.
     """
 
     expression: str

@@ -92,7 +92,7 @@ class ScriptedBackend:
         return len(self._running) - waiting, waiting
 
     def model_info(self) -> dict[str, Any]:
-        """What ``/model_info`` says: that it is no model."""
+        """The reply of ``/model_info``, which states that this is no model."""
         return {
             "model_path": MODEL_NAME,
             "served_model_name": "stand-in",
@@ -106,7 +106,7 @@ class ScriptedBackend:
         }
 
     def server_info(self) -> dict[str, Any]:
-        """What ``/server_info`` says."""
+        """The reply of ``/server_info``."""
         return {
             "model_path": MODEL_NAME,
             "version": "stand-in",
@@ -199,7 +199,7 @@ class ScriptedBackend:
         return {"experts": experts, "kept_ids": kept_ids(ids[len(ids) - sampled :])}
 
     def _plan(self, call: GenerateCall, rid: str) -> _Plan:
-        """What the policy says to this prompt. Runs in a thread: it reads screenshots."""
+        """Returns the policy's reply. Runs in a thread: it reads screenshots."""
         ids = self._encode(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
         if not ids:
             raise BadRequestError({"message": "The prompt is empty."})
@@ -240,7 +240,7 @@ class ScriptedBackend:
         return list(itertools.chain.from_iterable(runs))
 
     def _rng_of(self, call: GenerateCall, rid: str) -> SessionRng:
-        """Greedy requests have no rng of their own: the same prompt gets the same reply, whoever sends it."""
+        """Returns the request's rng; None for greedy requests, which get the same reply for the same prompt."""
         if call.sampling.greedy:
             return SessionRng(self.settings.seed, "")
         owner = call.session or ("" if call.sampling.sampling_seed is not None else rid)

@@ -1,7 +1,7 @@
 """The scripted engine on HTTP: SGLang's routes with a scripted policy behind them.
 
 It is a stand-in and no model: it plays the simulated phone and simple sums from what the prompt shows, makes up its
-log-probs, and samples nothing. It says so at ``/model_info`` and when it starts.
+log-probs, and samples nothing; ``/model_info`` and its start message state this.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def running(settings: ScriptedEngineSettings, *, policy: Policy = reply_to
 
 
 def start_message(settings: ScriptedEngineSettings, url: str) -> str:
-    """What a person should know who starts it."""
+    """Returns the message printed at the start."""
     return (
         f"{url} plays a scripted policy with skill {settings.skill:g}: it is a stand-in for SGLang, not a model. "
         f"Its jobs want tokenizer_path: {settings.tokenizer_path}"

@@ -19,7 +19,7 @@ class ScriptedEngineSettings:
     reply, ``token_latency_s`` before each further one. ``context_length`` caps prompt plus ``max_new_tokens``, as a
     model's would. ``threads`` read screenshots and tokenise; the event loop stays free for health checks.
     ``token_file`` holds the token that requests must bring; a ``host`` that other machines reach needs one. With
-    ``token_records`` it tells experts and kept ids where it is asked for them.
+    ``token_records`` it returns experts and top-p ids on request.
     """
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What the scripted engine tells of single tokens: experts and kept ids that no model chose, each told by its token.
+"""Generated per-token records of the scripted engine: experts and top-p ids, as functions of the token.
 
 Every pass has experts of its own, made of the token that it read, its place and the weights, so that records that were
 moved by one token, or told by another pass, are seen to be others.

@@ -1,4 +1,4 @@
-"""SGLang's routes, request and reply shapes, over whoever samples (``records.SglangBackend``).
+"""SGLang's routes, requests and replies, over a backend (``records.SglangBackend``).
 
 What an SGLang client meets is the same: token ids in and out, aborts, pauses, weight versions, and the errors for
 wrong requests. Nothing streams.
@@ -252,7 +252,7 @@ def _sampling(body: dict[str, Any]) -> Sampling:
         raise BadRequestError({"message": f"token_ids_logprob must be a list of token ids, at most {MAX_IDS} of them."})
     if len(asked) * sampling.max_new_tokens > MAX_ASKED_LOG_PROBS:
         sentence = (
-            f"token_ids_logprob asks for {len(asked)} log-probs beside each of {sampling.max_new_tokens} tokens: "
+            f"token_ids_logprob asks for {len(asked)} log-probs for each of {sampling.max_new_tokens} tokens: "
             f"at most {MAX_ASKED_LOG_PROBS} are computed for one request."
         )
         raise BadRequestError({"message": sentence})
@@ -260,7 +260,7 @@ def _sampling(body: dict[str, Any]) -> Sampling:
 
 
 def _records(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
-    """What was asked for of single tokens, as far as the engine tells it."""
+    """Returns the requested per-token records that the engine supports."""
     told: dict[str, Any] = {}
     if body.get("return_routed_experts") and sampled.experts is not None:
         start = body.get("routed_experts_start_len") or 0

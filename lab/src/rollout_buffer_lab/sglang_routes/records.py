@@ -1,4 +1,4 @@
-"""What an engine behind SGLang's HTTP is asked and answers, whoever samples."""
+"""Requests and replies of a backend behind SGLang's routes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Sampled:
     experts: Sequence[Sequence[int]] | None = None
     """Of each pass, from the one that read the first prompt token on; None where the model has none."""
     kept_ids: Sequence[Sequence[int]] | None = None
-    """What ``top_p`` kept for each output token; None where the engine does not tell."""
+    """The ids kept by ``top_p`` for each output token; None if not recorded."""
 
 
 class SglangBackend(Protocol):
@@ -80,11 +80,11 @@ class SglangBackend(Protocol):
         ...
 
     def model_info(self) -> dict[str, Any]:
-        """What ``/model_info`` says."""
+        """The reply of ``/model_info``."""
         ...
 
     def server_info(self) -> dict[str, Any]:
-        """What ``/server_info`` says; has a ``context_length``."""
+        """The reply of ``/server_info``, with ``context_length``."""
         ...
 
     async def generate(self, call: GenerateCall) -> Sampled:
@@ -125,7 +125,7 @@ def check_length(prompt_tokens: int, max_new_tokens: int, limit: int) -> None:
     """Looks whether a request fits into the model's context.
 
     Raises:
-        BadRequestError: it does not; says both numbers, in SGLang's words.
+        BadRequestError: it does not fit; the message has SGLang's wording.
     """
     if prompt_tokens > limit:
         sentence = f"The input ({prompt_tokens} tokens) is longer than the model's context length ({limit} tokens)."

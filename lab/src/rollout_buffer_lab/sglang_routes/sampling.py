@@ -40,7 +40,7 @@ KNOWN_KEYS: Final = (
 DEFAULT_MAX_NEW_TOKENS: Final = 128
 GREEDY_BELOW: Final = 1e-6
 MAX_IDS: Final = 4096
-"""Token ids that one request may name in each of its lists: all of them are looked at for every token of the reply."""
+"""Maximum length of a request's lists of token ids: they are processed for every token of the reply."""
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1000
 MAX_BIAS: Final = 1e30
@@ -88,7 +88,7 @@ class Sampling:
     sampling_seed: int | None = None
     not_computed: tuple[str, ...] = ()
     asked_ids: tuple[int, ...] = ()
-    """Tokens whose log-probs are wanted beside each sampled one (``token_ids_logprob`` of the request)."""
+    """Further tokens whose log-probs are requested for each position (``token_ids_logprob``)."""
 
     @property
     def greedy(self) -> bool:

@@ -13,7 +13,7 @@ MAX_FIELD_CHARACTERS = 20_000
 class TextField:
     """The text of one field; the cursor is always at its end. ``selected`` marks the whole value.
 
-    ``on_change`` is told after every change. A field that is not ``multi_line`` turns line feeds into blanks.
+    ``on_change`` is called after every change. A field that is not ``multi_line`` turns line feeds into blanks.
     """
 
     text: str = ""
@@ -47,7 +47,7 @@ class TextField:
 
 
 class FieldHost(Protocol):
-    """A page with fields: knows which has the focus."""
+    """A page with fields, one of which has the focus."""
 
     focused: str | None
 

@@ -141,7 +141,7 @@ class ScreenBuilder:
         self._bottom = top
 
     def footer_field(self, key: str, label: str, button: str, on_button: Handler) -> None:
-        """A field with a button beside it, at the bottom."""
+        """A field with a button next to it, at the bottom."""
         button_width = text_width(button, TextSize.BODY) + 2 * _PADDING
         button_width += button_width % 2
         value_width = SCREEN_WIDTH - button_width - 72 - 2 * _FIELD_PADDING

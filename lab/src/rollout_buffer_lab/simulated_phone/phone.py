@@ -66,7 +66,7 @@ class SimulatedPhoneConfig:
 
 
 class SimulatedPhone:
-    """One simulated phone; ``reset`` gives it a task, until then it can only tell its health."""
+    """One simulated phone; before ``reset`` only ``health`` works."""
 
     def __init__(self, config: SimulatedPhoneConfig | None = None) -> None:
         self._config = config or SimulatedPhoneConfig()
@@ -127,14 +127,14 @@ class SimulatedPhone:
         self._calls += 1
         self._check_usable()
         if call in faults.at_calls:
-            raise DeviceError("the simulated phone was told to fail at this call", {"call": call})
+            raise DeviceError("the simulated phone fails at this call, as configured", {"call": call})
 
     def _check_usable(self) -> None:
         dead_from = self._config.faults.dead_from
         if self._closed:
             raise DeviceError("the simulated phone is closed")
         if dead_from is not None and self._calls > dead_from:
-            raise DeviceError("the simulated phone was told to be dead by now", {"dead_from": dead_from})
+            raise DeviceError("the simulated phone is dead, as configured", {"dead_from": dead_from})
 
     def _drop_task(self) -> None:
         if self._run is not None:

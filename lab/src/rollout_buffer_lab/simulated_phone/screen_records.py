@@ -15,7 +15,7 @@ from rollout_buffer_lab.simulated_phone.geometry import Rect
 
 
 class TextRole(StrEnum):
-    """What a line of text is, told from its colour and from what it stands on."""
+    """The role of a line of text, from its colour and its background."""
 
     TITLE = "title"  # in the bar on top of an app
     PRIMARY = "primary"  # the main line of a row, a message, a note
@@ -59,7 +59,7 @@ class Button:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Icon:
-    """A picture to tap: ``name`` says what it shows (``back``, ``add``, ``delete``, ``more`` ...).
+    """An icon: ``name`` is its meaning (``back``, ``add``, ``delete``, ``more`` ...).
 
     ``label`` is the text under it (apps on the home screen), else empty.
     """
@@ -130,7 +130,7 @@ class Field:
 
     @property
     def text(self) -> str:
-        """The lines with line feeds between them. A soft wrap cannot be told from a line feed."""
+        """The lines with line feeds between them. Soft wraps are indistinguishable from line feeds."""
         return "\n".join(self.lines)
 
     @property
@@ -171,11 +171,11 @@ class ReadScreen:
     bluetooth_shown: bool = False
 
     def find_text(self, text: str, *roles: TextRole) -> TextLine | None:
-        """The first line that says exactly this, of one of the roles if any are given."""
+        """Returns the first line with exactly this text, of one of the roles if given."""
         return _first(line for line in self.texts if line.text == text and (not roles or line.role in roles))
 
     def find_button(self, text: str) -> Button | None:
-        """The first button that says exactly this."""
+        """Returns the first button with exactly this text."""
         return _first(button for button in self.buttons if button.text == text)
 
     def find_icon(self, name: str) -> Icon | None:

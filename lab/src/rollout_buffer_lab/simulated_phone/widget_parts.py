@@ -108,6 +108,6 @@ def icon_widget(icon: str, left: int, top: int, surface: Surface | None, on_tap:
 
 
 def beside_track(on_slide: SlideHandler) -> SlideHandler:
-    """Turns a place along the whole row into one along the track, so that a touch just beside an end means the end."""
+    """Converts a position along the row into one along the track, clamped to its ends."""
     margin = TRACK_MARGIN / SCREEN_WIDTH
     return lambda place: on_slide(min(1.0, max(0.0, (place - margin) / (1 - 2 * margin))))

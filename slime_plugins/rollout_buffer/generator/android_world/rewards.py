@@ -3,8 +3,8 @@
 =============================================  ==============================================  =====================
 how the episode ended                          reward                                          range
 =============================================  ==============================================  =====================
-success s = 1, whoever ended the episode       ``step_scale + thinking_bonus``                 (0.1, 1 + b)
-0 < s < 1, whoever ended it                    ``s * step_scale``                              (0, 1)
+success s = 1, with any end of the episode     ``step_scale + thinking_bonus``                 (0.1, 1 + b)
+0 < s < 1, with any end                        ``s * step_scale``                              (0, 1)
 s = 0, the agent ended it                      ``-premature_penalty``                          [-0.5, 0]
 s = 0, out of turns, tokens or context         ``0``                                           0
 =============================================  ==============================================  =====================

@@ -80,7 +80,7 @@ def _zeros(mask: Any, turn: int, detail: dict[str, Any]) -> int:
     if mask[wrong] == 1 and type(mask[wrong]) is int:
         ones = sum(1 for value in mask if value == 1)
         raise WrongMaskError(
-            f"turn {turn}: response_mask says 1 at {ones} of {len(mask)} positions, first at {wrong}, but it covers "
+            f"turn {turn}: response_mask is 1 at {ones} of {len(mask)} positions, first at {wrong}, but it covers "
             "only tokens that entered between two turns, and none of them was sampled: expected "
             f"{detail['expected']} zeros, given {len(mask)} values with {ones} ones",
             detail,

@@ -4,7 +4,7 @@
 
 It is MiniWoB++'s page ``focus-text-2``, played by the MiniWoB++ generator in a headless Chromium, with its elements in
 words. The fields stand elsewhere on every page. The page scores: 1 for the field that was asked for, -1 for another
-one, 0 for a tap beside all of them. The prompt is the generator's own; its fixed parts are single tokens of the policy.
+one, 0 for a tap on none of them. The prompt is the generator's own; its fixed parts are single tokens of the policy.
 
 Needs the extra ``miniwob`` and a Chromium.
 """
@@ -73,7 +73,7 @@ def create_generator() -> MiniWobGenerator:
     """Returns the MiniWoB++ generator on pages of its own.
 
     Raises:
-        ConfigError: MiniWoB++ or a Chromium is missing; says how to install it.
+        ConfigError: MiniWoB++ or Chromium is missing; the message names the package to install.
     """
     find_pages()
     settings = load_settings({})

@@ -42,7 +42,7 @@ class NextDigitGenerator:
         self._chat = ChatTokens(context.tokenizer)
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
-        """Plays one episode; ``turn_rewards`` of its ``extra_info`` says in which turns the reply was right."""
+        """Plays one episode; ``turn_rewards`` in its ``extra_info`` has 1 for each right turn."""
         digits: list[int] = episode.instance.data["digits"]
         messages: list[dict[str, Any]] = [_asked(digits[0])]
         prompt_ids = self._chat.prompt(messages)
@@ -93,7 +93,7 @@ def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
 
 
 def scripted_reply(prompt: str, instance: Mapping[str, Any], rng: random.Random) -> str:
-    """Returns what a player says who is right in every second turn; ``prompt`` is the conversation so far."""
+    """Returns the reply of a policy that is right in every second turn; ``prompt`` is the conversation so far."""
     asked = int(prompt.rsplit("user\n", 1)[1][0])
     wrong = [digit for digit in range(1, LARGEST + 2) if digit != asked + 1]
     return str(asked + 1 if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong))

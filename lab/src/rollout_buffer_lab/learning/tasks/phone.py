@@ -58,7 +58,7 @@ PHONES = 32
 
 _TASK_NAME = "OpenAppOnArrangedHome"
 _OWN_REWARD = {"step_decay": 0.0, "thinking_bonus": 0.0, "premature_penalty": 0.0, "success_needs_ending": True}
-"""1 for an episode that succeeds and says so, else 0."""
+"""1 for a successful episode that ends with success, else 0."""
 
 
 def _job(mode: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ OPEN_APP = Task(
 
 
 def make_phone(_options: Mapping[str, Any], _index: int) -> SimulatedPhone:
-    """Returns a phone with a small screen that knows the task."""
+    """Returns a phone with a small screen and the task."""
     return SimulatedPhone(SimulatedPhoneConfig(screenshot_max_pixels=SCREEN_PIXELS, tasks={_TASK_NAME: OPEN_APP}))
 
 
@@ -136,7 +136,7 @@ def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
 
 
 def scripted_reply(prompt: str, instance: Mapping[str, Any], rng: random.Random) -> str:
-    """Returns what a player says who taps the right app in seven of ten episodes and then says that it is done."""
+    """Returns the reply of a policy that taps the right app in seven of ten episodes and then terminates."""
     if _CLICK in prompt or "click [" in prompt:
         return _TERMINATE
     params = _arranged(rng_for(_TASK_NAME, instance["metadata"]["params_idx"]))

@@ -32,7 +32,7 @@ def app_opened(observation: PolicyObservation, name: str) -> Move | None:
 
 
 def find_row(observation: PolicyObservation, text: str) -> Row | None:
-    """The list entry that says exactly this."""
+    """Returns the list entry with exactly this text."""
     return next((row for row in observation.rows if row.text == text), None)
 
 
@@ -141,7 +141,7 @@ def last_message(observation: PolicyObservation, *, sent: bool) -> str:
 
 
 def same_words(first: str, second: str) -> bool:
-    """Whether both say the same but for blanks and line ends, which a wrapped line cannot tell."""
+    """Returns True if both are equal apart from whitespace, which wrapped lines do not preserve."""
     return _squeezed(first) == _squeezed(second)
 
 

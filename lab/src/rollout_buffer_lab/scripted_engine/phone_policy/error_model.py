@@ -22,7 +22,7 @@ class Flaw(StrEnum):
 
     GIVES_UP = "gives_up"  # ends it as failed after a turn or two
     STOPS_EARLY = "stops_early"  # believes it done after a turn or two
-    MISSES = "misses"  # taps beside what it depends on, and does not notice
+    MISSES = "misses"  # taps next to a necessary target, and does not notice
     MISREADS = "misreads"  # swaps two letters of a text it was given
 
 
@@ -64,7 +64,7 @@ class Mistakes:
         return [_misread(script, self.rng.about("misread", type(script).__name__)) for script in scripts]
 
     def ending(self, step: int) -> Move | None:
-        """The early end of an episode that is given up or believed to be done."""
+        """Ends an episode early, as failed or as done."""
         if step < self.flaw_step:
             return None
         if self.flaw is Flaw.GIVES_UP:
@@ -74,7 +74,7 @@ class Mistakes:
         return None
 
     def spoiled(self, move: Move, step: int) -> Move:
-        """The move as it comes out: beside its target where a flawed episode's success depends on it."""
+        """Returns the executed move: in a flawed episode, necessary taps miss their target."""
         if self.flaw is None or self.flaw is Flaw.MISREADS or not move.decisive:
             return move
         if move.arguments["action"] == "answer":

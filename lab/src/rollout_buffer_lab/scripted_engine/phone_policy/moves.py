@@ -1,4 +1,4 @@
-"""What the policy does in one turn, and what it says about it."""
+"""Moves of the phone policy: an action with its thought and conclusion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_PRESS_S: Final = 2
 class Move:
     """One action in the words of the ``mobile_use`` tool, the thought before it and the conclusion after it.
 
-    The conclusions of earlier turns are all that the policy remembers, so they say what has to be known later.
+    Conclusions of earlier turns are the policy's only memory, so they hold all facts needed later.
     ``decisive`` marks the move that makes (a part of) the task succeed.
     """
 

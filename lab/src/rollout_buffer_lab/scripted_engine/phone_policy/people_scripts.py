@@ -135,7 +135,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendAgain:
-    """Reads the message that one sent last to somebody, and sends it once more."""
+    """Reads the last message sent to a contact, and sends it again."""
 
     words: ClassVar[tuple[str, ...]] = ()
     name: str
@@ -161,7 +161,7 @@ class SendAgain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardReceived:
-    """Reads the latest message from somebody, and sends its text to somebody else."""
+    """Reads the latest message from a contact, and forwards its text to another."""
 
     words: ClassVar[tuple[str, ...]] = ()
     from_name: str

@@ -59,7 +59,7 @@ class PolicyObservation:
 
 
 def read_observation(conversation: Conversation) -> PolicyObservation:
-    """What the policy knows.
+    """The policy's view of the episode.
 
     Raises:
         ValueError: there is no screenshot, or it cannot be read.

@@ -17,7 +17,7 @@ _FACT: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|\[(?:"(?:[^"\\]|\\.)*"(?:,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Element:
-    """One element: what it is, what it says of itself, and the box [left, top, right, bottom] from 0 to 999."""
+    """One element: kind, attributes, and the box [left, top, right, bottom] from 0 to 999."""
 
     kind: str
     facts: Mapping[str, Any]
@@ -26,7 +26,7 @@ class Element:
 
     @property
     def text(self) -> str:
-        """What it says; empty for nothing."""
+        """Its text; empty without one."""
         return str(self.facts.get("text", ""))
 
     @property
@@ -63,7 +63,7 @@ class Screen:
         return [element for element in self.elements if element.kind in kinds]
 
     def saying(self, text: str, *kinds: str) -> Element | None:
-        """The first element that says exactly this, whatever its case."""
+        """Returns the first element with exactly this text, case-insensitive."""
         wanted = text.strip().casefold()
         among = self.of_kind(*kinds) if kinds else self.elements
         exact = [element for element in among if element.text == text]

@@ -27,7 +27,7 @@ _BUTTONS: Final = ("button", "input button", "input submit")
 
 
 def next_move(goal: str, screen: Screen) -> Move | None:
-    """The move that brings the page nearer to its goal; None if nothing here knows one."""
+    """Returns the next move of a page's script; None without a script."""
     for pattern, script in _SCRIPTS:
         match = re.search(pattern, goal)
         if match is not None:
@@ -327,7 +327,7 @@ def _autocomplete(screen: Screen, match: Match[str]) -> Move | None:
 
 
 def _odd_or_even(screen: Screen, _match: Match[str]) -> Move | None:
-    """Marks line by line from above: a choice shows in no element, so the order of the lines says which is next."""
+    """Marks line by line from above: selections are not visible in elements, so lines are selected in order."""
     focused = next((e for e in screen.of_kind("button") if e.focused), None)
     done_to = focused.box[3] if focused is not None else 0
     number = next((e for e in screen.classed("display-number") if e.center[1] > done_to), None)

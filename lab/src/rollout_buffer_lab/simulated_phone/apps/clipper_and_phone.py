@@ -34,7 +34,7 @@ class _Clipper(Page):
 
 
 class PhoneApp(App):
-    """The dialer. A call is noted in its preferences; nobody answers."""
+    """The dialer. A call is only recorded in its preferences."""
 
     def first_page(self) -> Page:
         """The keys."""

@@ -1,4 +1,4 @@
-"""Clock: tabs for alarms, the time, a timer and a stopwatch. What runs is kept in the app's preferences."""
+"""Clock: tabs for alarms, the time, a timer and a stopwatch. Running timers are stored in the app's preferences."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class _Detail(Page):
 
 
 class _Form(Page):
-    """The new contact. What is in it so far is kept as the app's draft until the form is left."""
+    """The form of a new contact. Its fields are stored as a draft until the form is closed."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app)

@@ -15,7 +15,7 @@ from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 
 
 class FolderPage(Page):
-    """One folder. Apps say by ``open_file`` what a tap on a file does."""
+    """A folder. ``open_file`` handles a tap on a file."""
 
     def __init__(self, app: App, folder: str, root: str, root_title: str) -> None:
         super().__init__(app)

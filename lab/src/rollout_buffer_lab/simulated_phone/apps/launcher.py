@@ -80,7 +80,7 @@ class _AllApps(Page):
 
 
 def _on_home(preferences: Mapping[str, str]) -> Sequence[InstalledApp]:
-    """The apps on the home screen, cell by cell: all of them, unless somebody arranged it."""
+    """Apps on the home screen, by cell: all of them, unless a test arranged them."""
     if _ARRANGED not in preferences:
         return INSTALLED_APPS
     by_label = {app.label: app for app in INSTALLED_APPS}

@@ -68,7 +68,7 @@ class Page(ABC):
 
     @abstractmethod
     def build(self, screen: ScreenBuilder) -> None:
-        """Lays the page out; called again for every look, so it reads the device's state each time."""
+        """Lays the page out from the device's state; called for every observation."""
 
     def enter(self) -> None:
         """What the Enter key does outside of multi-line fields."""

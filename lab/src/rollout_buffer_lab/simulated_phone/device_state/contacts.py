@@ -67,7 +67,7 @@ def delete_contact(state: DeviceState, contact_id: int) -> None:
 
 
 def name_of_number(state: DeviceState, number: str) -> str:
-    """The contact's name, or the number itself when nobody has it."""
+    """Returns the contact's name, or the number if unknown."""
     for contact in contacts(state):
         if contact.number and same_number(contact.number, number):
             return contact.name

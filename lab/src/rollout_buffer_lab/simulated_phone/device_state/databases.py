@@ -1,7 +1,7 @@
 """The sqlite files of the device's providers and apps: real sqlite, in memory, under the paths Android uses.
 
 Each can be pulled and pushed as the bytes of a database file. Tables hold the columns that Android and AndroidWorld
-read; columns nobody reads are left out.
+read; unused columns are left out.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Database:
         self.path = path
         self._fresh = _empty_file(SCHEMAS[path] if schema is None else schema)
         self._connection = _opened(self._fresh)
-        # A phone may just be dropped, and from Python 3.13 on sqlite complains of connections that nobody closed.
+        # A phone may just be dropped, and from Python 3.13 on sqlite warns about unclosed connections.
         self._closer = weakref.finalize(self, self._connection.close)
 
     def wipe(self) -> None:

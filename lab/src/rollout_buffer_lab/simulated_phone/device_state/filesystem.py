@@ -22,7 +22,7 @@ class FileError(OSError):
 
 
 class ByteStore(Protocol):
-    """A file whose bytes are kept elsewhere: a database."""
+    """A file whose bytes are stored elsewhere: a database."""
 
     def read(self) -> bytes:
         """The file as it would be pulled."""

@@ -23,7 +23,7 @@ class Sms:
 
 
 def insert_sms(state: DeviceState, address: str, body: str, *, sent: bool, date_ms: int | None = None) -> int:
-    """Stores a message and returns its id; it is dated now unless told otherwise."""
+    """Stores a message and returns its id; its date defaults to now."""
     date_ms = state.clock.now_ms if date_ms is None else date_ms
     thread = _thread_of(state, address)
     state.sms_db.execute("UPDATE threads SET date = max(date, ?), snippet = ? WHERE _id = ?", date_ms, body, thread)

@@ -1,4 +1,4 @@
-"""What is installed: package names and activities as on AndroidWorld's device, and the names people say."""
+"""What is installed: package names and activities as on AndroidWorld's device, and display names."""
 
 from __future__ import annotations
 

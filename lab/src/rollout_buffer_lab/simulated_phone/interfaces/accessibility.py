@@ -1,7 +1,7 @@
 """The screen as an accessibility forest, and the forwarder that keeps sending it.
 
-The real forwarder is an app on the device that is told a port by broadcast and then calls the host. Its messages are
-android_env's; they are imported where they are made, so that the rest of the phone needs nothing of it.
+The real forwarder is an app on the device that receives a port by broadcast and then connects to the host. Its messages
+are android_env's; they are imported where they are made, so that the rest of the phone needs nothing of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def forest_of(screen: Screen, package: str) -> Any:
 
 
 def _parts(screen: Screen) -> list[Widget]:
-    """What has something to say; the lines inside of a field are the field's own text."""
+    """Widgets with text; lines inside of a field belong to the field."""
     fields = [widget.bounds for widget in screen.widgets if widget.kind is WidgetKind.FIELD]
     return [
         widget
@@ -160,5 +160,5 @@ class AccessibilityForwarder:
                 return
             try:
                 self._stub.SendForest(forest, timeout=_DEADLINE_S)
-            except (grpc.RpcError, ValueError) as error:  # nobody listens any more, or the channel was just closed
+            except (grpc.RpcError, ValueError) as error:  # the server is gone, or the channel was just closed
                 logger.debug("the forest was not taken: %s", error)

@@ -1,6 +1,6 @@
 """What ``adb -s SERIAL ARGS`` answers for the simulated phone: exit code and bytes, from the device's own state.
 
-Families of shell commands have files of their own beside this one; here are adb's own commands (push, pull, install,
+Families of shell commands are in separate files; here are adb's own commands (push, pull, install,
 emu, logcat ...) and the table of all of them. Exit codes are the device's: a failing command fails.
 """
 

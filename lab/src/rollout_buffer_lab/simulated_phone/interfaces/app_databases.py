@@ -1,7 +1,7 @@
 """Apps of AndroidWorld that this phone has no screens for: what they are called, and the database files they keep.
 
 Their tasks can be set up, read and torn down against these files; they cannot be played by touch. Columns are the ones
-AndroidWorld reads and writes; all have defaults, as an app fills in what nobody told it.
+AndroidWorld reads and writes; all have defaults.
 """
 
 from __future__ import annotations

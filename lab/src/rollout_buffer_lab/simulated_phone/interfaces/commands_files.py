@@ -131,7 +131,7 @@ def _long_line(files: FileSystem, path: str, name: str) -> str:
 
 
 def _find(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
-    """Knows ``-type f|d`` (more than one with ``-o``), ``-name``, ``-mindepth``, ``-maxdepth``, ``-delete``."""
+    """Supports ``-type f|d`` (more than one with ``-o``), ``-name``, ``-mindepth``, ``-maxdepth``, ``-delete``."""
     bases = [one for one in arguments if one.startswith("/")][:1]
     base = bases[0] if bases else "/"
     if not files.exists(base):

@@ -1,7 +1,7 @@
 """A process that looks like the Android emulator from outside: same arguments, same gRPC, a device for ``fake_adb``.
 
 Started as ``python -m …emulator_process --folder FOLDER -avd NAME -port 5556 -grpc 8556 …``. The phones' sockets lie in
-FOLDER. ``fault_plan`` says which files in it make things go wrong; if a folder ``exchanges`` is in it, every command is
+FOLDER. ``fault_plan`` describes its fault files; if a folder ``exchanges`` is in it, every command is
 recorded there. Arguments of the real emulator that mean nothing here are taken without a word.
 """
 
@@ -81,7 +81,7 @@ class Emulator:
     """One running phone with its two fronts. ``close`` ends both."""
 
     def __init__(self, arguments: EmulatorArguments, faults: Faults, off: threading.Event | None = None) -> None:
-        """``off`` is set when Android is told to shut down."""
+        """``off`` is set when Android is shut down."""
         self._off = off or threading.Event()
         self.handset = EmulatorState()
         self._plan = FaultPlan(arguments.folder)
@@ -203,7 +203,7 @@ class LateInputs:
 
 
 def _recorder(arguments: EmulatorArguments) -> ExchangeRecorder | None:
-    """Exchanges are recorded when there is a folder for them beside the sockets."""
+    """Exchanges are recorded if there is a folder for them next to the sockets."""
     folder = arguments.folder / RECORD_FOLDER
     return ExchangeRecorder(folder / f"{arguments.serial}.jsonl") if folder.is_dir() else None
 
@@ -241,7 +241,7 @@ class _AdbRequest(socketserver.StreamRequestHandler):
         try:
             self.wfile.write(head.encode() + b"\n" + output.text)
         except BrokenPipeError:
-            logger.debug("nobody waited for the answer")
+            logger.debug("the client closed the connection before the answer")
 
 
 def main(words: Sequence[str]) -> int:
@@ -250,7 +250,7 @@ def main(words: Sequence[str]) -> int:
     faults = FaultPlan(arguments.folder).of_this_boot()
     problem = _avd_problem(arguments.avd_name)
     if faults.exit_at_start or problem:
-        sys.stderr.write(f"PANIC: {problem or 'the simulated emulator was told to end'}\n")
+        sys.stderr.write(f"PANIC: {problem or 'the simulated emulator was stopped'}\n")
         return 1
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -267,7 +267,7 @@ def _avd_folder(name: str) -> Path:
 
 
 def _avd_problem(name: str) -> str:
-    """Says what is wrong with the device's files; empty when all is well."""
+    """Returns the problem of the device's files; empty without one."""
     folder = _avd_folder(name)
     if not (folder / "config.ini").is_file():
         return f"Unknown AVD name [{name}]: there is no {folder / 'config.ini'}"

@@ -103,7 +103,7 @@ class EmulatorState:
         return False
 
     def broadcast(self, action: str, extras: dict[str, str]) -> None:
-        """Tells everyone who listens."""
+        """Calls all listeners."""
         for listener in self.listeners:
             listener(action, extras)
 

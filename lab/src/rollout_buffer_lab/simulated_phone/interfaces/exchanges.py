@@ -1,7 +1,7 @@
 """Exchanges on disk: what a phone was asked and what it answered, one JSON line each, to be asked again later.
 
-They come by adb and by gRPC, in one file in the order in which they happened. Whoever drives the phone may put lines of
-its own between them, to say what the next ones are for.
+They come by adb and by gRPC, in one file in chronological order. The program that drives the phone may add comments
+between them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotation:
-    """A line of whoever drove the phone."""
+    """A comment of the program that drove the phone."""
 
     fields: Mapping[str, Any]
 

@@ -1,7 +1,7 @@
-"""Faults laid out beforehand, in files beside the phones' sockets: for a boot, or for the moment a word is typed.
+"""Planned faults, in files next to the phones' sockets: for a boot, or for when a word is typed.
 
 ``faults.json`` holds for every emulator that starts. ``next_boots.jsonl`` has one line of faults for each of the next
-starts; whoever starts takes the first line off. ``spells.json`` maps a word to faults that begin when just this word is
+starts, each of which removes the first line. ``spells.json`` maps a word to faults that begin when just this word is
 typed on a phone, so that an episode can bring a fault about in its very middle, on whatever phone it happens to play.
 """
 
@@ -35,17 +35,17 @@ class FaultPlan:
         self._spells = folder / "spells.json"
 
     def set_boot_faults(self, faults: Faults) -> None:
-        """Says what goes wrong with every emulator started from now on."""
+        """Sets the faults of every emulator started from now on."""
         self._always.write_text(faults.to_json())
 
     def add_next_boots(self, faults: Sequence[Faults]) -> None:
-        """Says what goes wrong with so many of the next starts, one each."""
+        """Sets the faults of the next starts, one each."""
         with self._next.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.writelines(one.to_json() + "\n" for one in faults)
 
     def set_spells(self, spells: Mapping[str, FaultTrigger]) -> None:
-        """Says which words do what."""
+        """Sets the faults that typed words trigger."""
         self._spells.write_text(
             json.dumps(
                 {

@@ -12,8 +12,8 @@ from typing import Any
 class Faults:
     """Faults of one emulator; without any it is well.
 
-    ``exit_at_start``: the process ends before it serves anything. ``never_boots``: it serves, and says that it has not
-    booted. ``boot_s``: seconds until it has. ``hangs``: adb commands to the device do not return. ``offline``: they
+    ``exit_at_start``: the process ends before it serves anything. ``never_boots``: it serves, and reports that it has
+    not booted. ``boot_s``: seconds until it has. ``hangs``: adb commands to the device do not return. ``offline``: they
     fail. ``dead_forwarder``: the accessibility forwarder sends nothing any more. ``slow_trees_s``: seconds between the
     moment it looks at the screen and the moment it sends what it saw, one tree after the other. ``slow_screen_s``:
     seconds between a touch and its effect. ``crash_after_inputs``: the process is gone at this many-th touch, text or

@@ -1,7 +1,7 @@
 """The part of the shell's language that ``adb shell`` gets: quoting, pipes, lists, redirection, ``if``, ``*``.
 
 ``run_script`` parses a script and runs its commands through a table. Not here: variables, substitution, loops, jobs.
-A script outside of this part ends with the shell's own exit code for bad syntax (2) and says so.
+Other syntax gives the shell's exit code for a syntax error (2) and a message.
 """
 
 from __future__ import annotations

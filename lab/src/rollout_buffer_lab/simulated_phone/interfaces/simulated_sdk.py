@@ -52,7 +52,7 @@ class SimulatedSdk:
         return FaultPlan(self.devices)
 
     def set_faults(self, serial: str, faults: Faults) -> None:
-        """Says what goes wrong with a running emulator from now on."""
+        """Sets the faults of a running emulator."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(str(self.devices / f"{serial}.sock"))
             connection.sendall(json.dumps({"faults": faults.to_json()}).encode() + b"\n")

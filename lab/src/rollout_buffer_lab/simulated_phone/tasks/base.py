@@ -46,7 +46,7 @@ def all_hold(*conditions: bool) -> float:
 
 
 def same_text(first: str, second: str) -> bool:
-    """True when both say the same but for case and blanks at line ends."""
+    """Returns True if both are equal apart from case and trailing blanks."""
     return _bare(first) == _bare(second)
 
 
