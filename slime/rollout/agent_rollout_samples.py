@@ -332,7 +332,7 @@ def _dummy(trajectory: RolloutTrajectory) -> Sample:
 
 
 def as_dummy(member: Any, reason: str) -> Sample:
-    """Returns a dummy in the place of a member that was played, and says why."""
+    """Returns a dummy that replaces a played member, with the reason."""
     first = rows_of(member)[0]
     return without_records(
         first,

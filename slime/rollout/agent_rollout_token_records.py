@@ -57,12 +57,12 @@ def fill_records(samples: Iterable[Sample], args: Any) -> None:
             sample.rollout_top_p_token_offsets = np.concatenate([ends, np.full(missing, ends[-1], np.int32)])
         if ROUTED_EXPERTS in wanted:
             shape = (-1, args.num_layers, args.moe_router_topk)
-            told = sample.rollout_routed_experts
-            if told is None:
-                told = np.arange(args.num_layers * args.moe_router_topk)[None] % args.moe_router_topk
-            told = told.reshape(shape).astype(np.int32)  # slime counts beyond 255 in the type that it is given
-            missing = len(sample.tokens) - 1 - len(told)
-            padded = np.concatenate([told, np.repeat(told[-1:], missing, axis=0)]) if missing else told
+            experts = sample.rollout_routed_experts
+            if experts is None:
+                experts = np.arange(args.num_layers * args.moe_router_topk)[None] % args.moe_router_topk
+            experts = experts.reshape(shape).astype(np.int32)  # more than 255 experts overflow uint8
+            missing = len(sample.tokens) - 1 - len(experts)
+            padded = np.concatenate([experts, np.repeat(experts[-1:], missing, axis=0)]) if missing else experts
             sample.rollout_routed_experts = padded
 
 

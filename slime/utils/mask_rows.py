@@ -50,15 +50,14 @@ class PromptReceipt:
 class Generation:
     """Prompt and sampled output of one turn, exactly as sent and received.
 
-    ``prompt_ids`` hold one placeholder per image, and are those that the engine ran, as far as it says so
-    (``prompt_receipt``; None when nobody asked). ``output_log_probs`` is None when the engine gave none, otherwise as
-    long as ``output_ids``. A turn that was aborted and resumed is one generation with several
-    ``weight_version_spans``. ``trained=False`` keeps the tokens as context only.
+    ``prompt_ids`` are the ids that the engine ran, if it reports them (``prompt_receipt``; None if not requested), with
+    one placeholder per image. ``output_log_probs`` is as long as ``output_ids``, None if the engine returned none. A
+    turn that was aborted and resumed is one generation with several ``weight_version_spans``. With ``trained=False``
+    the tokens are context only.
 
-    ``images`` names the image of each placeholder of the prompt, in order (a sha256 each); None when it is unknown.
-    ``prompt_tokens`` is the engine's own count of the prompt with its images expanded; None when it gave none.
-    ``cached_tokens`` says how many of them it had in its cache; None when it did not tell. ``records`` holds what else
-    it said of single tokens, by kind (``mask_token_records``).
+    ``images`` are the sha256 of the images of the prompt's placeholders, in order; None if unknown. ``prompt_tokens``
+    is the engine's count of prompt tokens with images expanded, and ``cached_tokens`` the number of them in its prefix
+    cache; None if unknown. ``records`` are the token records by kind (``mask_token_records``).
     """
 
     prompt_ids: Sequence[int]

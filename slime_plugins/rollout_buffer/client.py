@@ -211,9 +211,9 @@ class AsyncRolloutBufferClient:
         timeout_s: float = 100.0,
         transport: Transport | None = None,
     ) -> None:
-        """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, added to what a long poll waits.
+        """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, in addition to a long poll's wait.
 
-        ``transport`` carries the requests instead of aiohttp; address and token are its own then.
+        ``transport`` replaces aiohttp, with its own address and token.
         """
         self._timeout_s = timeout_s
         self._transport = transport or _AiohttpTransport(base_url.rstrip("/"), _headers(token))
@@ -249,13 +249,13 @@ class AsyncRolloutBufferClient:
         dummies: bool | None = None,
         weight_version: int | None = None,
     ) -> RolloutData:
-        """Fetches finished groups. With ``lease_s`` they come back unless they are acknowledged in time.
+        """Fetches finished groups. With ``lease_s`` they are redelivered unless they are acknowledged in time.
 
         ``dummies=False`` leaves out members that could not be played; else they have ``remove_sample``.
-        ``weight_version`` is the trainer's newest: the lag of what was sampled is measured by it.
+        ``weight_version`` is the trainer's newest, from which the lag of samples is computed.
         """
         if dummies is None and lease_s is None:
-            dummies = True  # who leases is known to know them; RolloutItem says which they are
+            dummies = True  # callers of this method handle dummies: RolloutItem.remove_sample
         options = {
             "job_id": job_id,
             "max_groups": max_groups,
@@ -273,9 +273,9 @@ class AsyncRolloutBufferClient:
         return await self._post("/get_rollout_data", given, _rollout_data, extra_wait_s=float(wait_s or 0.0))
 
     async def ack(self, delivery_ids: Sequence[str]) -> dict[str, Any]:
-        """Says that deliveries were received; saying it again changes nothing.
+        """Acknowledges deliveries; idempotent.
 
-        Those in ``expired`` of the reply went out in another delivery after their lease: they are not to be trained.
+        Those in ``expired`` of the reply were redelivered after their lease: they must not be trained.
         """
         return await self._post("/ack", {"delivery_ids": list(delivery_ids)}, _object)
 

@@ -1,4 +1,4 @@
-"""Which numbers are rewards."""
+"""Validates rewards of trajectories, turns and tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_REWARD = 3.4028234663852886e38
-"""The largest number of 32 bits, as trainers compute with: beyond it, a group's mean or spread is infinite."""
+"""The largest float32, in which trainers compute: with a larger reward, a group's mean or deviation is infinite."""
 
 
 def as_reward(value: Any) -> float:
@@ -34,7 +34,7 @@ def as_reward(value: Any) -> float:
 
 
 def as_turn_rewards(value: Any, turns: int) -> tuple[float, ...] | None:
-    """Returns what each trained turn earned, None where nobody says.
+    """Returns the rewards of the trained turns, None if there are none.
 
     Raises:
         ValueError: no list, a number that is no reward, or not one for each of the ``turns`` that are trained. The
@@ -46,7 +46,7 @@ def as_turn_rewards(value: Any, turns: int) -> tuple[float, ...] | None:
 
 
 def as_token_rewards(value: Any, lengths: Sequence[int | None]) -> tuple[tuple[float, ...] | None, ...] | None:
-    """Returns what the sampled tokens of each trained turn earned beside; None, of all or of a turn: nothing.
+    """Returns the additional rewards of the sampled tokens of each trained turn; None for all or a turn without any.
 
     ``lengths`` has the sampled tokens of each trained turn, None where they are not known.
 

@@ -51,7 +51,7 @@ class StuckWeights:
 def stuck_weights(
     lag: int | None, seen: Sequence[VersionSeen], newest: Sequence[SampledEpisode], *, steps: int
 ) -> StuckWeights | None:
-    """Returns whose weight version does not change; None if both do, or if there is too little evidence.
+    """Returns whose weight version does not change; None if both change, or if there is too little evidence.
 
     ``seen`` are the trainer's versions, oldest first, ``newest`` the newest episodes, and ``steps`` the number of
     training steps that the trainer made at its newest version. An episode counts against the engine if, when it

@@ -1,7 +1,7 @@
-"""Rewards given again to what is stored: each version of them beside the others, and deliveries read with one of them.
+"""Scores stored trajectories again: each run adds a version of the rewards, and deliveries can be read with a version.
 
-A judge that fails, or does not answer in time, is asked again and is then a failure with its error: never a reward.
-What was scored is kept at once; scoring again under the same name goes on with what is missing.
+A judge that fails or times out is retried; a final failure is reported with its error and is never a reward. Scores are
+stored at once; scoring again under the same name continues with the missing ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Judge = Callable[[dict[str, Any]], Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RescoreSettings:
-    """How often a judge is asked again after a failure, how long it may take each time, and how many are at work."""
+    """Retries of a judge, its timeout, and the number of concurrent calls."""
 
     retries: int = 3
     timeout_s: float = 60.0
@@ -62,7 +62,7 @@ class RescoreSettings:
 
 @dataclass(kw_only=True, slots=True)
 class RescoreReport:
-    """What became of the trajectories. ``failures`` counts errors by sentence; they have no reward of the version."""
+    """Numbers of scored trajectories. ``failures`` counts errors by message; failed ones have no reward."""
 
     job_id: str
     version: int
@@ -81,7 +81,7 @@ def rescore(
     settings: RescoreSettings = RescoreSettings(),
     pause: Callable[[float], object] = time.sleep,
 ) -> RescoreReport:
-    """Gives every trajectory of a job that lacks one a reward of the version ``name``, which is opened if need be.
+    """Scores every trajectory of a job without a reward of the version ``name``, which is created if necessary.
 
     Raises:
         NotFoundError: there is no such job.
@@ -115,7 +115,7 @@ def rescore(
 
 
 def versions(store: Store, job_id: str) -> list[dict[str, Any]]:
-    """Returns the reward versions of a job; version 0, what was played, is not among them.
+    """Returns the reward versions of a job, without version 0, the original rewards.
 
     Raises:
         NotFoundError: there is no such job.
@@ -125,7 +125,7 @@ def versions(store: Store, job_id: str) -> list[dict[str, Any]]:
 
 
 Scores = Mapping[tuple[int, str], Score]
-"""What the played members of a delivery are given, by group and uid."""
+"""Scores of the played members of a delivery, by group and uid."""
 
 
 def scores_for(store: Store, delivery_key: int, version: int) -> Scores:
@@ -158,7 +158,7 @@ def scores_for(store: Store, delivery_key: int, version: int) -> Scores:
 def rescored(
     members: Iterable[tuple[dict[str, Any], Pieces]], scores: Scores
 ) -> Iterator[tuple[dict[str, Any], Pieces]]:
-    """Yields the members of a delivery with rewards of another version; dummies stay what they are."""
+    """Yields the members of a delivery with rewards of another version; dummies are not changed."""
     for light, pieces in members:
         score = scores.get((light["group_index"], light["uid"]))
         if score is None or light["remove_sample"]:
@@ -172,7 +172,7 @@ def rescored(
 
 
 def _trajectory(store: Store, job_key: int, one: UnscoredTrajectory) -> dict[str, Any]:
-    """A trajectory as judges see it: its payload, and the columns beside it."""
+    """Returns a trajectory for judges: its payload with the columns of its row."""
     with store.read() as connection:
         place = payload_rows.payload_of(connection, job_key, one.uid)
     return {**orjson.loads(store.get_payload(*place)), **asdict(one)}
@@ -181,10 +181,10 @@ def _trajectory(store: Store, job_key: int, one: UnscoredTrajectory) -> dict[str
 def _asked(
     judge: Judge, trajectory: dict[str, Any], settings: RescoreSettings, pause: Callable[[float], object]
 ) -> Score:
-    """Asks a judge, again after a failure.
+    """Calls a judge, with retries.
 
     Raises:
-        JudgeError: it failed each time; says how the last time.
+        JudgeError: all attempts failed; the message is that of the last one.
     """
     failures = 0
     while True:
@@ -198,7 +198,7 @@ def _asked(
 
 
 def _answer(judge: Judge, trajectory: dict[str, Any], timeout_s: float) -> Any:
-    """What a judge says within its time. One that never returns keeps its thread, which ends with the process."""
+    """Calls a judge with a timeout. The thread of a judge that never returns ends with the process."""
     answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -218,7 +218,7 @@ def _answer(judge: Judge, trajectory: dict[str, Any], timeout_s: float) -> Any:
 
 
 def _score(answer: Any, trajectory: Mapping[str, Any]) -> Score:
-    """Checks what a judge said.
+    """Checks a judge's result.
 
     Raises:
         JudgeError: it is no reward, or does not fit the trajectory's turns.

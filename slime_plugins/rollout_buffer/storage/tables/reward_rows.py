@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What a judge says of a trajectory; of its turns and tokens as far as it says."""
+    """A judge's rewards of a trajectory, and optionally of its turns and tokens."""
 
     reward: float
     turn_rewards: Sequence[float] | None = None
@@ -21,7 +21,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnscoredTrajectory:
-    """A trajectory without a reward of some version: what stands beside its payload."""
+    """Columns of a trajectory without a reward of a version."""
 
     uid: str
     instance_id: str
@@ -53,7 +53,7 @@ def find_version(connection: Connection, job_key: int, name: str) -> int | None:
 
 
 def versions_of_job(connection: Connection, job_key: int) -> list[dict[str, Any]]:
-    """Returns a job's versions, the first first, with how many trajectories have a reward of each."""
+    """Returns a job's versions in order, with the number of trajectories that have a reward of each."""
     query = (
         "SELECT version, name, scorer, created_at, (SELECT count(*) FROM trajectory_rewards AS given "
         "WHERE given.job_key = reward_versions.job_key AND given.version = reward_versions.version) AS scored "
@@ -73,7 +73,7 @@ def unscored(connection: Connection, job_key: int, version: int) -> list[Unscore
 
 
 def insert_score(connection: Connection, job_key: int, version: int, uid: str, score: Score, now: float) -> bool:
-    """Keeps a reward; returns False, and changes nothing, where the trajectory has one of that version."""
+    """Adds a reward; returns False if the trajectory has one of that version already."""
     found = connection.execute(
         "INSERT OR IGNORE INTO trajectory_rewards (job_key, version, uid, reward, turn_rewards, token_rewards, "
         "scored_at) VALUES (?, ?, ?, ?, ?, ?, ?)",

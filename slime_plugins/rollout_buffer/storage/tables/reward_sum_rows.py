@@ -1,4 +1,4 @@
-"""Rows of ``portion_sums``: what each delivery reports of the rewards since the last one."""
+"""Rows of ``portion_sums``: sums of the rewards between two deliveries, for the statistics in ``meta_info``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RewardSums:
 
 
 def report_in(connection: Connection, job_key: int, delivery_key: int) -> list[str]:
-    """Reports what ended without being delivered in this delivery; returns the instance ids, oldest first."""
+    """Reports filtered and failed groups in this delivery; returns their instance ids, oldest first."""
     rows = connection.execute(
         "UPDATE groups INDEXED BY groups_unreported SET delivery_key = ? WHERE job_key = ? "
         "AND state IN ('filtered', 'failed') AND delivery_key IS NULL RETURNING closed_at, instance_id",
@@ -72,7 +72,7 @@ def _count_groups_in(connection: Connection, job_key: int, rows: Sequence[sqlite
 
 
 def report_again(connection: Connection, group_keys: Sequence[int]) -> None:
-    """Takes the trajectories of groups out of what was reported, and sums both sides again. Rare."""
+    """Marks the trajectories of groups as unreported, and computes the sums again."""
     touched: set[tuple[int, int]] = set()
     for key in group_keys:
         query = "SELECT DISTINCT job_key, portion FROM trajectories WHERE group_key = ?"
