@@ -166,7 +166,7 @@ def _python(_: Examination) -> list[Finding]:
 
 
 def _two_slimes(_: Examination) -> list[Finding]:
-    """Reports an installed slime that hides this one; nothing otherwise."""
+    """Reports a second slime or slime_plugins on the path; nothing without one."""
     advice = advice_on_two_slimes()
     if advice is None:
         return []

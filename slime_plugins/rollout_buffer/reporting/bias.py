@@ -1,4 +1,4 @@
-"""Reads what became of a job's groups and their members, for ``rules/selection_bias.py``: the newest that are over."""
+"""Reads a job's newest closed groups and their members, for ``rules/selection_bias.py``."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ _Slot = tuple[int, int]
 
 
 def closed_groups(connection: Connection, job_key: int) -> list[FinishedGroup]:
-    """Returns the newest groups that were handed out, filtered, or failed; those that wait or run may still be trained.
+    """Returns the newest groups that were delivered, filtered, or failed; open and ready ones may still be trained.
 
-    A member took as long as the attempt that brought it, or else as its longest; a written one, since its group began.
+    A member's duration is that of the attempt that returned it, or else of its longest attempt; of a written item, the
+    time since its group began.
     """
     size = job_rows.get_job(connection, job_key).group_size
     newest = (job_key, max(1, MEMBERS_LOOKED_AT // size))
@@ -67,7 +68,7 @@ def _group_outcome(state: str, cause_code: str) -> GroupOutcome:
 def _member(
     group: Any, of_group: GroupOutcome, came: Any | None, attempts: list[Any], kept: Collection[str]
 ) -> FinishedMember:
-    """``came`` is its trajectory, which may have been late; ``kept`` names those that were handed out."""
+    """``came`` is the member's trajectory, which may be late; ``kept`` names the delivered members."""
     outcome = _outcome(of_group, came, attempts, kept)
     dummy = of_group is GroupOutcome.TRAINED and outcome is not MemberOutcome.TRAINED
     if came is None:

@@ -1,7 +1,7 @@
-"""What the dashboard asks for beyond single records: overview, groups with their members, why nothing moves, charts.
+"""Read-only queries of the dashboard: overview, explanations, charts, groups with their members.
 
-Reads only. Lists are paged by a cursor, and every query finds what it needs by an index, so that a page takes the same
-time however many trajectories there are.
+Lists are paged by a cursor, and each query uses an index, so that the time of a page does not grow with the number of
+trajectories.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ MAX_ATTEMPTS_SHOWN = 1000
 
 
 class Views:
-    """Read-only answers for people. Safe to use from many threads."""
+    """Read-only queries of the dashboard. Thread-safe."""
 
     def __init__(self, store: Store, supervisor: str, *, clock: Callable[[], float] | None = None) -> None:
-        """``supervisor`` is the name its heartbeat is stored under; ``clock`` gives seconds since the epoch."""
+        """``supervisor`` is the name of its heartbeat in the store; ``clock`` returns seconds since the epoch."""
         self.store = store
         self._supervisor = supervisor
         self._clock = clock or store.clock
@@ -60,7 +60,7 @@ class Views:
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def overview(self, page: OverviewQuery, *, needs_token: bool = False) -> Overview:
-        """Returns how the buffer is and one page of jobs with their accounting, newest first."""
+        """Returns the state of the buffer and a page of jobs with their accounting, newest first."""
         now = self._clock()
         with self.store.read() as connection:
             beat = service_rows.heartbeat(connection, self._supervisor)
@@ -89,7 +89,7 @@ class Views:
         )
 
     def explanation(self, job_id: str) -> JobExplanation:
-        """Returns why a job stands still, or that it moves, with the numbers behind the words.
+        """Returns why a job does or does not progress, with the numbers behind it.
 
         Raises:
             NotFoundError: there is no such job.
@@ -123,7 +123,7 @@ class Views:
         return take_snapshot(connection, job, groups, now, self.store.data_dir)
 
     def series(self, job_id: str, query: SeriesQuery) -> Series:
-        """Returns what happened to a job over time, in columns of one entry per bucket.
+        """Returns a job's history as columns with one entry per bucket.
 
         Raises:
             NotFoundError: there is no such job.
@@ -133,7 +133,7 @@ class Views:
             job = find_job(connection, job_id)
             last = now
             if job.finished_at is not None:
-                # A finished job goes on being delivered.
+                # A finished job may still be delivered.
                 delivered = last_delivery_at(connection, job.key) or 0.0
                 last = min(now, max(job.finished_at, job.updated_at, delivered))
             first = job.created_at if query.range_s is None else max(job.created_at, last - query.range_s)
@@ -146,7 +146,7 @@ class Views:
     # --- groups ------------------------------------------------------------------------------------------------------
 
     def groups(self, job_id: str, page: GroupPageQuery) -> GroupPage:
-        """Returns one page of a job's groups, the last touched first or as sorted, with the rewards of their members.
+        """Returns a page of a job's groups with their members' rewards, most recently changed first unless sorted.
 
         Raises:
             NotFoundError: there is no such job.
@@ -170,7 +170,7 @@ class Views:
         )
 
     def group(self, group_index: int) -> Group:
-        """Returns one group: its members side by side, every attempt to fill a slot, and what was delivered.
+        """Returns one group with its members, attempts and deliveries.
 
         Raises:
             NotFoundError: there is no such group.
@@ -241,10 +241,10 @@ _GROUP_COLUMNS = {
 
 
 class _GroupOrder:
-    """How a page of groups is sorted, as SQL: what comes after its cursor, and the ORDER BY.
+    """The order of a page of groups, as SQL: the condition of its cursor, and the ORDER BY.
 
-    A cursor is the time at which a group was last touched, and its key. Only the first sort goes by that time: a
-    group that is touched between two pages is on one of them at least. What the others go by is looked up.
+    A cursor is the time of a group's last change, and its key. Only the default order uses that time: a group that
+    changes between two pages is on at least one of them.
     """
 
     def __init__(self, job_key: int, page: GroupPageQuery) -> None:
@@ -323,7 +323,7 @@ def _jobs_before(connection: Connection, page: OverviewQuery) -> list[JobRecord]
 
 
 def _newest(connection: Connection, job_key: int) -> dict[str, Any]:
-    """Sums up the newest trajectories: what the rewards are now."""
+    """Aggregates the newest trajectories' rewards."""
     query = (
         "SELECT count(*) AS episodes, avg(reward) AS reward_mean, min(reward) AS reward_min, "
         "max(reward) AS reward_max, avg(success >= 1) AS success, avg(turns) AS turns "
@@ -334,7 +334,7 @@ def _newest(connection: Connection, job_key: int) -> dict[str, Any]:
 
 
 def _engine_reply(report: EngineReport) -> dict[str, Any]:
-    """A report as JSON, empty when nobody knows."""
+    """Returns an engine report as JSON, {} if there is none."""
     return {} if report == EngineReport() else asdict(report)
 
 

@@ -1,7 +1,7 @@
-"""Pure: why nothing moves, in words, and what to do; why a group was dropped.
+"""Pure: explains why a job does not progress and what to do, and why a group was dropped.
 
-``explain_job`` reads a ``JobSnapshot``, which is plain numbers, and returns sentences with the most pressing one first.
-The dashboard and ``rollout-buffer status`` show the same ones. A sentence has a stable ``code`` for programs.
+``explain_job`` reads a ``JobSnapshot`` and returns sentences, the most urgent first, for the dashboard and
+``rollout-buffer status``. Each sentence has a stable ``code`` for programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.wire.job_replies import Explanation, Severity
 _FARM_OF_DOCTOR = "android_world"
 """The task type whose devices ``rollout-buffer doctor`` looks at."""
 QUIET_AFTER_S = 60.0
-"""A job whose last trajectory is younger moves, whatever else is to be said of it."""
+"""A job with a younger trajectory counts as progressing."""
 START_TIMEOUT_S = 120.0
 LONG_EPISODE_S = 600.0
 FAILURES_WORTH_SAYING = 3
@@ -33,10 +33,7 @@ LITTLE_DISK_BYTES = 2_000_000_000
 
 
 def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
-    """Returns at least one sentence: why the job stands still, or that it moves.
-
-    The most pressing comes first, and before all that nothing it tries succeeds.
-    """
+    """Returns at least one explanation, the most urgent first; one that all attempts fail precedes all others."""
     aside = [*_left_out(snapshot), *_prompts(snapshot)]
     if over := list(_over(snapshot)):
         return _named([*over, *aside, *_dropped(snapshot)], at=snapshot)
@@ -55,7 +52,7 @@ def _named(found: Sequence[Explanation], *, at: JobSnapshot) -> list[Explanation
 
 
 def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[str, str]) -> list[Explanation]:
-    """Returns what is to be said of the whole buffer; nothing when it is well."""
+    """Returns explanations of the whole buffer; none if it is healthy."""
     found = [] if _lives(supervisor_age_s) else [_no_supervisor(supervisor_age_s)]
     return found + [
         Explanation(
@@ -110,7 +107,7 @@ def _cancelled(cause: Cause) -> str:
 
 
 def _ends(at: JobSnapshot) -> str:
-    """Where its groups went; those that were delivered in any case."""
+    """Counts groups by their final state."""
     return _and([f"{at.count(state)} {state.value}" for state in _ENDS if state is _ENDS[0] or at.count(state)])
 
 
@@ -197,7 +194,7 @@ def _last_item(at: JobSnapshot) -> str:
 
 
 def _limit_reached(at: JobSnapshot) -> str | None:
-    """Returns the name of the setting that lets no new group begin until the trainer takes some."""
+    """Returns the setting that prevents new groups until the trainer takes some."""
     ready, waiting = at.count(GroupState.READY), at.count(GroupState.READY, GroupState.LEASED)
     if at.max_groups_ready is not None and ready >= at.max_groups_ready:
         return "max_groups_ready"
@@ -274,12 +271,12 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _only_refused(at: JobSnapshot) -> bool:
-    """Tells of a job that goes on whether its generator is at work, in vain."""
+    """Returns True for a running job without a trajectory, whose generator had only refused writes."""
     return at.state is JobState.RUNNING and at.has_runner and at.trajectory_age_s is None
 
 
 def _missing_members(found: MissingMembers) -> Explanation:
-    """What is missing of groups that are over, and whether it is the slow part of them."""
+    """Describes the missing members of closed groups, and whether they were the slow ones."""
     return Explanation(
         code="members_missing",
         severity=Severity.ATTENTION,
@@ -306,7 +303,7 @@ def _what_they_earned(found: MissingMembers) -> str:
 
 
 def _prompts(at: JobSnapshot) -> Iterator[Explanation]:
-    """What the engine runs in place of the prompts that it is sent, and what that costs."""
+    """Describes how the engine changed prompts, and the effect."""
     for finding in at.prompt_findings:
         yield Explanation(
             code="prompts_changed",
@@ -365,7 +362,7 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
 
 
 def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
-    """Groups that gave nothing: some are filtered in every healthy job, more than half are worth a look."""
+    """Describes dropped groups, if they are more than half."""
     if at.cause.code in (CauseCode.ATTEMPTS_FAILED, CauseCode.NO_GROUP_READY):
         return  # that is the cause
     if _nothing_kept(at):
@@ -401,7 +398,7 @@ _WHY_FILTERED = "rollout-buffer groups JOB says of each why. Is the input too ea
 
 
 def _nothing_kept(at: JobSnapshot) -> bool:
-    """Of a job that goes on: whether all groups that were played so far, and more than a few, gave nothing."""
+    """Returns True if all closed groups of an open job, and more than a few, were dropped (staleness aside)."""
     dropped = at.count(GroupState.FILTERED, GroupState.FAILED)
     kept = at.count(GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)
     return at.state in OPEN_STATES and not kept and dropped - at.stale_groups >= FAILURES_WORTH_SAYING
@@ -429,7 +426,7 @@ def _commonest(at: JobSnapshot, state: GroupState) -> str:
 
 
 def _troubles(at: JobSnapshot) -> Iterator[Explanation]:
-    """What keeps episodes from ending, or makes them fail."""
+    """Explains what prevents episodes from ending, or makes them fail."""
     if at.state is not JobState.RUNNING or not at.count(GroupState.OPEN):
         return
     yield from _engine_trouble(at)
@@ -634,7 +631,7 @@ def _recent(age_s: float | None) -> bool:
 
 
 def explain_group(state: GroupState, cause: Cause) -> str:
-    """Returns in one sentence what became of a group and why: its cause, as jobs and counts have it too."""
+    """Returns a sentence on a group's outcome and its cause."""
     if state in _ENDED:
         return f"{_ENDED[state]}: {text}." if (text := _text(cause)) else f"{_ENDED[state]}."
     return _ALIVE[state]
@@ -653,7 +650,7 @@ _ALIVE = {
 
 
 def _text(cause: Cause) -> str:
-    """Its first line: a traceback may follow."""
+    """Returns the first line of a cause, without its traceback."""
     return cause.message.strip().partition("\n")[0][:500]
 
 
@@ -678,7 +675,7 @@ def _wait(count: int) -> str:
 
 
 def _span(seconds: float | None) -> str:
-    """Says a length of time as people do: 40 s, 12 min, 3 h, 2 d."""
+    """Formats a duration: 40 s, 12 min, 3 h, 2 d."""
     value = max(0.0, seconds or 0.0)
     for length, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if value >= 2 * length:

@@ -1,4 +1,4 @@
-"""One moment of a job, as plain numbers: what ``diagnosis`` reasons on, and how it is read from the store."""
+"""The state of a job at one moment, read from the store for ``diagnosis``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _NO_PROMPTS = PromptCounts()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSnapshot:
-    """What is known of a job at one moment. Ages are in seconds; None means that it never happened or is not known.
+    """The state of a job at one moment. Ages are in seconds; None is never or unknown.
 
-    ``devices`` has ``total`` and, where known, ``busy``, ``broken``, ``starting`` and ``waiting`` (episodes that wait
-    for one); it is empty when nobody knows.
+    ``devices`` has ``total`` and, if known, ``busy``, ``broken``, ``starting`` and ``waiting`` (episodes that wait for
+    one); it is empty if unknown.
     """
 
     state: JobState
@@ -52,7 +52,7 @@ class JobSnapshot:
     groups: Mapping[str, int] = field(default_factory=dict)
     supervisor_age_s: float | None = None
     began_s: float = 0.0
-    """Since the job was started or resumed, or its present runner began."""
+    """Seconds since the job was started or resumed, or its present runner began."""
     running_attempts: int = 0
     oldest_running_s: float | None = None
     trajectory_age_s: float | None = None
@@ -60,10 +60,10 @@ class JobSnapshot:
     """Failed attempts of the last ten minutes, by error code."""
     last_failure: str = ""
     all_failed: FailedAttempts | None = None
-    """How its attempts failed, when none ever brought a trajectory."""
+    """How its attempts failed, if none ever returned a trajectory."""
     poll_age_s: float | None = None
     trainer_waits_s: float | None = None
-    """How long a trainer has polled in vain; None when none waits."""
+    """How long a trainer has polled without a delivery; None if none is waiting."""
     max_groups_ahead: int | None = None
     max_groups_ready: int | None = None
     pause_when_idle_s: float | None = None
@@ -71,26 +71,26 @@ class JobSnapshot:
     devices: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineReport = _NO_REPORT
     prompt_findings: Sequence[str] = ()
-    """What its engine was found to do to prompts, as what follows "the engine"."""
+    """How its engine changes prompts, as predicates of "the engine"."""
     prompts: PromptCounts = _NO_PROMPTS
     most_frequent_causes: Mapping[GroupState, CountedCause] = field(default_factory=dict)
-    """Why most groups were filtered, and why most failed."""
+    """The most frequent cause of filtered and of failed groups."""
     stale_groups: int = 0
     """Groups that were dropped because their weights were too old."""
     max_weight_version_lag: int | None = None
     gives_up_slow_members: bool = False
-    """A limit was set for the groups of a job that is played here."""
+    """The job has a runner, and ``group_timeout_seconds`` is set."""
     slow_loss: SlowLoss | None = None
     missing_members: MissingMembers | None = None
     stuck_weights: StuckWeights | None = None
-    """Whose weight version stands still while groups are trained."""
+    """Whether the trainer's or the engine's weight version does not change while groups are trained."""
     trainer_run: int = 1
     weight_version: int | None = None
     outlier_versions: int = 0
-    """How often a weight version was named that is absurdly far ahead; ``outlier_version`` is the last of them."""
+    """Number of reported weight versions that were implausibly high; ``outlier_version`` is the last."""
     outlier_version: int | None = None
     refused_items: int = 0
-    """Written items that were refused; ``last_refusal`` is the status and the reason of the last."""
+    """Number of refused items; ``last_refusal`` has status and reason of the last."""
     last_refusal: str = ""
 
     def count(self, *states: GroupState) -> int:
@@ -101,9 +101,9 @@ class JobSnapshot:
 def take_snapshot(
     connection: Connection, job: JobRecord, groups: Mapping[str, int], now: float, data_dir: Path
 ) -> JobSnapshot:
-    """Returns what is known of a job in this transaction; ``groups`` counts its groups by state.
+    """Reads a job's snapshot in this transaction; ``groups`` counts its groups by state.
 
-    Of a job that is over, neither attempts nor devices nor the engine are looked up.
+    For a closed job, attempts, devices and engine are not read.
     """
     beat = service_rows.heartbeat(connection, SUPERVISOR.name)
     over = closed_groups(connection, job.key)
@@ -191,7 +191,7 @@ def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[
 
 
 def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
-    """How the attempts of a job failed of which none brought a trajectory; None when one did, or none failed."""
+    """Returns how attempts failed if all that ended did; None otherwise."""
     states = {state for state, _ in attempt_rows.attempts_by_error(connection, job_key)}
     if AttemptState.FINISHED in states or AttemptState.FAILED not in states:
         return None
@@ -199,7 +199,7 @@ def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
 
 
 def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
-    """What the job's runner, or the gateway, said of its engine, if that was just now."""
+    """Returns the latest engine report of the runner or gateway, unless it is outdated."""
     beat = service_rows.heartbeat(connection, ENGINE.of_job(job_key))
     if beat is None or ENGINE.is_silent(abs(now - beat[0])):
         return EngineReport()
@@ -208,7 +208,7 @@ def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
 
 
 def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]:
-    """Counts the devices that the job's runner spoke of lately by what they are at."""
+    """Counts the devices in the runner's latest report by state."""
     farm = report_of_job(connection, job_key, now)
     if farm is None or DEVICES.is_silent(farm["age_s"]):
         return {}

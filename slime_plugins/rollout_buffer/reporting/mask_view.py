@@ -1,4 +1,4 @@
-"""Which tokens of a sequence are trained, for people: coloured in a terminal, or as a page that needs nothing else."""
+"""Shows which tokens of a sequence are trained: coloured in a terminal, or as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ Decode = Callable[[list[int]], str]
 
 
 class Category(StrEnum):
-    """What becomes of a token."""
-
     TRAINED = "trained"  # the loss is computed on it
     CONTEXT = "not"  # the model only reads it
     IMAGE = "image"  # stands for a picture
-    REPORTED = "reported"  # not trained because nobody can know whether it was sampled
+    REPORTED = "reported"  # not trained: unknown whether it was sampled
 
 
 STYLES = {
@@ -33,7 +31,7 @@ STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A few tokens that together make whole characters."""
+    """Consecutive tokens that form whole characters."""
 
     text: str
     category: Category
@@ -44,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One sequence, as the trainer gets it, with a line that says what it is and lines that say what is odd."""
+    """One training sequence with a title and warnings."""
 
     title: str
     pieces: list[Piece]
@@ -57,7 +55,7 @@ def pieces_of(
     decode: Decode,
     log_probs: Sequence[float] | None = None,
 ) -> Iterator[Piece]:
-    """Yields the tokens with their texts, as few together as make whole characters of one category."""
+    """Yields the shortest pieces of whole characters and one category."""
     start = 0
     for end in range(1, len(token_ids) + 1):
         ids = list(token_ids[start:end])
@@ -70,14 +68,13 @@ def pieces_of(
 
 
 def coloured_text(sections: Sequence[Section], width: int = 120) -> str:
-    """Gives what ``print_sections`` writes, with the terminal's own colour codes."""
+    """Returns the output of ``print_sections`` with ANSI colours."""
     written = io.StringIO()
     print_sections(sections, Console(file=written, force_terminal=True, width=width, color_system="256"))
     return written.getvalue()
 
 
 def print_sections(sections: Sequence[Section], console: Console) -> None:
-    """Writes the sections to a terminal."""
     legend = Text("legend: ")
     for category, style in STYLES.items():
         legend.append(f" {category.value} ", style).append(" ")
@@ -117,7 +114,7 @@ span:hover {{ outline: 1px solid currentColor; }}
 
 
 def page(sections: Sequence[Section]) -> str:
-    """Gives a page that needs nothing but itself."""
+    """Returns a self-contained HTML page."""
     legend = " ".join(f'<span class="{category.value}">&nbsp;{category.value}&nbsp;</span>' for category in Category)
     return PAGE.format(legend=legend, sections="\n".join(_section_html(section) for section in sections))
 

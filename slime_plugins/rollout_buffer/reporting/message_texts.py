@@ -1,6 +1,6 @@
-"""What stands in the messages of a trajectory as text: for previews in lists, and to be searched. Pure functions.
+"""The texts of a trajectory's messages, for previews and search. Pure.
 
-Payloads were written by programs that nobody here knows: whatever has another form than a message's is left out.
+Payloads come from third-party programs: values that do not have the form of messages are skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAG = re.compile(r"</?(?:tool_call|conclusion|answer)>")
 
 @dataclass(frozen=True, slots=True)
 class MessageText:
-    """A text of a message. ``turn``, from 1, is that of the reply it is part of or that it comes before."""
+    """A text of a message. ``turn``, from 1, is that of its reply, or of the reply after it."""
 
     turn: int
     role: str
@@ -29,14 +29,14 @@ class MessageText:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """One line each of what was asked and what was answered; None where there is none."""
+    """The task and the answer in one line each; None if there is none."""
 
     goal: str | None
     answer: str | None
 
 
 def message_texts(payload: Mapping[str, Any]) -> Iterator[MessageText]:
-    """Yields every text of a payload's messages in order, what was thought and called too."""
+    """Yields every text of a payload's messages in order, reasoning and tool calls included."""
     turn = 1
     for message in _messages(payload):
         role = str(message.get("role", ""))[:40]
@@ -46,7 +46,7 @@ def message_texts(payload: Mapping[str, Any]) -> Iterator[MessageText]:
 
 
 def preview_of(payload: Mapping[str, Any]) -> Preview:
-    """Returns what was asked and answered: as the generator noted it, else from the first and the last message."""
+    """Returns task and answer as the generator recorded them, else of the first and the last message."""
     noted = payload.get("extra_info")
     about: Mapping[str, Any] = noted if isinstance(noted, Mapping) else {}
     messages = list(_messages(payload))
@@ -81,7 +81,7 @@ def _calls(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reply_text(message: Mapping[str, Any]) -> str:
-    """A reply without what it thought and called; where nothing is left, what it called."""
+    """Returns a reply without reasoning and tool calls; if that is empty, its tool calls."""
     text = _content(message)
     ends = [at + len(tag) for tag in _ENDS_OF_THOUGHT if (at := text.rfind(tag)) >= 0]
     text_after = text[max(ends, default=0) :][:LOOKED_AT]

@@ -1,4 +1,4 @@
-"""How far a job's trainer and engine are apart: the worst turns, and means by turn and by weight lag."""
+"""The mismatch of log-probs between a job's trainer and engine: the worst turns, and means by turn and weight lag."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow,
 from slime_plugins.rollout_buffer.wire.trajectory_replies import LagMismatch, MeanGap, Mismatch, TurnMismatch, WorstTurn
 
 MAX_ROWS = 5000
-"""Rows that are looked at, those with the largest gap first."""
+"""Rows that are read, those with the largest gap first."""
 
 
 def describe_mismatch(store: Store, job_id: str, limit: int) -> Mismatch:
@@ -42,14 +42,14 @@ def describe_mismatch(store: Store, job_id: str, limit: int) -> Mismatch:
 
 
 def trainer_rows_of(store: Store, job_id: str, uid: str) -> dict[int, TrainerRow]:
-    """Returns what the trainer said of a trajectory's rows, by their number."""
+    """Returns the trainer's reports of a trajectory's rows, by row number."""
     with store.read() as connection:
         job = find_job(connection, job_id)
         return {row.row: row for row in trainer_rows.rows_of_trajectory(connection, job.key, uid)}
 
 
 def describe_trainer_row(row: TrainerRow) -> dict[str, Any]:
-    """Returns what the trainer said of one row; ``log_probs`` are those of its trained tokens, in order."""
+    """Encodes the trainer's report of a row; ``log_probs`` are those of its trained tokens, in order."""
     return {
         "step": row.step,
         "advantage": row.advantage,

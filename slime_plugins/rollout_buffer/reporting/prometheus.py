@@ -1,7 +1,7 @@
-"""What ``GET /metrics`` says, in Prometheus' text format.
+"""Metrics of ``GET /metrics`` in Prometheus' text format.
 
-Every number is read from the store when it is asked for, so that it does not matter which gunicorn worker answers, and
-a restart loses nothing. All are gauges: retention may take away what was counted. ``METRICS`` is the table of names.
+All values are read from the store at each request, so any gunicorn worker may answer, and a restart loses nothing. All
+are gauges, since retention may delete what was counted. ``METRICS`` is the table of names.
 """
 
 from __future__ import annotations
@@ -243,14 +243,14 @@ MEASURES = {metric.name.removeprefix("rollout_buffer_"): metric for metric in _M
 
 
 def metrics_page(inspection: Inspection, supervisor: str) -> bytes:
-    """Returns the text that Prometheus scrapes; ``supervisor`` is the name its heartbeat is stored under."""
+    """Returns the page; ``supervisor`` is the name of its heartbeat in the store."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_StoreCollector(inspection, supervisor))
     return generate_latest(registry)
 
 
 class _StoreCollector(Collector):
-    """Builds every metric from one look at the store."""
+    """Reads all metrics in one transaction."""
 
     def __init__(self, inspection: Inspection, supervisor: str) -> None:
         self._inspection = inspection
@@ -304,7 +304,7 @@ def _samples_of(job: JobCounts) -> Iterator[Sample]:
 
 
 def cause_class(cause: str) -> str:
-    """Returns a cause without what differs from group to group, so that there are few label values."""
+    """Returns a cause with its numbers replaced by N, so that there are few label values."""
     return re.sub(r"\d+", "N", re.split(r":| \(", cause)[0])[:80]
 
 
@@ -354,7 +354,7 @@ def _samples_of_disk(store: Store) -> list[Sample]:
 
 
 def _bytes_under(folder: Path) -> int:
-    """Sums the sizes of the files in a folder and below; files that vanish meanwhile do not count."""
+    """Returns the total size of files below a folder; skips files that vanish."""
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:

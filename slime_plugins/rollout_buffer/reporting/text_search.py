@@ -1,7 +1,7 @@
-"""Full-text search through the messages of stored trajectories: newest first, a page at a time.
+"""Text search in the messages of stored trajectories: newest first, page by page.
 
-There is no index of words: a search reads payloads, one after the other, until it has found enough or its time is up,
-and says how far it came. So it costs nothing while nobody searches, and memory for one payload while somebody does.
+There is no index: a search reads one payload after the other until it has found enough or its time limit is reached,
+and returns a cursor. It uses the memory of one payload.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from slime_plugins.rollout_buffer.wire.query_params import SearchQuery
 from slime_plugins.rollout_buffer.wire.trajectory_replies import FoundText, SearchHit, SearchPage
 
 BUDGET_S = 1.5
-"""A page that has looked for so long is answered with what it found; its cursor goes on from there."""
+"""Time limit of a page, which is then returned with a cursor."""
 AT_ONCE = 2
-"""Searches of one process at the same time; another one is asked to come again."""
+"""Limit of concurrent searches of a process; more are refused."""
 BATCH = 200
 AROUND = 90
-"""Characters shown on either side of what was found."""
+"""Characters shown on either side of a match."""
 
 
 class TextSearch:
-    """Searches stored messages. Safe to use from many threads."""
+    """Searches stored messages. Thread-safe."""
 
     def __init__(self, inspection: Inspection, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` gives seconds; it measures how long a page takes."""
+        """``clock`` returns seconds, for the time limit."""
         self._inspection = inspection
         self._clock = clock
         self._places = threading.BoundedSemaphore(AT_ONCE)
@@ -83,7 +83,7 @@ class TextSearch:
 
 
 class _Needle:
-    """What is searched for, in either case of its letters."""
+    """A case-insensitive search text."""
 
     def __init__(self, text: str) -> None:
         self._text = text.lower()
@@ -91,9 +91,9 @@ class _Needle:
         self._bytes = spelled.lower() if spelled.isascii() else None
 
     def first_in(self, body: bytes) -> FoundText | None:
-        """Returns the first place in a payload's messages and how many texts have one; None when none has."""
+        """Returns the first match in a payload's messages and the number of matching texts; None without a match."""
         if self._bytes is not None and self._bytes not in body.lower():
-            return None  # most payloads: nothing of them has to be parsed
+            return None  # most payloads need not be parsed
         payload = orjson.loads(body)
         texts = [one for one in message_texts(payload) if self._text in one.text.lower()]
         return self._describe(texts[0], len(texts)) if isinstance(payload, Mapping) and texts else None

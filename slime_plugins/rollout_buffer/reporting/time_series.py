@@ -1,7 +1,7 @@
-"""What happened to a job over time, in buckets: what the dashboard's charts show. Changes no state.
+"""A job's history in buckets of time, for the dashboard's charts. Read-only.
 
-Every number comes from the store: over long stretches from sums by the minute, over short ones by an index that holds
-all that is asked for; payloads are never read. A caller that has the earlier buckets already asks for the newest alone.
+Long ranges are read from sums per minute, short ones from an index with all columns; payloads are never read. A caller
+with the earlier buckets requests only the newest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_40
 WANTED_BUCKETS = 120
 MAX_BUCKETS = 400
 SUMMED_S = 60
-"""Sums are kept by the minute: buckets of whole minutes are made of them, others of the episodes one by one."""
+"""Width of stored sums: buckets of whole minutes are made of these, others of single episodes."""
 MAX_EPISODES_ONE_BY_ONE = 20_000
 
 _EPISODES_BY_MINUTE = """
@@ -80,7 +80,7 @@ FROM deliveries INDEXED BY deliveries_by_job WHERE job_key = :job
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time in buckets of one width; both ends are multiples of it, in seconds since the epoch."""
+    """A range of buckets of one width; both ends are multiples of it, in seconds since the epoch."""
 
     start: float
     end: float
@@ -88,7 +88,7 @@ class Span:
 
     @property
     def buckets(self) -> int:
-        """How many buckets there are."""
+        """Number of buckets."""
         return round((self.end - self.start) / self.width_s)
 
 
@@ -120,7 +120,7 @@ def job_series(connection: Connection, job_key: int, span: Span) -> SeriesColumn
 
 
 def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:
-    """Returns True if more episodes lie in a span than are read one by one, as short buckets ask for."""
+    """Returns True if a span has too many episodes to read them one by one."""
     if span.width_s % SUMMED_S == 0:
         return False
     query = (
@@ -165,7 +165,7 @@ def _fill(columns: dict[str, list[Any]], rows: Iterable[sqlite3.Row]) -> None:
 
 
 def _first_key(connection: Connection, job_key: int, start: float) -> int:
-    """Finds by halving the first trajectory written at ``start`` or later: keys grow with time."""
+    """Finds the first trajectory written at ``start`` or later, by bisection: keys grow with time."""
     query = (
         "SELECT key, created_at FROM trajectories INDEXED BY trajectories_to_look_at "
         "WHERE job_key = ? AND key >= ? ORDER BY key LIMIT 1"
@@ -188,6 +188,6 @@ def _end_key(connection: Connection, job_key: int, which: str) -> int:
 
 
 def last_delivery_at(connection: Connection, job_key: int) -> float | None:
-    """Returns when groups of a job were last handed out; None when none were."""
+    """Returns the time of a job's last delivery; None without one."""
     (last,) = connection.execute("SELECT max(created_at) FROM deliveries WHERE job_key = ?", (job_key,)).fetchone()
     return None if last is None else float(last)

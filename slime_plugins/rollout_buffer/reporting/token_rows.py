@@ -1,8 +1,7 @@
-"""The tokens of a trajectory as the trainer computes its loss on them, with their texts where a tokenizer is at hand.
+"""The training rows of a trajectory, with the texts of their tokens if a tokenizer is available.
 
-The server carries no tokenizer around: that of a job is loaded when somebody looks at tokens for the first time, from
-the ``tokenizer.json`` in the job's ``tokenizer_path``, with the ``tokenizers`` library alone (no transformers). The
-last two are kept. Without one the ids are shown.
+A job's tokenizer is loaded on the first request for its tokens, from ``tokenizer.json`` in the job's
+``tokenizer_path``, with the ``tokenizers`` library alone. Two are cached. Without one, only ids are shown.
 """
 
 from __future__ import annotations
@@ -23,30 +22,28 @@ MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image>", "<|video_pad|>")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER = 8
-"""Tokens that together may make one character; after so many a text is shown as it is."""
+"""Limit of tokens joined into one character."""
 
 logger = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """What is used of ``tokenizers.Tokenizer``."""
+    """The methods used of ``tokenizers.Tokenizer``."""
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str:
-        """Returns the text of ids."""
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
-    def token_to_id(self, token: str) -> int | None:
-        """Returns the id of a token; None for what is none."""
+    def token_to_id(self, token: str) -> int | None: ...
 
 
 class TokenTexts:
-    """Loads tokenizers when they are asked for and keeps the last ones. Safe to use from many threads."""
+    """A cache of tokenizers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, float], Tokenizer] = OrderedDict()
 
     def tokenizer(self, tokenizer_path: str | None) -> tuple[Tokenizer | None, str]:
-        """Returns the tokenizer of a job, or None and a sentence that says why there is none."""
+        """Returns a job's tokenizer, or None and a sentence with the reason."""
         if not tokenizer_path:
             return None, "The job names no tokenizer_path: token ids are shown without their texts."
         file = Path(tokenizer_path).expanduser() / "tokenizer.json"
@@ -69,7 +66,7 @@ class TokenTexts:
 def _load(file: Path) -> Tokenizer:
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ValueError(f"it is larger than {MAX_TOKENIZER_BYTES} bytes")
-    import tokenizers  # not before somebody looks at tokens
+    import tokenizers  # only when tokens are requested
 
     loaded: Tokenizer = tokenizers.Tokenizer.from_file(str(file))
     return loaded
@@ -161,17 +158,17 @@ def _trained_pieces(row: TrainingRow, start: int, end: int, tokenizer: Tokenizer
 
 
 def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str | None:
-    """Returns the text of ids, special tokens included; None without a tokenizer."""
+    """Decodes ids, special tokens included; None without a tokenizer."""
     if tokenizer is None:
         return None
     try:
         return tokenizer.decode(list(ids), skip_special_tokens=False)
-    except (OverflowError, ValueError):  # an id that no vocabulary has
+    except (OverflowError, ValueError):  # an id outside of the vocabulary
         return UNFINISHED
 
 
 def _images(tokenizer: Tokenizer | None, ids: Sequence[int]) -> int:
-    """Counts the placeholders of images among context tokens."""
+    """Returns the number of image placeholders among context tokens."""
     if tokenizer is None:
         return 0
     placeholders = {tokenizer.token_to_id(token) for token in IMAGE_TOKENS} - {None}

@@ -1,7 +1,7 @@
-"""The turns of an episode as a tree: each stands on the one whose tokens its prompt continues exactly.
+"""The turns of an episode as a tree: a turn's parent is the one whose tokens its prompt continues exactly.
 
-A session of the gateway is recorded in this order, branch after branch; an episode whose context was edited has a root
-for every prompt that continues nothing.
+Gateway sessions are stored in this order, branch after branch. An episode with an edited context has a root for each
+prompt that continues no other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import TurnOfTree
 
 
 def emission_order(extra_info: Any) -> list[int] | None:
-    """Returns the numbers that the gateway noted of its turns; None where there are none."""
+    """Returns the turn numbers that the gateway recorded; None without."""
     about = extra_info.get("gateway") if isinstance(extra_info, dict) else None
     numbers = about.get("emission_order") if isinstance(about, dict) else None
     usable = isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
@@ -60,7 +60,7 @@ def describe_turn_tree(
 
 
 def _continues(later: Generation, earlier: Generation) -> bool:
-    """Whether a prompt begins with all of an earlier prompt and of what was sampled for it."""
+    """Returns True if a prompt begins with an earlier prompt and its sampled tokens."""
     middle = len(earlier.prompt_ids)
     end = middle + len(earlier.output_ids)
     return list(later.prompt_ids[:middle]) == list(earlier.prompt_ids) and list(later.prompt_ids[middle:end]) == list(
