@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 BAN_DEPTH: Final = 40.0
-"""A ban lowers a log-prob by this much: e^-40 is 4e-18, which fp32 still represents down to 1e-20."""
+"""A ban lowers a log-prob by this much: e^-40 is 4e-18, and fp32 still represents 4e-18 times 1e-20."""
 GREEDY_BELOW: Final = 1e-6
 """Below this temperature SGLang decodes greedily, and log-probs are those at temperature 1."""
 

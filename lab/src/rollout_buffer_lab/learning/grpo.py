@@ -43,9 +43,9 @@ class LogProbGapError(RolloutBufferError):
 class GrpoSettings:
     """``minibatches`` updates for each step; the learning rate rises over ``warmup_updates``.
 
-    ``max_log_prob_gap`` is the largest mean |trainer - engine| over the tokens of one weight version that a step may
-    begin with: 1e-6 is usual in float32. None looks away. The weights of ``kept_versions`` steps before are kept, so
-    that tokens that they sampled are compared as well.
+    ``max_log_prob_gap`` limits the mean |trainer - engine| of the log-probs of each weight version, checked before a
+    step; 1e-6 is usual in float32, None disables the check. The weights of the last ``kept_versions`` steps are stored,
+    so that tokens sampled by them are checked too.
     """
 
     learning_rate: float = 1e-3
@@ -62,12 +62,12 @@ class GrpoSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What a step saw, as means over its tokens or updates.
+    """Statistics of a step, as means over its tokens or updates.
 
-    ``log_prob_gap`` is the largest of the versions' means, None where no version's weights are kept; ``checked`` is the
-    share of tokens that it is of. ``lag`` is how many versions those of known weights lag, ``largest_lag`` the most;
-    ``clipped`` is the share that PPO's clip took out; ``importance`` is the mean importance weight, after
-    ``importance_cut``, a share of the tokens, were cut.
+    ``log_prob_gap`` is the largest mean gap of a version, None if no version's weights are stored; ``checked`` is the
+    share of checked tokens. ``lag`` is the mean and ``largest_lag`` the maximum lag in versions of tokens of known
+    weights; ``clipped`` is the share of tokens clipped by PPO; ``importance`` is the mean importance weight after
+    clipping, and ``importance_cut`` the share of clipped weights.
     """
 
     loss: float
@@ -98,7 +98,7 @@ class _Update:
 class GrpoTrainer:
     """A transformers policy with its optimizer; ``version`` counts its steps.
 
-    ``row_reports`` is what the last step computed of each row before it trained: for the buffer, to find mismatches.
+    ``row_reports`` are statistics of each row before the last step, for the buffer's search for mismatches.
     """
 
     def __init__(self, policy: Any, settings: GrpoSettings, *, seed: int = 0) -> None:
@@ -118,7 +118,7 @@ class GrpoTrainer:
         """Trains on the trajectories once and increments ``version``. Dummies are ignored.
 
         Raises:
-            LogProbGapError: the engine's log-probs are not the trainer's; nothing was trained.
+            LogProbGapError: the engine's log-probs differ from the trainer's; nothing was trained.
         """
         played = [each for each in trajectories if not each.is_dummy]
         baselines = _baselines(played)
@@ -177,7 +177,8 @@ class GrpoTrainer:
         return token_log_probs(logits, batch.targets, temperature), entropies(logits, temperature)
 
     def _by_their_weights(self, batch: Batch, own: torch.Tensor) -> torch.Tensor:
-        """The log-probs (K) by the weights that sampled each token; ``own``, the trainer's, where they are not kept."""
+        """Returns the log-probs (K) under the weights that sampled each token; ``own``, the trainer's, if not
+        stored."""
         found = own.clone()
         for version, policy in self._older.items():
             sampled = batch.versions == version
@@ -186,9 +187,10 @@ class GrpoTrainer:
         return found
 
     def _checked(self, gaps: torch.Tensor, versions: torch.Tensor) -> tuple[float | None, float]:
-        """The largest mean log-prob gap of a version whose weights are kept, None without one; and the tokens' share.
+        """Returns the largest mean gap of a version with stored weights, None without one; and the share of checked
+        tokens.
 
-        Refused when it is too large, or no number, and when too few tokens could be compared for several steps.
+        Refuses a gap that is too large or NaN, and too few checked tokens for several consecutive steps.
         """
         known = [version for version in versions.unique().tolist() if version in (self.version, *self._older)]
         means = [gaps[versions == version].mean() for version in known]
@@ -216,13 +218,14 @@ class GrpoTrainer:
         return gap, checked
 
     def _keep(self, policy: Any) -> None:
-        """Keeps the weights that this step began with, and forgets those that are too old."""
+        """Stores the weights before this step, and drops those that are too old."""
         if policy is not None:
             self._older[self.version] = policy.requires_grad_(False)
             self._older.pop(self.version - self.settings.kept_versions, None)
 
     def _check_denominators(self, ratio_distance: float, corrections: torch.Tensor) -> None:
-        """A step begins at ratio 1: PPO's, and the importance weight of tokens of the trainer's own weights."""
+        """Checks that a step begins at ratio 1: PPO's ratio, and importance weights of tokens of the present
+        weights."""
         most = self.settings.max_log_prob_gap
         own_distance = float((corrections - 1).abs().mean()) if corrections.numel() else 0.0
         for name, distance in (("PPO's ratio", ratio_distance), ("the importance weight", own_distance)):
@@ -260,7 +263,7 @@ class GrpoTrainer:
 
 
 def _baselines(played: Sequence[RolloutTrajectory]) -> dict[int, tuple[float, float]]:
-    """Returns what the returns of each group are compared with, and their scale."""
+    """Returns the baseline and the scale of the returns in each group."""
     groups: dict[int, list[RolloutTrajectory]] = {}
     for each in played:
         groups.setdefault(each.group_index, []).append(each)
@@ -273,7 +276,7 @@ def _baselines(played: Sequence[RolloutTrajectory]) -> dict[int, tuple[float, fl
 def _token_advantages(
     batch: Batch, trajectories: Sequence[RolloutTrajectory], baselines: Mapping[int, tuple[float, float]]
 ) -> torch.Tensor:
-    """Returns the advantage of each token (K): its return's; without rewards of turns, its trajectory's reward's."""
+    """Returns the advantage of each token (K): its return's; without turn rewards, its trajectory's."""
     of_trajectory = [baselines[each.group_index] for each in trajectories]
     means, scales = torch.tensor(of_trajectory, dtype=torch.double, device=batch.returns.device).unbind(1)
     return ((batch.returns.double() - means[batch.trajectories]) * scales[batch.trajectories]).float()
@@ -285,7 +288,7 @@ def _row_reports(
     log_probs: torch.Tensor,
     entropy: torch.Tensor,
 ) -> Iterator[RowReport]:
-    """What was computed of each row; its tokens stand one after another, row by row."""
+    """Yields statistics of each row; the inputs are concatenated row by row."""
     start = 0
     for each in trajectories:
         mean, scale = baselines[each.group_index]

@@ -1,7 +1,7 @@
 """SGLang's routes, requests and replies, over a backend (``records.SglangBackend``).
 
-What an SGLang client meets is the same: token ids in and out, aborts, pauses, weight versions, and the errors for
-wrong requests. Nothing streams.
+Compatible with an SGLang client: token ids in and out, aborts, pauses, weight versions, and SGLang's errors. No
+streaming.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
 MAX_BODY: Final = 1 << 30  # a prompt carries all its screenshots
 MAX_CONTROL_BODY: Final = 1 << 20  # that of a route which samples nothing
-MAX_ASKED_LOG_PROBS: Final = 1_000_000  # of one request: what is more holds up the replies to the others
+MAX_ASKED_LOG_PROBS: Final = 1_000_000  # per request: larger replies would delay other requests
 HEALTH_ROUTES: Final = ("/health", "/health_generate")
 BACKEND: Final = web.AppKey("backend", SglangBackend)
 
@@ -56,8 +56,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def sglang_app(backend: SglangBackend, token_file: Path | None = None) -> web.Application:
     """The application. Closes ``backend`` when it is cleaned up.
 
-    With ``token_file`` every request but one for its health brings the token in it. Without one it answers for this
-    machine alone, and no page of another site.
+    With ``token_file`` every request except health checks must send the token. Without one only requests from this
+    machine are accepted, and none from web pages of other sites.
 
     Raises:
         ConfigError: no token can be read from the file.
@@ -125,12 +125,12 @@ async def _answer_errors(request: web.Request, handler: Handler, token: str | No
     except BadRequestError as error:
         return json_answer({"error": error.error}, HTTPStatus.BAD_REQUEST)
     except EngineBreakError as error:
-        logger.error("a request that SGLang breaks on: %s", error)
+        logger.error("a request that crashes SGLang: %s", error)
         return web.Response(text="Internal Server Error", status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _check_caller(request: web.Request, token: str | None) -> None:
-    """Lets a program pass, and with a token only one that has it; no web page has a reason to ask an engine."""
+    """Accepts programs, with the token if there is one; requests from web pages are refused."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")

@@ -1,4 +1,4 @@
-"""The single widgets that layouts are made of, and what of them a viewport shows."""
+"""Single widgets of layouts, and their clipping to a viewport."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAR_ICON = 112  # side of an icon in the title bar or in a row
 
 
 def visible_widgets(widgets: Sequence[Widget], viewport: Rect, dy: int) -> list[Widget]:
-    """The widgets moved and cut to the viewport. Lines and small parts that it would cut through are left out."""
+    """Returns the widgets moved and clipped to the viewport, without partially visible lines and small parts."""
     visible = []
     for widget in widgets:
         bounds = widget.bounds.moved(0, dy)
@@ -42,7 +42,7 @@ _CUTTABLE = (WidgetKind.ROW, WidgetKind.FILL, WidgetKind.FIELD, WidgetKind.BUBBL
 
 
 def field_height(line_count: int) -> int:
-    """Pixels that a field with so many lines takes."""
+    """Height in pixels of a field with that many lines."""
     return 12 + 56 + line_count * line_height(TextSize.BODY) + 24
 
 
@@ -58,7 +58,7 @@ def text_widget(
 
 
 def line_widgets(lines: Sequence[str], left: int, top: int, right: int) -> list[Widget]:
-    """A line below the other; empty ones take their place without being drawn."""
+    """Returns one widget per line, from top to bottom; empty lines take space but are not drawn."""
     height = line_height(TextSize.BODY)
     return [
         text_widget(line, Rect(left=left, top=top + index * height, right=right, bottom=top + (index + 1) * height))
@@ -68,7 +68,7 @@ def line_widgets(lines: Sequence[str], left: int, top: int, right: int) -> list[
 
 
 def highlight_widgets(lines: Sequence[str], left: int, top: int) -> list[Widget]:
-    """What marks a field's whole value."""
+    """Highlights a field's whole value."""
     height = line_height(TextSize.BODY)
     return [
         Widget(
@@ -86,7 +86,7 @@ def highlight_widgets(lines: Sequence[str], left: int, top: int) -> list[Widget]
 
 
 def cursor_widget(lines: Sequence[str], left: int, top: int) -> Widget:
-    """The cursor behind the last line."""
+    """The cursor after the last line."""
     height = line_height(TextSize.BODY)
     x, y = left + text_width(lines[-1], TextSize.BODY) + 4, top + (len(lines) - 1) * height
     bounds = Rect(left=x, top=y + 4, right=x + 4, bottom=y + height - 8)

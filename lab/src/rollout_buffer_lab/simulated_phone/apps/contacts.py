@@ -31,7 +31,7 @@ class ContactsApp(App):
         return _List(self)
 
     def new_contact(self, name: str, number: str) -> None:
-        """Shows the form for a new contact, filled in: what another app's intent asks for."""
+        """Shows the prefilled form for a new contact, for another app's intent."""
         form = _Form(self)
         form.field_named("first").text, _, form.field_named("last").text = name.partition(" ")
         form.field_named("phone").text = number
@@ -86,7 +86,7 @@ class _Form(Page):
         screen.row("Phone label", secondary=self._label, on_tap=self._choose_label)
 
     def leave(self) -> None:
-        """The draft is dropped with the form, not when the app goes to the background."""
+        """Drops the draft with the form, not when the app goes to the background."""
         super().leave()
         if self not in self.app.pages:
             for key in [key for key in self.app.preferences if key.startswith("draft_")]:
