@@ -36,8 +36,8 @@ def meta_info_of(
         high=sums.high,
     )
     return {
+        **cast("MetaInfo", job.meta_info),  # of the generator, from one group: any keys, and none of the buffer's own
         **statistics,
-        **cast("MetaInfo", job.meta_info),  # what its generator says: any keys
         "finished_groups": [*ended, *(group.instance_id for group in ready)],
         "delivery_id": delivery_id,
         "job_id": job.job_id,

@@ -142,6 +142,16 @@ def test_meta_info_counts_each_write_once_and_names_every_group_that_ended(buffe
     assert second.meta_info["finished_groups"] == ["b"]
 
 
+def test_a_generators_meta_info_of_one_group_replaces_no_sum_of_the_delivery(buffer: Buffer) -> None:
+    job = start_external(buffer)
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "ab" for i in (0, 1)))
+    with buffer.store.write() as connection:
+        job_rows.update_job(connection, job.key, meta_info='{"total_samples": 2, "mine": 5}')
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    assert (delivery.meta_info["total_samples"], delivery.meta_info["mine"]) == (4, 5)  # type: ignore[typeddict-item]  # any key
+
+
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
