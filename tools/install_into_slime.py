@@ -54,7 +54,6 @@ TRAINER_ROOTS = ("slime/rollout/agent_rollout*.py", "tools/launch_training.py")
 """Entry points of a trainer: its rollout functions and the launch program."""
 TRAINER_FILES = (
     *TRAINER_ROOTS,
-    "slime_plugins/rollout_buffer/py.typed",
     "slime_plugins/rollout_buffer/tools/assign_instance_id.py",
     "examples/android_world/config.yaml",
     "scripts/multi_node_ray_start.sh",

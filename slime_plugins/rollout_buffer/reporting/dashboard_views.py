@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.reporting.diagnosis import explain_group, explain_job, explain_service
-from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
+from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, like_pattern
 from slime_plugins.rollout_buffer.reporting.job_description import job_progress
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot, take_snapshot
 from slime_plugins.rollout_buffer.reporting.time_series import (
@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer.reporting.time_series import (
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.state.group_opening import instance_of
+from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, service_rows

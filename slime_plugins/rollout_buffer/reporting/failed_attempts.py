@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
+from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, like_pattern
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
+from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.state.transcripts import decode_kept
 from slime_plugins.rollout_buffer.storage.data_dir import RUNNER_LOG
 from slime_plugins.rollout_buffer.storage.store import Store

@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.reporting.message_texts import Preview, preview_of
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
+from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -388,13 +389,6 @@ def _before(page: PageQuery) -> int:
 
 def _next(rows: Sequence[sqlite3.Row], page: PageQuery) -> int | None:
     return rows[page.limit - 1]["key"] if len(rows) > page.limit else None
-
-
-def find_job(connection: Connection, job_id: str) -> JobRecord:
-    job = job_rows.find_job(connection, job_id)
-    if job is None:
-        raise NotFoundError(f"there is no job {job_id[:300]!r}; GET /jobs lists them")
-    return job
 
 
 def _job_keys(connection: Connection) -> list[int]:

@@ -20,10 +20,6 @@ from slime_plugins.rollout_buffer.storage.tables import (
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.wire.job_replies import Job, JobProgress
-from slime_plugins.rollout_buffer.wire.start_request import MAX_SETTINGS_BYTES
-
-MAX_SHOWN_BYTES = 6 * MAX_SETTINGS_BYTES
-"""Of options as they are stored, where each character beyond ASCII takes six."""
 
 
 def job_progress(connection: Connection, job: JobRecord) -> JobProgress:

@@ -22,13 +22,6 @@ def has_trajectory(connection: Connection, job_key: int, uid: str) -> bool:
     return connection.execute(query, (job_key, uid)).fetchone() is not None
 
 
-def has_trajectory_of_job(connection: Connection, job_id: str, uid: str) -> bool | None:
-    """Returns True if the job has a trajectory of that uid; None when there is no such job."""
-    query = "SELECT EXISTS (SELECT 1 FROM trajectories WHERE job_key = jobs.key AND uid = ?) FROM jobs WHERE job_id = ?"
-    row = connection.execute(query, (uid, job_id)).fetchone()
-    return None if row is None else bool(row[0])
-
-
 def count_trajectories(connection: Connection, job_key: int) -> int:
     """Counts the trajectories of a job."""
     return int(connection.execute("SELECT count(*) FROM trajectories WHERE job_key = ?", (job_key,)).fetchone()[0])
