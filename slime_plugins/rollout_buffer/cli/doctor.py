@@ -406,7 +406,7 @@ def _prompts(examination: Examination) -> list[Finding]:
     kept = "prompts of text and with images" if fidelity is not None and fidelity.images else "prompts of text"
     problem = "gives no answer" if fidelity is None else fidelity.complaint
     detail = f"the engine {problem}" if problem else f"it runs {kept} as they are sent"
-    remedy = "SGLang 0.5.13 or later keeps ids and tells them; docs/fidelity.md says what becomes of the others"
+    remedy = "SGLang 0.5.13 or later keeps ids and tells them; for others see docs/fidelity.md"
     return _found("prompts as they are sent", not problem, detail, remedy, needed=True)
 
 

@@ -38,7 +38,7 @@ class CloseBody(Body):
     turn_rewards: list[Any] | None = None
     """What each turn earned, in the order in which they were sampled: the whole signal, where a trainer asks for it."""
     token_rewards: list[Any] | None = None
-    """As many entries, each null or one number for each token of the turn: what they earned beside."""
+    """As many entries, each null or one number for each token of the turn: additional rewards."""
     scoring_url: HttpUrl | None = None
     """In place of rewards: who is asked for them. Its host must be allowed with ``--scoring-host``."""
     outcome: Outcome | None = None
@@ -46,7 +46,7 @@ class CloseBody(Body):
     stop_reason: StopReason | None = None
     """Why the episode stopped."""
     extra_info: dict[str, Any] = Field(default={})
-    """Kept with the trajectory."""
+    """Stored with the trajectory."""
 
     @model_validator(mode="after")
     def _has_one_reward(self) -> CloseBody:

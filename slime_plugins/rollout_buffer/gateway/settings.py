@@ -28,7 +28,7 @@ class GatewaySettings(BaseModel):
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Name, beside loopback's, that a server without a token answers for; repeatable.",
+        description="Host name, besides loopback's, that a server without a token accepts; repeatable.",
         json_schema_extra={"flag": "--allowed-host"},
     )
     scoring_hosts: tuple[str, ...] = Field(

@@ -298,7 +298,7 @@ def _how_long_they_took(found: MissingMembers) -> str:
 def _what_they_earned(found: MissingMembers) -> str:
     if found.reward_of_trained is None or found.reward_of_known is None:
         return ""
-    known = f"of all whose reward is known {found.reward_of_known:.3f}, of the missing nobody knows it"
+    known = f"of all whose reward is known {found.reward_of_known:.3f}, of the missing it is unknown"
     return f" Mean reward: of the trained {found.reward_of_trained:.3f}, {known}."
 
 
@@ -318,7 +318,7 @@ def _prompts(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="prompts_unknown",
             severity=Severity.ATTENTION,
-            message=f"{_many(counts.untrained, 'turn')} not trained, of {turns}: nobody knows what the engine ran.",
+            message=f"{_many(counts.untrained, 'turn')} not trained, of {turns}: it is unknown what the engine ran.",
             advice="SGLang tells it from 0.5.13 on (return_prompt_token_ids). untrained_because of a generation's "
             "prompt_receipt says why of each.",
         )
@@ -614,7 +614,7 @@ def _no_supervisor(age_s: float | None) -> Explanation:
     return Explanation(
         code="no_supervisor",
         severity=Severity.STOPPED,
-        message=f"The supervisor is not alive ({seen}): nobody plays episodes, and new jobs are refused.",
+        message=f"The supervisor is not alive ({seen}): no episodes are played, and new jobs are refused.",
         advice="Start rollout-buffer serve on the same --data-dir: it goes on where it was.",
     )
 

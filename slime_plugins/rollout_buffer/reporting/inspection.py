@@ -1,7 +1,6 @@
-"""Looking, and nothing else: past deliveries, trajectories, and the counts that ``/metrics`` shows. Changes no state.
+"""Read-only queries: past deliveries, trajectories, and the counts of ``/metrics``.
 
-Every answer is one read transaction, hence one consistent moment. Lists are paged by the row's key, newest first: a
-cursor stays right while new rows come in.
+Each query is one read transaction, hence consistent. Lists are paged by a row's key, newest first.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import (
 )
 
 PREVIEW_BYTES = 16 * 1024 * 1024
-"""Payloads that are read at most to make the previews of a page."""
+"""Limit of payload bytes read for the previews of a page."""
 REWARD_BINS = 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTrajectory:
-    """One trajectory as it is kept: what the buffer knows of it, as JSON keys, and its payload, as JSON."""
+    """One stored trajectory: its columns, as JSON keys, and its payload, as JSON."""
 
     light: TrajectoryEntry
     body: bytes
@@ -65,7 +64,7 @@ class StoredTrajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobCounts:
-    """What is counted of one job at one moment."""
+    """Counts of one job."""
 
     job_id: str
     task_type: str
@@ -80,30 +79,30 @@ class JobCounts:
     late: int
     damaged: int
     measures: dict[str, dict[str, float]]
-    """By what was measured and statistic, as ``time_series.job_measures``."""
+    """By measure and statistic, as in ``time_series.job_measures``."""
     deliveries: dict[str, int]
     poll_age_s: float | None
-    """Seconds since a trainer last asked; None when none ever did."""
+    """Seconds since a trainer last polled; None if none ever did."""
     oldest_ready_age_s: float
-    """Seconds that the longest waiting ready group has waited; 0 when none waits."""
+    """Seconds that the oldest ready group has waited; 0 if there is none."""
     episodes_at_once: int | None
-    """How many may play now; None when nobody knows, or nobody here plays them."""
+    """The concurrency limit; None if unknown, or for a job without a runner."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreCounts:
-    """What ``/metrics`` shows, from one moment."""
+    """Counts of all jobs, for ``/metrics``."""
 
     jobs: list[JobCounts]
     supervisor_age_s: float | None
-    """Seconds since the supervisor's heartbeat; None when there never was one, or it ended in order."""
+    """Seconds since the supervisor's heartbeat; None if there was none, or it stopped in order."""
 
 
 class Inspection:
-    """Read-only views of a store. Safe to use from many threads."""
+    """Read-only queries of a store. Thread-safe."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
-        """``clock`` gives seconds since the epoch; without one, the store's."""
+        """``clock`` returns seconds since the epoch; the store's by default."""
         self.store = store
         self._clock = clock or store.clock
 
@@ -154,7 +153,7 @@ class Inspection:
             conditions, values = _conditions(connection, page)
             order = _Order(page)
             conditions, values = [*conditions, order.after], [*values, *order.values]
-            # The index holds every filter: rows, which lie among payloads, are read only for what is shown.
+            # The index covers every filter; rows are read only for the page.
             found = f"SELECT key FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)}"
             query = f"{_LIGHT} WHERE trajectories.key IN ({found} {order.by} LIMIT ?) {order.by}"
             rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
@@ -164,18 +163,18 @@ class Inspection:
         return TrajectoryPage(trajectories=entries, next_cursor=_next(rows, page))
 
     def _add_previews(self, entries: Sequence[ListedTrajectory], keys: Sequence[int]) -> None:
-        """Adds a line of what was asked and answered to each entry, as long as the payloads are not too many bytes."""
+        """Adds a preview of task and answer to each entry, within ``PREVIEW_BYTES``."""
         left = PREVIEW_BYTES
         for entry, key in zip(entries, keys, strict=False):
             left -= entry["body_bytes"]
             preview = Preview(None, None)
             if left >= 0:
-                with contextlib.suppress(DamagedError):  # an entry whose payload is gone is still an entry
+                with contextlib.suppress(DamagedError):  # an entry with a lost payload is listed without a preview
                     preview = preview_of(orjson.loads(self.payload(key)))
             entry["goal"], entry["answer"] = preview.goal, preview.answer
 
     def summary(self, filters: TrajectoryFilters) -> TrajectorySummary:
-        """Returns how many trajectories the filters let through, their means, and how their rewards lie.
+        """Returns the number of trajectories that match filters, their means, and a histogram of rewards.
 
         Raises:
             NotFoundError: the job that is asked for does not exist.
@@ -196,7 +195,7 @@ class Inspection:
         return cast("TrajectorySummary", {**totals, "bin_width": width, "bins": bins})
 
     def keys_before(self, filters: TrajectoryFilters, cursor: int | None, limit: int) -> list[int]:
-        """Returns the keys of trajectories that the filters let through, newest first, from before a cursor on.
+        """Returns the keys of matching trajectories before a cursor, newest first.
 
         Raises:
             NotFoundError: the job that is asked for does not exist.
@@ -213,7 +212,7 @@ class Inspection:
             return [row["key"] for row in connection.execute(query, (*values, before, limit))]
 
     def payload(self, key: int) -> bytes:
-        """Returns the payload of a trajectory by its row's key.
+        """Returns a trajectory's payload by its row key.
 
         Raises:
             DamagedError: its bytes are gone, or are not what was written.
@@ -225,13 +224,13 @@ class Inspection:
         return self.store.get_payload(row["body"], row["body_place"])
 
     def entries(self, keys: Sequence[int]) -> list[TrajectoryEntry]:
-        """Returns what is known of trajectories besides their payloads, by their rows' keys, in that order."""
+        """Returns trajectories without payloads, by row key, in that order."""
         with self.store.read() as connection:
             rows = [connection.execute(f"{_LIGHT} WHERE trajectories.key = ?", (key,)).fetchone() for key in keys]
         return [_light(row) for row in rows]
 
     def trajectory(self, uid: str, job_id: str | None) -> StoredTrajectory:
-        """Returns the trajectory of that uid.
+        """Returns the trajectory with a uid.
 
         Raises:
             NotFoundError: there is none, or no such job, or its payload is damaged.
@@ -246,7 +245,7 @@ class Inspection:
             raise NotFoundError(f"the payload of trajectory {uid!r} is damaged: {error.message}") from error
 
     def neighbours(self, uid: str, job_id: str | None) -> Neighbours:
-        """Returns the uids of the trajectories that were written to the same job just before and just after one.
+        """Returns the uids of the job's previous and next trajectory.
 
         Raises:
             NotFoundError: there is none of that uid, or no such job.
@@ -268,7 +267,7 @@ class Inspection:
     # --- counting ----------------------------------------------------------------------------------------------------
 
     def counts(self, supervisor: str) -> StoreCounts:
-        """Counts everything that ``/metrics`` shows; ``supervisor`` is the name its heartbeat is stored under."""
+        """Returns all counts of ``/metrics``; ``supervisor`` is the name of its heartbeat in the store."""
         now = self._clock()
         with self.store.read() as connection:
             jobs = [_count(connection, job, now) for job in job_rows.all_jobs(connection)]
@@ -297,7 +296,7 @@ _TOTALS = (
 
 
 class _Order:
-    """How a page is sorted, as SQL: what comes after its cursor, and the ORDER BY. A cursor is a row's key."""
+    """The order of a page, as SQL: the condition of its cursor, and the ORDER BY. A cursor is a row's key."""
 
     def __init__(self, page: TrajectoryPageQuery) -> None:
         column = "trajectories.key" if page.sort == "created_at" else f"coalesce(trajectories.{page.sort}, {_LOWEST})"
@@ -317,7 +316,7 @@ class _Order:
 
 
 def _find_trajectory(connection: Connection, uid: str, job_id: str | None) -> sqlite3.Row:
-    """Finds a trajectory through the jobs, because uids are indexed within a job."""
+    """Finds a trajectory job by job: uids are indexed within a job."""
     keys = [find_job(connection, job_id).key] if job_id is not None else _job_keys(connection)
     marks = ", ".join("?" for _ in keys)
     query = f"{_LIGHT} WHERE trajectories.job_key IN ({marks}) AND trajectories.uid = ?"
@@ -374,11 +373,11 @@ def _conditions(connection: Connection, page: TrajectoryFilters) -> tuple[list[s
 
 
 CONTAINS = "{} LIKE ? ESCAPE '\\'"
-"""The condition that a column contains a text; its value is made by ``like_pattern``."""
+"""SQL condition that a column contains a text, whose pattern ``like_pattern`` makes."""
 
 
 def like_pattern(text: str) -> str:
-    """Returns what finds the text itself anywhere: its percent signs and underscores stand for themselves."""
+    """Returns a LIKE pattern that matches the text anywhere, with % and _ escaped."""
     escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return f"%{escaped}%"
 

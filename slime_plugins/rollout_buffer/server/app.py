@@ -75,7 +75,7 @@ ASGI_OPERATIONS = (
         reply=Health,
         other_replies={
             503: (
-                "No supervisor lives, or it is frozen, or starts: nobody would play a job.",
+                "No supervisor lives, or it is frozen, or starting: no job would be run.",
                 {"anyOf": [ref("Health"), ref("Error")]},
             )
         },

@@ -50,7 +50,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"prompts": PromptCounts(equal=3, unknown=2, untrained=1, row_tokens=9)},
         "prompts_unknown",
-        "1 turn was not trained, of 5: nobody knows what the engine ran.",
+        "1 turn was not trained, of 5: it is unknown what the engine ran.",
     ),
     (
         {"prompts": PromptCounts(differing=9, forked=9, extra_tokens=21, row_tokens=100)},
@@ -62,7 +62,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"trajectory_age_s": 700.0, "oldest_running_s": 900.0}, "slow", "the oldest for 15 min"),
     ({"running_attempts": 0, "trajectory_age_s": None, "began_s": 12.0}, "starting", "began 12 s ago"),
     ({"running_attempts": 0, "trajectory_age_s": None}, "no_runner", "runner is not at work"),
-    ({"supervisor_age_s": None}, "no_supervisor", "nobody plays episodes"),
+    ({"supervisor_age_s": None}, "no_supervisor", "no episodes are played"),
     ({"supervisor_age_s": 300.0}, "no_supervisor", "last seen 5 min ago"),
     ({"state": JobState.PAUSED}, "paused", "Somebody paused the job"),
     (

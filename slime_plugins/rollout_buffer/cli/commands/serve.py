@@ -54,7 +54,7 @@ TestTokenizer = Annotated[
 AllowedHosts = Annotated[
     list[str] | None,
     typer.Option(
-        "--allowed-host", help="Name, beside loopback's, that a server without a token answers for; repeatable."
+        "--allowed-host", help="Host name, besides loopback's, that a server without a token accepts; repeatable."
     ),
 ]
 RemoteToken = Annotated[Path | None, typer.Option(help="File whose first line is the bearer token to ask for.")]
