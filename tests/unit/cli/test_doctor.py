@@ -113,8 +113,11 @@ def test_the_command_tells_by_its_exit_code_and_in_json(tmp_path: Path, monkeypa
     config.write_text(f"device: android_world\nemulator_path: {tmp_path}/none\nandroid_world_python: {tmp_path}/none\n")
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
     result = CliRunner().invoke(app, ["doctor", "--json", "--data-dir", str(tmp_path)])
-    states = {one["name"]: one["state"] for one in json.loads(result.stdout)["findings"]}
+    findings = json.loads(result.stdout)["findings"]
+    states = {one["name"]: one["state"] for one in findings}
     assert (result.exit_code, states["package android_world"]) == (1, "missing")
     shown = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path)])
     assert shown.exit_code == 1
     assert "sdkmanager" in shown.stdout
+    remedies = {f"{one['name']}: {one['remedy']}" for one in findings if one["remedy"]}
+    assert remedies <= set(shown.stdout.splitlines())

@@ -405,7 +405,7 @@ def _print_paths(console: Console, folder: Path, run: Path, result_file: Path) -
     if (run / "documents.jsonl").exists():
         table.add_row("questions", str(run / "documents.jsonl"))
     else:
-        table.add_row("screenshots", f"{run / 'data' / 'images'} (each once, named by its sha256)")
+        table.add_row("screenshots", "in the dashboard; rollout-buffer export writes them as files")
     table.add_row("logs", _logs(run))
     console.print(table, soft_wrap=True)
     command = f"{_command_line()} serve --data-dir {shlex.quote(str(run / 'data'))}"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from slime_plugins.rollout_buffer.cli.commands.serve import set_android_settings
 from slime_plugins.rollout_buffer.cli.common import (
@@ -100,10 +100,13 @@ def doctor(
             }
         )
     else:
-        table = Table("what", "state", "found", "remedy", title=f"device: {settings.device}")
+        table = Table("what", "state", Column("found", overflow="fold"), title=f"device: {settings.device}")
         for finding in findings:
-            table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail, finding.remedy)))
+            table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail)))
         console.print(table)
+        for finding in findings:
+            if finding.remedy:  # a line of its own: a command in it can be pasted
+                console.print(f"{finding.name}: {finding.remedy}", soft_wrap=True, highlight=False, markup=False)
         console.print(verdict(findings, settings.device))
     if any(finding.state is State.MISSING for finding in findings):
         raise typer.Exit(1)
