@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
 
 ANDROID_WORLD = "android_world"
-DEMO_TASKS = Path(__file__).resolve().parents[1] / "assets" / "demo_android_world.jsonl"
+DEMO_TASKS = Path(__file__).resolve().parents[2] / "assets" / "demo_android_world.jsonl"
 NOTE_INTERVAL_S = 30.0
 Report = Mapping[str, Any]
 
