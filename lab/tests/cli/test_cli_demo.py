@@ -77,11 +77,12 @@ def test_an_interrupted_demo_names_its_logs_and_keeps_the_retries_of_its_trainer
 
 def test_a_demo_that_ended_well_says_how_to_look_at_it_and_why_its_job_is_cancelled(tmp_path: Path) -> None:
     output = io.StringIO()
-    demo._print_paths(Console(file=output, width=400), tmp_path, tmp_path / "run", tmp_path / "run" / "samples.jsonl")
+    run, slots = tmp_path / "run", {"submitted": 1920, "open": 1872}
+    demo._print_paths(Console(file=output, width=400), run, run / "samples.jsonl", slots)
     look, address, state = output.getvalue().splitlines()[-3:]
     assert f"serve --data-dir {tmp_path}/run/data" in look
     assert address.startswith("and open http://127.0.0.1:")
-    assert "its job stands there as cancelled" in state
+    assert "its job is cancelled there, with 48 of 1920 episodes played" in state
 
 
 def _interrupt(_: object) -> None:

@@ -112,9 +112,11 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     if settings.task == STATELM:
         require_search_library()
     folder = settings.folder.resolve()
-    refuse_if_owned(folder / "run" / "data")
-    shutil.rmtree(folder / "run", ignore_errors=True)
     run = folder / "run"
+    refuse_if_owned(run / "data")
+    if run.exists():
+        console.print(f"{run} of an earlier demo is replaced; --folder names another place", soft_wrap=True)
+        shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     console.print(
         f"[bold]Rollout Buffer demo[/]: {_what_is_played(settings)}, a scripted engine of skill "
@@ -139,7 +141,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     _check(trainer, job)
     console.print(f"[green]All well[/]: {_count(trainer.records)} in "
                   f"{time.monotonic() - started:.0f} s; masks decode to exactly the policy's replies.")  # fmt: skip
-    _print_paths(console, folder, run, result_file)
+    _print_paths(console, run, result_file, job["slots"])
 
 
 def _what_is_played(settings: DemoSettings) -> str:
@@ -399,7 +401,7 @@ def _write_results(records: list[RolloutRecord], run: Path) -> Path:
     return path
 
 
-def _print_paths(console: Console, folder: Path, run: Path, result_file: Path) -> None:
+def _print_paths(console: Console, run: Path, result_file: Path, slots: dict[str, int]) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_row("samples", str(result_file))
     if (run / "documents.jsonl").exists():
@@ -411,7 +413,12 @@ def _print_paths(console: Console, folder: Path, run: Path, result_file: Path) -
     command = f"{_command_line()} serve --data-dir {shlex.quote(str(run / 'data'))}"
     console.print(f"look at it again: {command}", soft_wrap=True, highlight=False)
     console.print(f"and open http://127.0.0.1:{DEFAULT_PORT} in a browser", soft_wrap=True, highlight=False)
-    console.print("its job stands there as cancelled: the demo ended it when it had its rollouts", soft_wrap=True)
+    console.print(
+        f"its job is cancelled there, with {slots['submitted'] - slots['open']} of {slots['submitted']} episodes played: "
+        "its input is longer than this demo's rollouts",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _logs(run: Path) -> str:

@@ -199,6 +199,13 @@ def _print_message(text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+COLUMN_KEY = (
+    "reward: mean of all groups played, by turn where a turn earns one; groups: trained / played; clipped: share of "
+    "tokens clipped by PPO; gap: largest mean difference between the engine's log-probs and the trainer's; lag: weight "
+    "versions that tokens are behind; weight, cut: mean importance weight, share of weights cut; waited: for groups"
+)
+
+
 class _StepTable:
     """A table that grows by a row for each step: live in a terminal, line by line elsewhere."""
 
@@ -223,6 +230,7 @@ class _StepTable:
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> _StepTable:
+        _print_message(COLUMN_KEY)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -264,7 +272,7 @@ class _StepTable:
             console.print(row_text, highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        table = Table(title="groups: trained / played", title_justify="left")
+        table = Table()
         for name in self.COLUMNS:
             table.add_column(name, justify="right", no_wrap=True)
         for row in self._rows:

@@ -372,7 +372,7 @@ class _Training:
 
     def _draw(self) -> None:
         own = Curve(
-            name=self._settings.arm.value,
+            name="reward" if self._settings.arm is Arm.TRUE else self._settings.arm.value,
             means=[step.reward for step in self._steps],
             quartiles=[_quartiles(step.group_rewards) for step in self._steps],
         )
