@@ -414,8 +414,8 @@ def _print_paths(console: Console, run: Path, result_file: Path, slots: dict[str
     console.print(f"look at it again: {command}", soft_wrap=True, highlight=False)
     console.print(f"and open http://127.0.0.1:{DEFAULT_PORT} in a browser", soft_wrap=True, highlight=False)
     console.print(
-        f"its job is cancelled there, with {slots['submitted'] - slots['open']} of {slots['submitted']} episodes played: "
-        "its input is longer than this demo's rollouts",
+        f"its job is cancelled there, with {slots['submitted'] - slots['open']} of {slots['submitted']} episodes "
+        "played: its input is longer than this demo's rollouts",
         soft_wrap=True,
         highlight=False,
     )
