@@ -132,6 +132,7 @@ class DeviceManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._outdated = asyncio.Event()
+        self._boot_now = asyncio.Event()
         self._boot_turns = asyncio.Semaphore(1)
         self._boots = BootSchedule(clock())
         self._progress = 0
@@ -139,19 +140,24 @@ class DeviceManager:
 
     # ---- what runners call -------------------------------------------------------------------------------------------
 
-    async def configure(self, settings: Mapping[str, Any]) -> None:
+    async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
         """Applies a host's settings: starts missing devices, replaces outdated ones, removes surplus ones.
 
-        Leased devices are changed after their return. Repeated settings change nothing.
+        Leased devices are changed after their return. Repeated settings change nothing, except that a new start of a
+        runner boots the devices again if all of them were given up: the host may have been repaired.
         """
         wanted = DevicePoolSettings.model_validate(settings)
         if wanted == self._settings:
+            if new_start and self._is_unrecoverable():
+                self._forget_failed_boots()
             return
         first_time, self._settings = self._settings is None, wanted
         self._table.lease_timeout_s = wanted.lease_timeout_s
         self._line.evaluation_share = wanted.evaluation_share
         self._boot_turns = asyncio.Semaphore(wanted.boots_at_once)
-        self._begin_anew()
+        self._forget_failed_boots()
+        self._outdated.set()
+        self._outdated = asyncio.Event()
         self._drop_surplus_and_outdated()
         self._add_missing()
         if first_time:
@@ -425,10 +431,8 @@ class DeviceManager:
 
     async def _bring_up(self, slot: _Slot) -> None:
         """Starts workers until one is up, with growing pauses; stops when the device is surplus."""
-        failures = 0
         while slot.index < self._devices_wanted():
-            if slot.settings != self._settings:
-                slot.settings, failures = self._current(), 0
+            slot.settings = self._current()
             if slot.state is not DeviceState.RECYCLING:
                 slot.state = DeviceState.BOOTING
             worker = self._launch(slot.settings, slot.index, slot.workers_before)
@@ -439,8 +443,8 @@ class DeviceManager:
                 return
             worker.kill()
             self._notify()
-            failures += 1
-            await self._pause(retry_pause_s(failures, slot.settings) if slot.settings == self._settings else 0.0)
+            if slot.settings == self._settings and slot.failed_boots:
+                await self._pause(retry_pause_s(slot.failed_boots, slot.settings), self._boot_now)
 
     async def _is_prepared(self, slot: _Slot, worker: Worker) -> bool:
         """Waits until the device's files are prepared; False as in ``_finishes``."""
@@ -495,19 +499,19 @@ class DeviceManager:
         slot.counters.count_failure(BOOT_FAILED)
         logger.warning("%s does not boot: %s", slot.device_id, slot.last_error)
 
-    def _begin_anew(self) -> None:
-        """Cancels all pauses and boots of the old settings, and clears their errors."""
+    def _forget_failed_boots(self) -> None:
+        """Clears the errors of devices that did not boot, and ends the pauses before their next boots."""
         for slot in self._slots.values():
             if slot.worker is None:
                 slot.failed_boots, slot.last_error = 0, ""
-        self._outdated.set()
-        self._outdated = asyncio.Event()
+        self._boot_now.set()
+        self._boot_now = asyncio.Event()
 
-    async def _pause(self, seconds: float) -> None:
-        """Waits, at most until the settings change."""
+    async def _pause(self, seconds: float, until: asyncio.Event | None = None) -> None:
+        """Waits, at most until the settings change or ``until`` is set."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._outdated.wait()
+                await (until or self._outdated).wait()
 
     def _kill(self, slot: _Slot) -> None:
         worker, slot.worker = slot.worker, None

@@ -60,7 +60,7 @@ class DevicePool(Protocol):
 class DeviceManagerCalls(Protocol):
     """Calls to a ``DeviceManager``. They raise ``DeviceError`` if it cannot be reached."""
 
-    async def configure(self, settings: Mapping[str, Any]) -> None: ...
+    async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None: ...
 
     async def ready(self, wait_s: float) -> str: ...
 
@@ -106,10 +106,11 @@ class ManagedDevicePool:
         """
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.boot_timeout_s
-        seen = -1
+        seen, new_start = -1, True
         while True:
             try:
-                await self._manager.configure(self._host_settings())
+                await self._manager.configure(self._host_settings(), new_start=new_start)
+                new_start = False
                 why_not = await self._manager.ready(min(max(deadline - now(), 0.0), _LONG_POLL_S))
                 farm = await self._manager.snapshot() if why_not else {}
                 if not why_not or farm.get("unrecoverable"):

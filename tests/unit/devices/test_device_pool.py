@@ -217,9 +217,9 @@ class DyingManager(DeviceManager):
         self.deaths = list(deaths)
         self.configured = 0
 
-    async def configure(self, settings: Mapping[str, Any]) -> None:
+    async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
         self.configured += 1
-        await super().configure(settings)
+        await super().configure(settings, new_start=new_start)
 
     async def ready(self, wait_s: float) -> str:
         if self.deaths:
@@ -303,6 +303,29 @@ async def test_a_farm_whose_settings_are_wrong_is_given_up_at_once() -> None:
         await pool.start()
     assert asyncio.get_running_loop().time() - began < 10
     await pool.close()
+
+
+@in_virtual_time
+async def test_a_start_after_the_host_was_repaired_boots_the_devices_that_were_given_up_at_once() -> None:
+    repaired = False
+
+    class Repairable(FakeWorker):
+        async def boot(self) -> str:
+            if not repaired:
+                raise misconfigured("there is no virtual device Base")
+            return "here"
+
+    loop = asyncio.get_running_loop()
+    manager = DeviceManager(functools.partial(launched, Repairable), clock=loop.time)
+    with pytest.raises(DeviceError, match="there is no virtual device Base"):
+        await ManagedDevicePool(manager, settings(num_workers=2), owner="job").start()
+    await asyncio.sleep(600)  # the devices are tried less and less often
+    repaired, began = True, loop.time()
+    pool = ManagedDevicePool(manager, settings(num_workers=2), owner="next job")
+    await pool.start()
+    assert loop.time() - began < 1
+    await pool.close()
+    await manager.close()
 
 
 async def test_the_same_settings_change_nothing_and_new_ones_replace_what_comes_back() -> None:

@@ -66,9 +66,9 @@ class _RemoteDeviceManager:
         self._actor: Any = None
         self._connected_here = False
 
-    async def configure(self, settings: Mapping[str, Any]) -> None:
+    async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
         await asyncio.to_thread(self._connect)
-        await _ask(self._actor.configure, dict(settings), timeout_s=_CALL_TIMEOUT_S)
+        await _ask(self._actor.configure, dict(settings), timeout_s=_CALL_TIMEOUT_S, new_start=new_start)
 
     async def ready(self, wait_s: float) -> str:
         return cast("str", await _ask(self._actor.ready, wait_s, timeout_s=wait_s + _CALL_TIMEOUT_S))
@@ -133,10 +133,10 @@ class _RemoteDevice:
         return cast("str", await _ask(watch, lease_id, wait_s))
 
 
-async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> Any:
+async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None, **keywords: Any) -> Any:
     """Calls an actor; re-raises its ``EpisodeError``, and converts other errors into DeviceError."""
     ray = _import_ray()
-    reference = _submit(method, arguments)
+    reference = _submit(method, arguments, keywords)
     try:
         async with asyncio.timeout(timeout_s):
             return await reference
@@ -151,12 +151,12 @@ async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> 
         raise device_died(f"a device worker is gone: {type(error).__name__}: {error}") from error
 
 
-def _submit(method: Any, arguments: Sequence[Any]) -> Awaitable[Any]:
+def _submit(method: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Awaitable[Any]:
     """Sends a call. Without a cluster Ray would start a local one here."""
     if not _import_ray().is_initialized():
         raise device_died("this process has left the devices' cluster")
     try:
-        reference: Awaitable[Any] = method.remote(*arguments)
+        reference: Awaitable[Any] = method.remote(*arguments, **keywords)
     except Exception as error:  # Ray raises plain exceptions for an actor of a cluster that was left
         raise device_died(f"the actor of a device cannot be called: {error}") from error
     return reference
