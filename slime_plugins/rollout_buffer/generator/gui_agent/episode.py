@@ -266,6 +266,7 @@ class Episode:
             "max_turns": self._task_runner.max_turns,
             "steps": breakdown.steps,
             "malformed_turns": self._task_runner.malformed_turns,
+            "corrected_turns": self._task_runner.corrected_turns,
             "thinking_tokens": self._task_runner.thinking_tokens,
             "success": breakdown.success is not None and breakdown.success >= 1,
             "stop_reason": str(ending.stop_reason),

@@ -9,7 +9,10 @@ Rules that the tool's description leaves open:
   ambiguous.
 * Coordinates from 0 to 1000 are accepted and clamped to 999, because models of this family were trained on both scales.
   Larger ones are malformed, not clamped: clamping would reward a guess at the edge.
-* Fields that an action does not use are ignored; missing fields are never guessed.
+* Fields that an action does not use are ignored; missing fields are never guessed, except ``status``: an agent that
+  terminates without one means success.
+* A number as ``text`` and a number in quotes as ``time`` are converted; a longer ``wait`` is cut to ``MAX_WAIT_S``.
+  ``ParsedAction.corrected`` names the field.
 * Names of buttons and statuses are case-insensitive.
 """
 
@@ -18,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall, read_segments
@@ -48,6 +51,8 @@ class ParsedAction:
     action: Action
     coordinate: Point | None = None
     coordinate2: Point | None = None
+    corrected: str = ""
+    """The field whose value was converted, cut or assumed; empty for a call as the tool describes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +133,33 @@ def _read_action(call: ToolCall, width: int, height: int) -> ParsedAction:
     if call.name != TOOL_NAME:
         _refuse(f'the function is named {_quote(call.name)}, not "{TOOL_NAME}"')
     kind = _choice(call.arguments, "action", ActionKind)
-    return _READERS[kind](call.arguments, _Screen(width, height))
+    arguments, corrected = _corrected(kind, call.arguments)
+    return replace(_READERS[kind](arguments, _Screen(width, height)), corrected=corrected)
+
+
+def _corrected(kind: ActionKind, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Returns the arguments with a value that can mean only one thing in its proper form, and the name of its field."""
+    if kind in (ActionKind.TYPE, ActionKind.ANSWER, ActionKind.OPEN):
+        field, value = "text", arguments.get("text")
+        meant = value if _finite(value) is None else str(value)
+    elif kind in (ActionKind.WAIT, ActionKind.LONG_PRESS):
+        field, value = "time", arguments.get("time")
+        meant = _number_in(value) if isinstance(value, str) else value
+        if kind is ActionKind.WAIT and (_finite(meant) or 0) > MAX_WAIT_S:
+            meant = MAX_WAIT_S
+    elif kind is ActionKind.TERMINATE:
+        field, value = "status", arguments.get("status")
+        meant = "success" if value is None else value
+    else:
+        return arguments, ""
+    return (arguments, "") if meant is value else ({**arguments, field: meant}, field)
+
+
+def _number_in(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 # ---- one reader per action -------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ class TaskRunner:
         self._seen: Observation | None = None
         self.max_turns = max_turns or FALLBACK_MAX_TURNS
         self.malformed_turns = 0
+        self.corrected_turns = 0
         self.log: list[dict[str, Any]] = []
 
     @property
@@ -168,6 +169,7 @@ class TaskRunner:
             self._log(turn, seen, tokens, malformed=reply.action.reason)
             return None
         self._thinking_tokens.append(tokens)
+        self.corrected_turns += bool(reply.action.corrected)
         done, self._seen = await self._do(reply.action, seen)
         self._log(turn, seen, tokens, note=self._seen.note, **_described(reply.action))
         return done
@@ -177,7 +179,7 @@ class TaskRunner:
 
         0 after a reply without a valid action.
         """
-        done = [_without(entry, "turn", "thinking_tokens", "note") for entry in self.log]
+        done = [_without(entry, "turn", "thinking_tokens", "note", "corrected") for entry in self.log]
         if not done or "malformed" in done[-1]:
             return 0
         return sum(1 for _ in itertools.takewhile(lambda entry: entry == done[-1], reversed(done)))
@@ -235,6 +237,7 @@ def _described(parsed: ParsedAction) -> dict[str, Any]:
         "end_point": action.end_point,
         "coordinate": parsed.coordinate,
         "coordinate2": parsed.coordinate2,
+        "corrected": parsed.corrected,
         "text": action.text,
         "button": None if action.button is None else str(action.button),
         "duration_s": action.duration_s,

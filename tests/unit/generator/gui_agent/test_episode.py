@@ -164,6 +164,12 @@ async def test_another_stop_token_is_followed_by_the_templates_own_end_of_turn()
     assert after[0] == chat.end_of_turn_id
 
 
+async def test_a_value_that_was_converted_is_counted_and_named_in_the_log_of_actions() -> None:
+    played = await play(['<tool_call>{"name": "mobile_use", "arguments": {"action": "terminate"}}</tool_call>'])
+    assert (played.info["malformed_turns"], played.info["corrected_turns"]) == (0, 1)
+    assert played.info["steps_log"][0]["corrected"] == "status"
+
+
 async def test_a_malformed_reply_costs_a_turn_and_shows_the_same_screen_with_the_reason() -> None:
     played = await play(["I am lost.", CLICK, DONE])
     assert (played.info["malformed_turns"], played.info["steps"], played.info["turns"]) == (1, 2, 3)

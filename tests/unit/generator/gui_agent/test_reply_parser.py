@@ -70,6 +70,27 @@ def test_each_action_is_read_into_device_pixels(arguments: dict[str, Any], expec
     assert action(**arguments) == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected", "field"),
+    [
+        ({"action": "answer", "text": 42}, Action(kind=ActionKind.ANSWER, text="42"), "text"),
+        ({"action": "type", "text": 4.5}, Action(kind=ActionKind.TYPE, text="4.5"), "text"),
+        ({"action": "wait", "time": "2"}, Action(kind=ActionKind.WAIT, duration_s=2.0), "time"),
+        ({"action": "wait", "time": "1e9"}, Action(kind=ActionKind.WAIT, duration_s=30.0), "time"),
+        ({"action": "wait", "time": 60}, Action(kind=ActionKind.WAIT, duration_s=30.0), "time"),
+        ({"action": "wait", "time": 30}, Action(kind=ActionKind.WAIT, duration_s=30.0), ""),
+        ({"action": "terminate"}, Action(kind=ActionKind.TERMINATE, status="success"), "status"),
+        ({"action": "terminate", "status": "failure"}, Action(kind=ActionKind.TERMINATE, status="failure"), ""),
+    ],
+)
+def test_a_value_that_can_mean_only_one_thing_is_read_and_its_field_is_named(
+    arguments: dict[str, Any], expected: Action, field: str
+) -> None:
+    parsed = parse(reply(**arguments)).action
+    assert isinstance(parsed, ParsedAction), parsed
+    assert (parsed.action, parsed.corrected) == (expected, field)
+
+
 def test_one_past_the_scale_is_clamped_because_models_use_both_scales() -> None:
     assert action(action="click", coordinate=[1000, 1000]).point == (1079, 2399)
 
@@ -131,16 +152,17 @@ def test_what_a_thinking_model_thinks_by_itself_counts_as_thinking_and_calls_not
         (reply(action="swipe", coordinate=[1, 2]), '"coordinate2" is missing'),
         (reply(action="long_press", coordinate=[1, 2]), '"time" is missing'),
         (reply(action="long_press", coordinate=[1, 2], time=0), "more than 0"),
-        (reply(action="wait", time=1e9), "at most 30 seconds"),
         (reply(action="wait", time="long"), "not a number of seconds"),
-        (reply(action="type", text=5), '"text" is not a string'),
+        (reply(action="long_press", coordinate=[1, 2], time=11), "at most 10 seconds"),
+        (reply(action="wait", time="nan"), "not a number of seconds"),
+        (reply(action="wait", time=True), "not a number of seconds"),
+        (reply(action="type", text=True), '"text" is not a string'),
         (reply(action="type", text=""), '"text" is empty'),
         (reply(action="type", text="x" * (MAX_TEXT_CHARACTERS + 1)), "longer than"),
         (reply(action="type", text="\ud83d"), "half of a surrogate pair"),
         (reply(action="type", text="a\0b"), "no keyboard can type"),
         (reply(action="open", text="  "), "names no app"),
         (reply(action="system_button", button="Power"), '"Power", not one of "Back"'),
-        (reply(action="terminate"), '"status" is missing'),
         (reply(action="terminate", status="maybe"), '"maybe", not one of'),
     ],
 )
