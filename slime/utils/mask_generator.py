@@ -314,8 +314,8 @@ class MultiTurnLossMaskGenerator:
     ) -> IdsAndMask:
         """Rebuilds a conversation of the DeepSeek-R1 distillations of Qwen.
 
-        Their template drops everything up to ``</think>`` from every assistant message, including the last: reasoning
-        in a message is in neither ids nor mask. Only generations can train it.
+        Their template drops everything up to ``</think>`` from every assistant message. The reasoning of the last one
+        is kept; that of earlier ones is trained by ``rebuild_rows`` alone.
         """
         return self._rebuild(messages, tools)
 

@@ -88,8 +88,8 @@ def _resolve_under(path_text: str, data_roots: Sequence[Path]) -> Path:
     if candidates:
         raise InputFileError(f"input_file {path_text} is not a file the buffer host can see (looked under {roots})")
     raise InputFileError(
-        f"input_file {path_text} lies outside the data roots ({roots}): start the server with --data-root for its "
-        "folder, or send the lines as instances"
+        f"input_file {path_text} lies outside the data roots ({roots}): start serve with --data-root "
+        f"{Path(path_text).parent}, or send the lines as instances"
     )
 
 

@@ -141,7 +141,7 @@ WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
         400,
         "zebra is not known to task_type strict: it takes max_turns, place",
     ),
-    ({"input_file": "/etc/passwd"}, 400, "outside the data roots"),
+    ({"input_file": "/etc/passwd"}, 400, "start serve with --data-root /etc, or"),
     ({"input_file": "../../etc/passwd"}, 400, "outside the data roots"),
     ({"input_file": "no_such.jsonl"}, 400, "is not a file the buffer host can see"),
     ({"input_file": "x\x00y"}, 400, "input_file"),

@@ -87,12 +87,25 @@ def test_an_allowed_name_that_cannot_be_had_here_is_refused_at_once(top: Path) -
         check_tokenizer("Qwen/Absent", [top / "root"], ["Qwen/Absent"])
 
 
-def test_a_job_is_held_to_it(make_client: Callable[..., FlaskClient], top: Path) -> None:
+def test_a_job_with_a_runner_is_held_to_it(make_client: Callable[..., FlaskClient], top: Path) -> None:
     client = make_client(data_roots=(top / "root",), allowed_tokenizers=("Qwen/Qwen3-8B",))
-    start = {"task_type": "external", "remote_engine_url": "http://127.0.0.1:9"}
+    start = {"task_type": "math", "remote_engine_url": "http://127.0.0.1:9", "instances": [{"instance_id": "a"}]}
     inside, outside = str(top / "root" / "model"), str(top / "secret" / "model")
     statuses = {
         named: client.post("/start_rollout", json={**start, "job_id": f"j{at}", "tokenizer_path": named}).status_code
         for at, named in enumerate([inside, "Qwen/Qwen3-8B", outside, "Qwen/Qwen3-14B"])
     }
     assert list(statuses.values()) == [200, 200, 400, 400]
+
+
+def test_an_external_job_starts_without_a_tokenizer_that_it_may_not_use(
+    make_client: Callable[..., FlaskClient], top: Path
+) -> None:
+    client = make_client(data_roots=(top / "root",))
+    outside = str(top / "secret" / "model")
+    reply = client.post("/start_rollout", json={"task_type": "external", "job_id": "j", "tokenizer_path": outside})
+    assert reply.status_code == 200
+    note = (reply.json or {})["notes"][0]
+    assert outside in note
+    assert "--allow-tokenizer" in note
+    assert (client.get("/jobs/j").json or {})["settings"]["tokenizer_path"] is None

@@ -41,7 +41,7 @@ from slime_plugins.rollout_buffer.wire.query_params import (
     AttemptPageQuery,
 )
 from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import MAX_GROUPS, StartPayload
+from slime_plugins.rollout_buffer.wire.start_request import EXTERNAL_TASK_TYPE, MAX_GROUPS, StartPayload
 
 KEYS_IN_WORDS = {
     "tokenizer_path": "the folder of the trainer's tokenizer, on the buffer host",
@@ -68,7 +68,8 @@ def start_rollout() -> Response:
     payload = parse(StartPayload, body)
     _check_required_keys(payload, task.get("required_keys", ()))
     _check_options(payload, task)
-    _check_tokenizer(payload)
+    tokenizer_path, notes = _usable_tokenizer(payload)
+    payload = payload.model_copy(update={"tokenizer_path": tokenizer_path})
     instances = _instances(payload)
     _check_size(payload, len(instances))
     started = the_buffer().start_job(payload, instances)
@@ -80,7 +81,7 @@ def start_rollout() -> Response:
         attached=started.attached,
         groups=job.instance_count * job.num_epoch,
         group_size=job.group_size,
-        notes=[GROUP_TIMEOUT_NOTE] if job.gives_up_slow_members else [],
+        notes=[*notes, *([GROUP_TIMEOUT_NOTE] if job.gives_up_slow_members else [])],
     )
     return json_reply(reply.model_dump())
 
@@ -157,10 +158,18 @@ def _check_options(payload: StartPayload, task: Mapping[str, Any]) -> None:
         raise InvalidPayloadError(f"{unknown[0][:100]} is not known to task_type {payload.task_type}: {meant}")
 
 
-def _check_tokenizer(payload: StartPayload) -> None:
-    settings = the_context().settings
-    if payload.tokenizer_path is not None:
-        check_tokenizer(payload.tokenizer_path, settings.resolved_data_roots(), settings.allowed_tokenizers)
+def _usable_tokenizer(payload: StartPayload) -> tuple[str | None, list[str]]:
+    """Returns the job's tokenizer, and a note if an external job, which needs none, does without the one it names."""
+    path, settings = payload.tokenizer_path, the_context().settings
+    if path is None:
+        return None, []
+    try:
+        check_tokenizer(path, settings.resolved_data_roots(), settings.allowed_tokenizers)
+    except InvalidPayloadError as error:
+        if payload.task_type != EXTERNAL_TASK_TYPE:
+            raise
+        return None, [f"the job has no tokenizer, for gateway sessions and the texts of tokens: {error}"]
+    return path, []
 
 
 def _check_size(payload: StartPayload, instances: int) -> None:
