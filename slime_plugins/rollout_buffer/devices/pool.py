@@ -91,6 +91,7 @@ class ManagedDevicePool:
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
         self._farewells: set[asyncio.Task[None]] = set()
+        self._unreachable_since: float | None = None
 
     async def start(self) -> None:
         why_not = await self._until_ready()
@@ -174,8 +175,9 @@ class ManagedDevicePool:
             try:
                 grants = await self._manager.acquire(self._owner, line.purpose, wanted, _LONG_POLL_S)
             except DeviceError as error:
-                await self._recover(error)
+                await self._recover(error, line)
                 continue
+            self._unreachable_since = None
             for grant in grants:
                 self._hand_over(grant, line)
 
@@ -200,15 +202,23 @@ class ManagedDevicePool:
             self._give_back(place.result())
         place.cancel()
 
-    async def _recover(self, error: DeviceError) -> None:
-        """Configures the new manager after the loss of the old one. Episodes continue to wait under their own
-        deadlines."""
+    async def _recover(self, error: DeviceError, line: _WaitQueue) -> None:
+        """Configures the new manager after the loss of the old one.
+
+        Episodes that wait fail with the reason once no manager was reached for ``boot_timeout_s``.
+        """
         logger.warning("the device manager does not answer, trying again: %s", error)
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         try:
             await self._manager.configure(self._host_settings())
         except DeviceError as still:
             logger.warning("the device manager is still unreachable: %s", still)
+            now, limit_s = asyncio.get_running_loop().time(), self._settings.boot_timeout_s
+            if self._unreachable_since is None:
+                self._unreachable_since = now
+            if now - self._unreachable_since >= limit_s:
+                self._unreachable_since = None
+                line.fail(f"the device manager was unreachable for {limit_s:g} s: {still.message}")
 
     # ---- leases ------------------------------------------------------------------------------------------------------
 
@@ -306,6 +316,11 @@ class _WaitQueue:
                 return place
             self._left_early -= 1
         return None
+
+    def fail(self, reason: str) -> None:
+        """Fails all waiting futures with a ``DeviceError``."""
+        while (place := self.first()) is not None:
+            place.set_exception(DeviceError(reason))
 
     def _note_who_leaves(self, place: asyncio.Future[LeasedDevice]) -> None:
         self._left_early += place.cancelled()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
+from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager, Grant
 from slime_plugins.rollout_buffer.devices.fair_share import Claimant, Purpose
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.lease_table import LeaseTable
@@ -234,6 +234,36 @@ async def test_a_manager_that_dies_while_a_runner_starts_costs_time_and_not_the_
     await pool.start()
     assert manager.configured == 3
     await pool.close()
+
+
+@in_virtual_time
+async def test_an_episode_fails_with_the_reason_once_no_manager_was_reached_for_the_time_of_a_boot() -> None:
+    class Lost(DeviceManager):
+        gone = False
+
+        async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
+            if self.gone:
+                raise DeviceError("the Ray cluster cannot be used: WrongClusterID")
+            await super().configure(settings, new_start=new_start)
+
+        async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
+            if self.gone:
+                raise device_died("the manager is gone")
+            return await super().acquire(owner, purpose, wanted, wait_s)
+
+    loop = asyncio.get_running_loop()
+    manager = Lost(functools.partial(launched, FakeWorker), clock=loop.time)
+    pool = ManagedDevicePool(manager, settings(boot_timeout_s=120), owner="job")
+    await pool.start()
+    manager.gone, began = True, loop.time()
+    with pytest.raises(DeviceError, match="unreachable for 120 s: the Ray cluster cannot be used: WrongClusterID"):
+        await pool.acquire()
+    assert 120 <= loop.time() - began < 130
+    manager.gone = False
+    async with await pool.acquire():
+        pass
+    await pool.close()
+    await manager.close()
 
 
 async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_manager_that_is_gone() -> None:

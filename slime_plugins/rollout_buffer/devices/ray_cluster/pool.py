@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -43,6 +45,9 @@ _IMPORT_ROOT = Path(__file__).resolve().parents[4]
 _HEAD_NODE = "node:__internal_head__"
 _WATCH = "watch"
 _CALL_TIMEOUT_S = 60.0
+_NODES_JOIN_S = 60.0
+"""Time after the start of a manager, and so of a head, within which a missing node may still join."""
+_NODES_POLL_S = 1.0
 
 
 class RayDevicePool(ManagedDevicePool):
@@ -103,13 +108,22 @@ class _RemoteDeviceManager:
             await asyncio.to_thread(_import_ray().shutdown)
 
     def _connect(self) -> None:
-        """Joins the cluster and finds or starts the manager. Blocks; run it in a thread."""
+        """Joins the cluster and finds or starts the manager. Blocks; run it in a thread.
+
+        A head that was restarted is another cluster: after a failure this process leaves, and the next call joins again.
+        """
         ray = _import_ray()
         with _ray_errors(ray, self._ray_address):
             if not ray.is_initialized():
                 _join_cluster(ray, self._ray_address)
                 self._connected_here = True
-            self._actor = _find_manager(ray, self._farm)
+            try:
+                self._actor = _find_manager(ray, self._farm)
+            except Exception:
+                if self._connected_here:  # otherwise the trainer's own connection, which is not ours to close
+                    self._connected_here = False
+                    ray.shutdown()
+                raise
 
 
 class _RemoteDevice:
@@ -239,7 +253,8 @@ class _DeviceManagerActor(DeviceManager):
 
     def __init__(self, farm: str) -> None:
         _end_workers_of_an_earlier_life(farm)
-        super().__init__(_RemoteWorker, name=_name_in(farm, "ray"))
+        launch = functools.partial(_RemoteWorker, time.monotonic() + _NODES_JOIN_S)
+        super().__init__(launch, name=_name_in(farm, "ray"))
 
 
 class _WorkerActor(DeviceWorker):
@@ -252,9 +267,13 @@ class _WorkerActor(DeviceWorker):
 
 
 class _RemoteWorker:
-    """The manager's handle on one device worker: ``Worker`` by Ray."""
+    """The manager's handle on one device worker: ``Worker`` by Ray.
 
-    def __init__(self, settings: DevicePoolSettings, index: int, workers_before: int) -> None:
+    Until ``nodes_join_until`` on the monotonic clock, nodes of a new cluster may still join.
+    """
+
+    def __init__(self, nodes_join_until: float, settings: DevicePoolSettings, index: int, workers_before: int) -> None:
+        self._nodes_join_until = nodes_join_until
         resources = settings.resources_per_worker
         self._wanted = resources.as_ray_names_them()
         self._place_within_s = settings.boot_timeout_s / 2  # so that its message comes before the boot timeout
@@ -287,10 +306,11 @@ class _RemoteWorker:
         return place
 
     async def _placed(self) -> str:
-        """Returns where the actor runs; fails at once if no node can ever hold it."""
-        why_not = why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes))
-        if why_not:
-            raise misconfigured(why_not)
+        """Returns where the actor runs; fails if no node can ever hold it."""
+        while why_not := why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes)):
+            if time.monotonic() >= self._nodes_join_until:
+                raise misconfigured(why_not)
+            await asyncio.sleep(_NODES_POLL_S)
         try:
             async with asyncio.timeout(self._place_within_s):
                 return cast("str", await _ask(self._actor.place))
