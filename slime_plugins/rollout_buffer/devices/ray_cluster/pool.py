@@ -110,7 +110,7 @@ class _RemoteDeviceManager:
     def _connect(self) -> None:
         """Joins the cluster and finds or starts the manager. Blocks; run it in a thread.
 
-        A head that was restarted is another cluster: after a failure this process leaves, and the next call joins again.
+        A restarted head is another cluster: after a failure this process leaves, and the next call joins again.
         """
         ray = _import_ray()
         with _ray_errors(ray, self._ray_address):
