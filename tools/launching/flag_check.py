@@ -1,30 +1,37 @@
-"""Lists a training's arguments that slime's parsers would ignore. Run where slime and Megatron can be imported.
+"""Lists a training's arguments that slime's parsers ignore or that agent rollouts refuse; imports slime and Megatron.
 
     PYTHONPATH=SLIME:MEGATRON python tools/launching/flag_check.py < arguments.json
 
 slime tells Megatron's parser to ignore unknown flags, because SGLang's arguments have their own parser. So a renamed or
-misspelt flag has no effect and no message. This program lets slime parse the arguments and prints flags that no parser
-accepts, as a JSON list. A value that a parser refuses ends the program with the parser's message.
+misspelt flag has no effect and no message. This program lets slime parse the arguments and prints a JSON object:
+``unknown``, the flags that no parser accepts, and ``refused``, why the rollout function would stop before its first
+episode, when the GPUs are loaded. A value that a parser refuses ends the program with the parser's message.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 KNOWN_BY_THE_LAST_PARSER = "--hf-checkpoint"
+CHECKS = "slime.rollout.agent_rollout_argument_checks"
 
 
 class _ParsedError(BaseException):
-    """Stops slime after its last parser."""
+    """Stops slime after its last parser, with what was parsed."""
+
+    def __init__(self, parsed: argparse.Namespace) -> None:
+        super().__init__()
+        self.parsed = parsed
 
 
-def unknown_flags(arguments: Sequence[str]) -> list[str]:
-    """Returns the flags that no parser of slime accepts.
+def findings(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the flags that no parser of slime accepts, and the reasons of ``check_arguments``.
 
     Raises:
         ImportError: slime, Megatron or SGLang cannot be imported.
@@ -37,22 +44,41 @@ def unknown_flags(arguments: Sequence[str]) -> list[str]:
         namespace, rest = parse(parser, *given, **named)
         left.append(rest)
         if KNOWN_BY_THE_LAST_PARSER in parser._option_string_actions:
-            raise _ParsedError
+            raise _ParsedError(namespace)
         return namespace, rest
 
     module = importlib.import_module("slime.utils.arguments")
     sys.argv = ["train.py", *arguments]
     argparse.ArgumentParser.parse_known_args = listening  # type: ignore[assignment,method-assign]  # records flags
+    refused: list[str] = []
     try:
         module.parse_args()
-    except _ParsedError:
-        pass
+    except _ParsedError as stopped:
+        refused = refusals(stopped.parsed)
     finally:
         argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
     taken_by_none = set.intersection(*(set(rest) for rest in left)) if left else set()
-    return [word for word in arguments if word.startswith("--") and word in taken_by_none]
+    unknown = [word for word in arguments if word.startswith("--") and word in taken_by_none]
+    return {"unknown": unknown, "refused": refused}
+
+
+def refusals(args: argparse.Namespace) -> list[str]:
+    """Returns why agent rollouts refuse these arguments, with the keys of ``--custom-config-path`` set over them."""
+    if importlib.util.find_spec(CHECKS) is None:  # a checkout without the overlay
+        return []
+    if path := getattr(args, "custom_config_path", None):
+        yaml = importlib.import_module("yaml")
+        with open(path, encoding="utf-8") as file:
+            vars(args).update(yaml.safe_load(file) or {})
+    errors = importlib.import_module("slime_plugins.rollout_buffer.errors")
+    try:
+        importlib.import_module(CHECKS).check_arguments(args)
+    except errors.ConfigError as error:
+        reasons: list[str] = error.detail["reasons"]
+        return reasons
+    return []
 
 
 if __name__ == "__main__":
-    found = unknown_flags(json.load(sys.stdin))
+    found = findings(json.load(sys.stdin))
     sys.stdout.write(json.dumps(found) + "\n")

@@ -259,7 +259,7 @@ def _farm(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
-    """Lets slime's own parsers parse the arguments: unknown flags would be ignored silently."""
+    """Lets slime's own parsers parse the arguments: unknown flags are ignored silently, refused ones said very late."""
     words = [*train_arguments(settings), *extra]
     path = f"{settings.slime}:{settings.megatron}"
     done = subprocess.run(
@@ -275,9 +275,10 @@ def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         yield f"slime's parsers cannot read the arguments in {sys.executable} ({last}): run this in slime's environment"
         return
-    unknown = json.loads(done.stdout.splitlines()[-1])
-    if unknown:
-        yield f"this slime ignores the unknown flags {', '.join(unknown)}: remove or correct them"
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["unknown"]:
+        yield f"this slime ignores the unknown flags {', '.join(found['unknown'])}: remove or correct them"
+    yield from found["refused"]
 
 
 def _overrides(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:

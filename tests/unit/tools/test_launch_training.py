@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -23,6 +24,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tools.launch_training import main
 from tools.launching.execution import run
+from tools.launching.flag_check import refusals
 from tools.launching.models import VISION_MODELS, Kind, LaunchError
 from tools.launching.preconditions import missing
 from tools.launching.settings import VARIABLES, LaunchSettings, misspelt, read_settings
@@ -456,7 +458,7 @@ def ready(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
     (programs / "nvidia-smi").write_text("#!/bin/sh\nfor gpu in 1 2 3 4 5 6 7 8; do echo 3; done\n")
     (programs / "nvidia-smi").chmod(0o755)
     check = tmp_path / "flag_check.py"
-    check.write_text("print('[]')\n")
+    check.write_text("""print('{"unknown": [], "refused": []}')\n""")
     monkeypatch.setattr("tools.launching.preconditions.FLAG_CHECK", check)
     monkeypatch.setattr("tools.launching.preconditions.RAY_DASHBOARD", ("127.0.0.1", free_port()))
     shutil.copytree(DEMO_TOKENIZER_PATH, model)
@@ -631,7 +633,11 @@ def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ("print('[\"--old-flag\"]')", "this slime ignores the unknown flags --old-flag"),
+        (
+            """print('{"unknown": ["--old-flag"], "refused": []}')""",
+            "this slime ignores the unknown flags --old-flag",
+        ),
+        ("""print('{"unknown": [], "refused": ["--log-passrate: leave it out"]}')""", "--log-passrate: leave it out"),
         ("raise ImportError('no megatron')", "cannot read the arguments in .*no megatron.*slime's environment"),
     ],
 )
@@ -641,6 +647,16 @@ def test_arguments_that_slime_would_pass_over_are_refused(
     (tmp_path / "flag_check.py").write_text(answer + "\n")
 
     assert says(missing(ready, ["--old-flag"]), words)
+
+
+def test_what_the_rollout_function_refuses_is_known_before_anything_starts(tmp_path: Path) -> None:
+    """The keys of the YAML file count as slime sets them: over the flags."""
+    file = tmp_path / "more.yaml"
+    file.write_text("log_passrate: true\n")
+    parsed = {"rollout_batch_size": 2, "n_samples_per_prompt": 4, "global_batch_size": 8}
+
+    assert refusals(Namespace(**parsed, custom_config_path=None)) == []
+    assert says(refusals(Namespace(**parsed, custom_config_path=str(file))), "--log-passrate")
 
 
 @pytest.mark.usefixtures("hurried")
@@ -840,7 +856,7 @@ def unknown_to_slime(arguments: list[str], folder: Path) -> set[str]:
         check=False,
     )
     assert asked.returncode == 0, asked.stderr[-3000:]
-    return set(json.loads(asked.stdout.splitlines()[-1]))
+    return set(json.loads(asked.stdout.splitlines()[-1])["unknown"])
 
 
 def unknown_to_slime_itself(arguments: list[str]) -> set[str]:
