@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator import base_setup
@@ -385,6 +386,25 @@ def test_a_screen_is_as_large_as_the_virtual_devices_file_says_or_the_device_doe
             with pytest.raises(DeviceError, match=refusal):
                 host.start()
     assert "wm size reset" in (tmp_path / "adb_log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal", "is_final"),
+    [
+        ("error: device unauthorized.", "adb may not use the emulator; adb shell: error: device unauthorized", True),
+        ("error: device offline", "adb finds the emulator offline; adb shell: error: device offline", False),
+    ],
+)
+def test_an_emulator_that_adb_refuses_fails_early_in_adbs_words(
+    settings: AndroidWorldSettings, said: str, refusal: str, is_final: bool
+) -> None:
+    Path(settings.adb_path).write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    patient = settings.model_copy(update={"boot_timeout_s": 12})
+    began = time.monotonic()
+    with closing(EmulatorProcess(patient, 4)) as host, pytest.raises(DeviceError, match=refusal) as caught:
+        host.start()
+    assert time.monotonic() - began < 8
+    assert is_misconfigured(caught.value) is is_final
 
 
 # ---- setting the base device up --------------------------------------------------------------------------------------

@@ -66,6 +66,14 @@ def test_a_base_that_was_booted_and_stopped_is_cloned_without_its_locks(home: Pa
     ]
 
 
+def test_a_process_that_started_after_the_lock_was_written_is_not_the_one_that_runs_the_base(home: Path) -> None:
+    lock = home / "Base.avd" / "hardware-qemu.ini.lock"
+    lock.write_text(f"{os.getpid()}")
+    assert running_emulator(home / "Base.avd") == os.getpid()
+    os.utime(lock, (0, 0))
+    assert running_emulator(home / "Base.avd") is None
+
+
 # ---- disks on disks --------------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,7 @@ _PID_FILE = "hardware-qemu.ini.lock"
 _PART = ".rollout_buffer_part"
 _TEXT_FILES = ("config.ini", "hardware-qemu.ini")
 _MIN_COPY_S = 60.0
+_CLOCK_TOLERANCE_S = 60.0
 _TURN_POLL_S = 0.2
 _SET_PARENT_DEATH_SIGNAL = 1
 _CLONE_RANGE = 0x40049409  # FICLONE
@@ -89,17 +90,25 @@ def running_emulator(avd: Path) -> int | None:
     """Returns the process that runs the virtual device in this folder, or None.
 
     Lock files alone are no evidence: an emulator that was stopped leaves some behind. The process named in one of them
-    must be alive.
+    must be alive and have started before the file was written: a restarted container gives the same id to another one.
     """
     try:
         written = (avd / _PID_FILE).read_bytes().strip(b"\0 \r\n\t")
         pid = int(written)
         os.kill(pid, 0)
+        if _age_s(pid) + _CLOCK_TOLERANCE_S < time.time() - (avd / _PID_FILE).stat().st_mtime:
+            return None
     except PermissionError:  # it is alive and belongs to another user
         return pid
     except (OSError, ValueError, OverflowError):  # no lock file, no process id in it, or no such process
         return None
     return pid if pid > 0 else None
+
+
+def _age_s(pid: int) -> float:
+    """Returns for how long the process has run."""
+    since_boot = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot / os.sysconf("SC_CLK_TCK")
 
 
 def allocated_bytes(avd: Path) -> int:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CHECKOUT, CopyLimits, clone_avd
@@ -43,6 +44,8 @@ _ADB_S = 15.0
 _SHUT_DOWN_S = 60.0
 _SHARE_OF_ANDROID = 0.8
 """Share of ``boot_timeout_s``; the rest is for connecting, and ensures that this timeout fires first."""
+_SHARE_OFFLINE = 0.25
+"""Share of the time for Android's boot after which an emulator that is offline all the time has failed."""
 _WATCHDOG_S = 30.0
 """Time that a watchdog needs in addition to ``stop_timeout_s``: three adb commands of at most 10 s."""
 _LOG_LINES = 5
@@ -182,6 +185,7 @@ class EmulatorProcess:
             lowest_console=settings.base_console_port,
         )
         self._watchdog = self._launch(ports)
+        offline_since = time.monotonic()
         while time.monotonic() < deadline:
             if self._watchdog.poll() is not None:
                 raise DeviceError(f"the emulator exited while it booted{self._evidence()}")
@@ -190,8 +194,12 @@ class EmulatorProcess:
                 self._stand_still()
                 logger.info("device %d is up as %s", self._index, ports.serial)
                 return ports
-            if "unauthorized" in self._adb_refusal:  # waiting does not help
-                raise DeviceError(f"adb may not use the emulator{self._evidence()}")
+            if "unauthorized" in self._adb_refusal:  # neither waiting nor another boot helps
+                raise misconfigured(f"adb may not use the emulator{self._evidence()}")
+            if "offline" not in self._adb_refusal:
+                offline_since = time.monotonic()
+            if time.monotonic() - offline_since > timeout_s * _SHARE_OFFLINE:
+                raise DeviceError(f"adb finds the emulator offline{self._evidence()}")
             time.sleep(_POLL_S)
         raise DeviceError(f"the emulator was not up after {timeout_s:g} s{self._evidence()}")
 
