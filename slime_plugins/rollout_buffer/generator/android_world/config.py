@@ -49,6 +49,7 @@ KEYS_OF_EMULATORS = frozenset(
         "android_avd_home",
         "android_sdk_root",
         "emulator_path",
+        "emulator_flags",
         "adb_path",
     }
 )
@@ -84,6 +85,7 @@ class AndroidWorldSettings(GuiAgentSettings):
     android_avd_home: str = "/root/android/avd/"
     android_sdk_root: str = "/root/android/"
     emulator_path: str = "/root/android/emulator/emulator"
+    emulator_flags: str = "-no-window -no-audio -no-boot-anim -no-metrics -gpu swiftshader_indirect"
     adb_path: str = "/root/android/platform-tools/adb"
 
     @field_validator("base_avd_name_pattern")

@@ -328,12 +328,14 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Androi
 def test_an_emulator_starts_headless_and_cold_on_ports_and_an_adb_server_of_its_own(
     settings: AndroidWorldSettings, tmp_path: Path
 ) -> None:
-    with closing(EmulatorProcess(settings, 4)) as host:
+    flagged = settings.model_copy(update={"emulator_flags": "-no-window -no-audio -gpu host -memory 4096"})
+    with closing(EmulatorProcess(flagged, 4)) as host:
         ports = host.start()
         words, environment = how_it_was_started(tmp_path)
     said = {words[place]: words[place + 1] for place in range(len(words) - 1)}
     assert (said["-avd"], said["-port"], said["-grpc"]) == ("orphan_test_4", str(ports.console), str(ports.grpc))
     assert {"-no-window", "-no-snapshot", "-no-audio"} <= set(words)
+    assert (said["-gpu"], said["-memory"], "-no-metrics" in words) == ("host", "4096", False)
     assert {name: value for name, value in environment.items() if name in KEPT} == {
         "ANDROID_ADB_SERVER_PORT": str(ports.adb_server),
         "ANDROID_AVD_HOME": settings.android_avd_home,

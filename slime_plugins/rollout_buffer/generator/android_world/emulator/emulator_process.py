@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -32,12 +33,6 @@ CHECKOUT_MARK = "ROLLOUT_BUFFER_DEVICE_CHECKOUT"
 """Environment variable: the checkout or installation that started it. ``scripts/cleanup.sh`` stops those of its own."""
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
-_HEADLESS = (
-    *("-no-window", "-no-audio", "-no-boot-anim", "-no-metrics"),
-    *("-gpu", "swiftshader_indirect"),
-    # Snapshots are neither read nor written: every boot is a cold boot of the clone.
-    "-no-snapshot",
-)
 _ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
 _POLL_S = 0.5
 _ADB_S = 15.0
@@ -207,7 +202,9 @@ class EmulatorProcess:
         settings = self._settings
         command = [
             *(str(Path(settings.emulator_path).expanduser()), "-avd", self._avd_name),
-            *("-port", str(ports.console), "-grpc", str(ports.grpc), *_HEADLESS),
+            *("-port", str(ports.console), "-grpc", str(ports.grpc)),
+            *shlex.split(settings.emulator_flags),
+            "-no-snapshot",  # every boot is a cold boot of the clone
         ]
         watched = [
             *(sys.executable, "-S", str(_WATCHDOG), str(records_folder()), self._avd_name),
