@@ -13,13 +13,13 @@ Servers, runners and the supervisor each have their own ``Buffer`` on the same s
 
 from __future__ import annotations
 
-if (
-    __name__ == "__main__"
-):  # ``python buffer.py``, as slime's users start it: serves, from where ``types.py`` hides nothing
+# ``python buffer.py``, as slime's users start it, serves. ``types.py`` beside it must not hide Python's own module:
+# neither the script's folder nor the working directory may be on the path of the server's processes.
+if __name__ == "__main__":
     import os
     import sys
 
-    os.environ["PYTHONPATH"] = os.path.abspath(__file__).rsplit(os.sep, 3)[0]
+    os.environ.update(PYTHONPATH=os.path.abspath(__file__).rsplit(os.sep, 3)[0], PYTHONSAFEPATH="1")
     os.execv(sys.executable, [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *sys.argv[1:]])
 
 import functools

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -390,3 +391,9 @@ def test_slimes_own_way_to_start_serves(tmp_path: Path) -> None:
     done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{file} is a file" in done.stderr
+
+    # in an environment without *.pth files, which may import Python's own types before types.py is on the path
+    venv.create(tmp_path / "bare", symlinks=True)
+    program[0] = str(tmp_path / "bare" / "bin" / "python")
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert "circular import" not in done.stderr
