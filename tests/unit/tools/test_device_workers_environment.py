@@ -49,3 +49,14 @@ def test_the_base_device_is_set_up_with_an_environment_that_is_there(tmp_path: P
     done = subprocess.run([script, str(tmp_path / "some")], capture_output=True, text=True, check=False)
     *_, module = done.stdout.split()
     assert importlib.util.find_spec(module) is not None
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\ncase "$*" in *android_world.registry*) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    done = run("--check", str(tmp_path))
+    assert done.returncode == 1
+    assert "echo 'setuptools<81' > constraint.txt && PIP_CONSTRAINT=$PWD/constraint.txt" in done.stdout
+    assert f"{python} -m pip install --no-deps ." in done.stdout
