@@ -5,6 +5,7 @@ Needs Chromium and playwright, else it is skipped: ``ROLLOUT_BUFFER_CHROMIUM`` n
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -274,6 +275,69 @@ def test_the_player_draws_what_was_done_and_steps_with_keys(visit: Callable[...,
     page.get_by_role("button", name="Play").click()
     current(page, 3).wait_for()
     assert "success 1.00 × step scale 0.700" in page.locator(".sum-line").inner_text()
+    here.check()
+
+
+FIRST_DIFFERENCES = """async () => {
+  const { firstDifference, readEpisode } = await import("/dashboard/episode.js");
+  const called = (b) => ({ name: "add", arguments: `{"b": ${b}}` });
+  const call = (id, b) => ({ role: "assistant", content: "", tool_calls: [{ id, function: called(b) }] });
+  const user = (content) => ({ role: "user", content });
+  const shot = (hash) => user([{ type: "image_url", image_url: { url: `sha256:${hash.repeat(64)}` } }]);
+  const of = (...messages) => readEpisode({ messages });
+  const where = (one, other) => {
+    const found = firstDifference(of(...one), of(...other));
+    return found && [found.turn, found.where, found.at];
+  };
+  return [
+    where([user("q"), call("x", 1)], [user("q"), call("y", 1)]),
+    where([user("q"), call("x", 1)], [user("q"), call("y", 2)])?.slice(0, 2),
+    where([shot("a"), call("x", 1)], [shot("b"), call("x", 1)])?.slice(0, 2),
+    where([user("q"), call("x", 1), user("same"), call("z", 1)], [user("q"), call("x", 1)]),
+    where([user("q"), { role: "assistant", content: "abc" }], [user("q"), { role: "assistant", content: "abd" }]),
+  ];
+}"""
+
+
+def test_two_members_are_compared_from_their_first_difference_on(visit: Callable[..., Visit], site: Site) -> None:
+    for uid, end, reward in (("c0", "success", 1.0), ("c1", "failure", 0.0)):
+        body = episode(uid, "later-57", reward)
+        body["messages"][-1] = reply(action="terminate", status=end)
+        site.post("/buffer/write", {"job_id": JOB, **body})
+    here = visit(390, 844)
+    page = here.open("jobs", JOB, "trajectories", "c1")
+    assert page.evaluate(FIRST_DIFFERENCES) == [None, [1, "reply"], [1, "seen"], [2, "seen", 0], [1, "reply", 2]]
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Download").click()
+    assert '"uid":"c1"' in saved.value.path().read_text()
+    page.get_by_role("link", name="Compare").click()
+    page.get_by_text("Turn 3: what they replied is the same").wait_for()
+    assert [mark.inner_text().split('"')[0] for mark in page.locator("mark").all()] == ["failure", "success"]
+    assert page.get_by_role("row", name="reward +0.00 +1.00 +1.00", exact=True).count() == 1
+    assert page.get_by_role("row", name="generate, mean per turn 1.5 s 1.5 s 0 s").count() == 1
+    page.get_by_text("The same in both: 2 turns").click()
+    assert page.locator(".versus").count() == 3
+    here.check()
+    page.get_by_role("link", name="later-57").click()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Download").click()
+    lines = saved.value.path().read_text().splitlines()
+    assert [json.loads(line)["uid"] for line in lines] == ["c0", "c1"]
+
+
+def test_two_jobs_are_compared_over_the_time_since_their_start(visit: Callable[..., Visit], site: Site) -> None:
+    other = {"task_type": "external", "job_id": "other", "num_repeat_per_sample": 1, "group_timeout_seconds": 1e6}
+    site.post("/start_rollout", other)
+    site.post("/buffer/write", {"job_id": "other", **episode("o", "one", -1.0)})
+    here = visit(360, 800)
+    page = here.open("jobs", JOB)
+    page.get_by_role("link", name="Compare", exact=True).click()
+    page.get_by_text("Compared with what?").wait_for()
+    page.locator("summary", has_text="Filters").click()
+    page.get_by_label("Compare with").select_option("other")
+    page.locator("#chart-reward canvas").wait_for()
+    assert "other −1.00" in page.locator("#chart-reward .words").inner_text().replace("\n", " ")
+    assert page.get_by_role("row", name="success 100 % 100 % 0 %").count() == 1
     here.check()
 
 

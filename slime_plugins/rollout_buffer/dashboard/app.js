@@ -2,6 +2,7 @@
 
 import { ApiError, Poll, ask, send } from "./api.js";
 import { announce, h } from "./dom.js";
+import { compareJobsView, compareMembersView } from "./view_compare.js";
 import { groupView } from "./view_group.js";
 import { groupsView } from "./view_groups.js";
 import { jobView } from "./view_job.js";
@@ -17,6 +18,8 @@ const ROUTES = [
   [/^jobs\/([^/]+)$/, jobView],
   [/^jobs\/([^/]+)\/groups$/, groupsView],
   [/^jobs\/([^/]+)\/groups\/(\d+)$/, groupView],
+  [/^jobs\/([^/]+)\/groups\/(\d+)\/compare$/, compareMembersView],
+  [/^jobs\/([^/]+)\/compare$/, compareJobsView],
   [/^jobs\/([^/]+)\/trajectories$/, trajectoriesView],
   [/^jobs\/([^/]+)\/trajectories\/([^/]+)$/, trajectoryView],
   [/^jobs\/([^/]+)\/search$/, searchView],

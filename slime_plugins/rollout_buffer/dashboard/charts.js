@@ -127,7 +127,14 @@ export const CHARTS = [
   },
 ];
 
-/** One chart: ``update(columns, widthS, now)`` draws it again, ``end()`` lets it go. */
+/** What a chart draws of the columns of a job: one list of values per line. */
+export function seriesOf(spec, columns, widthS, until) {
+  const windowS = spec.windowS?.(columns, widthS) ?? WINDOW_S;
+  const recent = trailing(columns, { widthS, until, windowS });
+  return spec.lines.map((line) => (line.as ? line.as(recent.columns[line.from], recent.seconds) : recent.columns[line.from]));
+}
+
+/** One chart: ``update(columns, widthS, now)`` and ``draw(data)`` draw it again, ``end()`` lets it go. */
 export function chart(spec) {
   const plot = h("div", { class: "plot", "aria-hidden": "true" });
   const words = h("p", { class: "words" });
@@ -164,9 +171,9 @@ export function chart(spec) {
     title: spec.title,
     hasData: () => data !== null && hasAny(spec, data),
     update(columns, widthS, until) {
-      const windowS = spec.windowS?.(columns, widthS) ?? WINDOW_S;
-      const recent = trailing(columns, { widthS, until, windowS });
-      const fresh = [columns.t, ...spec.lines.map((line) => (line.as ? line.as(recent.columns[line.from], recent.seconds) : recent.columns[line.from]))];
+      this.draw([columns.t, ...seriesOf(spec, columns, widthS, until)]);
+    },
+    draw(fresh) {
       const sameKind = drawn !== null && hasAny(spec, fresh);
       data = fresh;
       if (sameKind) drawn.setData(data);
@@ -190,6 +197,15 @@ const clockSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute:
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
+/** Seconds as hours, minutes and seconds: 1:02:30. */
+function elapsed(seconds) {
+  const two = (value) => String(value).padStart(2, "0");
+  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60];
+  return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(Math.floor(seconds % 60))}`;
+}
+
+const momentOf = (spec, at) => (spec.elapsed ? `after ${elapsed(at)}` : exact.format(new Date(at * 1000)));
+
 /** Times along the axis in 24 hours; where a day begins, the day. */
 function clockTimes(_, splits) {
   const step = splits.length > 1 ? splits[1] - splits[0] : 60;
@@ -209,8 +225,8 @@ function options(spec, width, onCursor) {
     cursor: { points: { size: 7 }, drag: { x: false, y: false } },
     legend: { show: false },
     hooks: { setCursor: [onCursor] },
-    scales: { y: { range: spec.range ?? rangeOf(spec) } },
-    axes: [{ ...axis, space: (_, __, from, to) => (to - from < 240 ? 74 : 40), size: 28, values: clockTimes }, { ...axis, size: 46, space: 30 }],
+    scales: { x: { time: !spec.elapsed }, y: { range: spec.range ?? rangeOf(spec) } },
+    axes: [{ ...axis, space: (_, __, from, to) => (to - from < 240 ? 74 : 40), size: 28, values: spec.elapsed ? (_, splits) => splits.map(elapsed) : clockTimes }, { ...axis, size: 46, space: 30 }],
     series: [
       {},
       ...spec.lines.map((line) => ({
@@ -248,7 +264,7 @@ function inWords(spec, data, index) {
     const values = (index === null ? data[at + 1] : [data[at + 1][index]]).filter((value) => value !== null && value !== undefined);
     return values.length ? h("span", null, h("i", { style: { background: `var(--${line.color})` }, "aria-hidden": "true" }), `${line.name} `, h("b", null, `${number(values.at(-1), spec.digits)}${spec.unit && ` ${spec.unit}`}`)) : null;
   });
-  const when = index === null || data[0][index] === undefined ? h("span", { class: "muted" }, "last") : h("span", { class: "muted" }, exact.format(new Date(data[0][index] * 1000)));
+  const when = index === null || data[0][index] === undefined ? h("span", { class: "muted" }, "last") : h("span", { class: "muted" }, momentOf(spec, data[0][index]));
   return parts.some(Boolean) ? [parts, when] : h("span", { class: "muted" }, "Nothing yet");
 }
 
@@ -261,6 +277,6 @@ function table(spec, data) {
     null,
     h("caption", { class: "unseen" }, `${spec.title}: ${spec.says}, newest first`),
     h("thead", null, h("tr", null, h("th", { scope: "col" }, "from"), spec.lines.map((line) => h("th", { scope: "col", class: "num" }, line.name)))),
-    h("tbody", null, shown.map(([start, ...values]) => h("tr", null, h("th", { scope: "row" }, exact.format(new Date(start * 1000))), values.map((value) => h("td", { class: "num" }, number(value, spec.digits)))))),
+    h("tbody", null, shown.map(([start, ...values]) => h("tr", null, h("th", { scope: "row" }, momentOf(spec, start)), values.map((value) => h("td", { class: "num" }, number(value, spec.digits)))))),
   );
 }

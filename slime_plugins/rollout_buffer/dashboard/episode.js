@@ -32,6 +32,32 @@ export function readEpisode(trajectory) {
   return { prelude, turns, rest: turns.length ? [] : seen };
 }
 
+/** Where two episodes differ first: the turn, from 1, what they saw or replied there, and how far both texts agree; null where nowhere. */
+export function firstDifference(one, other) {
+  const turns = Math.max(one.turns.length, other.turns.length);
+  for (let at = 0; at < turns; at += 1) {
+    for (const [where, read] of [["seen", seenText], ["reply", replyText]]) {
+      const texts = [one, other].map((episode) => (episode.turns[at] ? read(episode.turns[at]) : null));
+      if (texts[0] !== texts[1]) return { turn: at + 1, where, texts, at: commonLength(...texts) };
+    }
+  }
+  return null;
+}
+
+const seenText = (turn) => turn.seen.map((message) => [message.role, textOf(message), ...imagesOf([message])].join("\n")).join("\n");
+
+/** A reply as it was sampled; the ids of its tool calls are drawn anew each time and say nothing. */
+function replyText({ message, text }) {
+  const calls = Array.isArray(message.tool_calls) ? message.tool_calls.map((call) => JSON.stringify(call?.function ?? call)) : [];
+  return [message.reasoning_content, text, ...calls].filter(Boolean).join("\n");
+}
+
+function commonLength(one, other) {
+  let at = 0;
+  while (one !== null && other !== null && at < one.length && at < other.length && one[at] === other[at]) at += 1;
+  return at;
+}
+
 /** What an agent took out of its own context: in which turn, from 1, and the ids of the messages. */
 export function deletionsOf(about) {
   const marks = Array.isArray(about.deletions) ? about.deletions.filter(isObject) : [];

@@ -1,7 +1,7 @@
 // One group: its members side by side, and why it became what it is.
 
 import { ask, path } from "./api.js";
-import { h, scrolling, show } from "./dom.js";
+import { confirmed, h, scrolling, show } from "./dom.js";
 import { answerOf } from "./episode.js";
 import { count, moment, number, percent, reward, short, span } from "./format.js";
 import { callouts, crumbs, fact, jobHref, json, pill, rewardCell, rewardDots, section } from "./parts.js";
@@ -33,7 +33,7 @@ function headOf(jobId, group) {
   const told = group.members.filter((one) => one.success !== null && !one.late);
   return [
     crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Groups", jobHref(jobId, "groups")], [group.instance_id, null]),
-    h("div", { class: "row head" }, h("h1", { class: "id" }, group.instance_id), pill(group.state)),
+    h("div", { class: "row head" }, h("h1", { class: "id" }, group.instance_id), pill(group.state), h("span", { class: "grow" }), group.members.length > 1 && h("a", { class: "button", href: jobHref(jobId, "groups", group.group_index, "compare") }, "Compare two"), group.members.length > 0 && h("button", { type: "button", title: "Its trajectories as they are stored, one a line; screenshots by their hash", onclick: () => download(jobId, group) }, "Download")),
     callouts([{ severity: SEVERITY[group.state], message: group.message, code: group.state }]),
     h(
       "dl",
@@ -45,6 +45,20 @@ function headOf(jobId, group) {
       fact("Took", group.opened_at ? span((group.closed_at ?? Date.now() / 1000) - group.opened_at) : "–", group.closed_at ? `closed ${moment(group.closed_at)}` : "not closed"),
     ),
   ];
+}
+
+/** All members as JSONL, read one after the other. */
+async function download(jobId, group) {
+  const lines = [];
+  try {
+    for (const one of group.members) lines.push(`${(await ask(path(["trajectories", one.uid], { job_id: jobId }))).text}\n`);
+  } catch (error) {
+    await confirmed("That did not work", error.message, "Close");
+    return;
+  }
+  const url = URL.createObjectURL(new Blob(lines, { type: "application/jsonl" }));
+  h("a", { href: url, download: `${group.instance_id}-epoch${group.epoch}.jsonl` }).click();
+  URL.revokeObjectURL(url);
 }
 
 function memberCards(jobId, group, screens) {

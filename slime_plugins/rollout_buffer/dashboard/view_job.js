@@ -79,7 +79,7 @@ export function jobView(stage, jobId) {
   const element = h(
     "div",
     null,
-    jobHead(jobId, "Overview", state, h("span", { class: "grow" }), buttons),
+    jobHead(jobId, "Overview", state, h("span", { class: "grow" }), h("a", { class: "button", href: jobHref(jobId, "compare") }, "Compare"), buttons),
     why,
     trace,
     facts,

@@ -31,7 +31,7 @@ function page(stage, jobId, trajectory) {
   show(verdict, ...verdictOf(trajectory, about, null));
   learnAround(stage, jobId, trajectory, { siblings, verdict, about });
   return [
-    h("div", { class: "row over" }, crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Trajectories", jobHref(jobId, "trajectories")], [trajectory.uid, null]), h("span", { class: "grow" }), siblings),
+    h("div", { class: "row over" }, crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Trajectories", jobHref(jobId, "trajectories")], [trajectory.uid, null]), h("span", { class: "grow" }), siblings, h("a", { class: "button small", href: path(["trajectories", trajectory.uid], { job_id: jobId }), download: `${trajectory.uid}.json`, title: "As it is stored, with its generations; screenshots by their hash" }, "Download")),
     h("div", { class: "row head" }, h("h1", { class: "id" }, trajectory.instance_id), rewardCell(trajectory.reward), pill(trajectory.outcome), trajectory.late && h("span", { class: "pill skipped" }, "late"), facts(jobId, trajectory, about)),
     verdict,
     origin(trajectory, about),
@@ -94,7 +94,7 @@ function links(jobId, one, around, group) {
   const at = members.findIndex((member) => member.uid === one.uid);
   const dots = members.length > 1 && members.map((member) => h("a", { class: `sibling${member.reward > 0 ? " up" : member.reward < 0 ? " down" : ""}`, href: href(member.uid), "aria-current": member.uid === one.uid ? "true" : null, title: `slot ${member.slot}: ${reward(member.reward)}` }, reward(member.reward, 1)));
   return [
-    members.length > 1 && at >= 0 && [to(members[at - 1]?.uid, "‹", "prev", "Previous sibling, key ["), h("span", { class: "siblings", role: "group", "aria-label": "Siblings of its group" }, dots.slice(0, 16), dots.length > 16 && h("small", { class: "muted" }, `+${dots.length - 16}`)), to(members[at + 1]?.uid, "›", "next", "Next sibling, key ]")],
+    members.length > 1 && at >= 0 && [to(members[at - 1]?.uid, "‹", "prev", "Previous sibling, key ["), h("span", { class: "siblings", role: "group", "aria-label": "Siblings of its group" }, dots.slice(0, 16), dots.length > 16 && h("small", { class: "muted" }, `+${dots.length - 16}`)), to(members[at + 1]?.uid, "›", "next", "Next sibling, key ]"), h("a", { class: "button small", href: `${jobHref(jobId, "groups", one.group_index, "compare")}?${new URLSearchParams({ a: one.uid })}` }, "Compare")],
     h("span", { class: "divider", "aria-hidden": "true" }),
     to(around.newer, "Newer episode", null, "The episode that was written next"),
     to(around.older, "Older episode", null, "The episode that was written before"),
