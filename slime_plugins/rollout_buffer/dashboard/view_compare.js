@@ -110,7 +110,7 @@ function turnsOf(episodes, hrefs, pair) {
 }
 
 function differenceInWords(first) {
-  if (first === null) return h("p", null, "Every message and reply is the same.");
+  if (first === null) return h("p", null, "All turns are the same; system prompts are not compared, nor what came after the last reply.");
   const { turn, where, texts, at } = first;
   const from = Math.max(0, at - 40);
   const quote = (text) => (text === null ? h("i", null, "has no such turn") : [short(text.slice(from, at), 60), h("mark", null, short(text.slice(at, at + 160), 120) || "ends here")]);
