@@ -42,6 +42,8 @@ Message = Mapping[str, Any]
 IdsAndMask = tuple[list[int], list[int]]
 MaskMethod = Callable[["MultiTurnLossMaskGenerator", Sequence[Message], Sequence[Any] | None], IdsAndMask]
 
+DEEPSEEK_MARKER = "<｜Assistant｜>"
+"""The token by which slime knows a distilled DeepSeek."""
 BUILT_IN_TYPES = ("qwen", "qwen3", "qwen3_5", "gemma4", "distill_qwen")
 _registered: dict[str, MaskMethod] = {}
 
@@ -146,7 +148,7 @@ class MultiTurnLossMaskGenerator:
     def get_loss_mask(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> IdsAndMask:
         """Returns ``(token_ids, loss_mask)``, two lists of equal length.
 
-        The reasoning of the last message is among them also where the template drops it: the policy sampled it.
+        The reasoning of the last message is among them also where the template of a distilled DeepSeek drops it.
         A message with a ``step_loss_mask`` other than 1 is not trained; its ids do not change. Undecided tokens are 0;
         ``mask_conversation`` returns them with the reason. Messages are not changed.
         """
@@ -431,8 +433,12 @@ class MultiTurnLossMaskGenerator:
     def _with_last_reasoning_kept(
         self, masked: MaskedConversation, messages: Sequence[Message], tools: Sequence[Any] | None
     ) -> IdsAndMask:
-        """Returns ids and mask; where the template drops the last message's reasoning, as the engine had sampled it."""
-        if Undecided(UndecidedReason.DROPPED_REASONING, len(messages) - 1) not in masked.undecided:
+        """Returns ids and mask; those of a distilled DeepSeek with the last message's reasoning, as it was sampled.
+
+        Its template drops reasoning even while the model continues a conversation. slime's class trains it, too.
+        """
+        dropped = Undecided(UndecidedReason.DROPPED_REASONING, len(messages) - 1) in masked.undecided
+        if not dropped or DEEPSEEK_MARKER not in self._added_tokens:
             return masked.token_ids, masked.loss_mask
 
         rebuilt = self.rebuild_conversation(messages, tools)

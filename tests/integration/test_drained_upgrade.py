@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,6 +64,6 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
     store.close()
 
 
-def kept_of(described: dict[str, Any]) -> dict[str, Any]:
+def kept_of(described: Mapping[str, object]) -> dict[str, object]:
     """What of a job no restart may change."""
     return {name: described[name] for name in ("state", "slots", "attempts", "outcomes")}

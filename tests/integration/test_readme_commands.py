@@ -86,7 +86,7 @@ def test_the_job_of_the_operations_page_plays_from_its_two_files(
         command = [sys.executable, "-m", "slime_plugins.rollout_buffer", *line.split()[1:], "--url", buffer.url]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
-    assert "first starts" in typed(start)
+    assert "first: started" in typed(start)
     wait_until(lambda: buffer.client.job("first")["state"] in ("finished", "failed"), 60, "end of the job")
     assert "finished" in typed(status)
     assert len(re.findall(r"\bfirst\b", typed(trajectories))) == 8
