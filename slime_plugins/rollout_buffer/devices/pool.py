@@ -1,6 +1,7 @@
 """The runner's side of a device pool: waits for devices, renews leases, returns devices.
 
-Independent of the number of waiting episodes, the manager gets one request and one renewal of this runner at a time.
+Independent of the number of waiting episodes, the manager has at most one request of this runner for each purpose, and
+one renewal, at any time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _LONG_POLL_S = 20.0
 _PAUSE_AFTER_ERROR_S = 1.0
-_GOODBYE_TIMEOUT_S = 10.0
+_RELEASE_TIMEOUT_S = 10.0
 
 
 class DevicePool(Protocol):
@@ -37,7 +38,8 @@ class DevicePool(Protocol):
         ...
 
     async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
-        """Returns the next free device, first come, first served within a purpose. Leaving its context returns it.
+        """Returns the next free device, first come, first served within a purpose; a context manager that
+        returns the device at its end.
 
         Raises:
             DeviceError: none became free within ``acquire_timeout_s``.
@@ -49,7 +51,8 @@ class DevicePool(Protocol):
         ...
 
     async def snapshot(self) -> dict[str, Any]:
-        """Returns the pool's state: ``pool``, ``may_be_lent``, waiting runners, and ``devices`` as in ``counters``."""
+        """Returns the pool's state: ``pool``, ``may_be_lent``, waiting runners, ``episodes_waiting`` by purpose, and
+        ``devices`` as in ``counters``."""
         ...
 
     async def close(self) -> None:
@@ -86,22 +89,22 @@ class ManagedDevicePool:
         self._manager = manager
         self._settings = settings
         self._owner = f"{owner}-{uuid.uuid4().hex[:8]}"
-        self._lines = {purpose: _WaitQueue(purpose) for purpose in Purpose}
+        self._queues = {purpose: _WaitQueue(purpose) for purpose in Purpose}
         self._held: dict[int, LeasedDevice] = {}
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
-        self._farewells: set[asyncio.Task[None]] = set()
-        self._unreachable_since: float | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+        self._unreachable_since: dict[Purpose, float] = {}
 
     async def start(self) -> None:
         why_not = await self._until_ready()
         if why_not:
             raise DeviceError(f"no device came up: {why_not}")
-        self._background = [asyncio.create_task(self._hand_out(line)) for line in self._lines.values()]
+        self._background = [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
         self._background.append(asyncio.create_task(self._keep_leases()))
 
     async def _until_ready(self) -> str:
-        """Returns "" once a device can be used, or the reason why none can. Survives a restart of the manager.
+        """Returns "" once a device can be used, or the reason why none can. Continues after a restart of the manager.
 
         The timeout counts only while nothing changes: a pool that continues to boot devices is waited for.
         """
@@ -110,7 +113,7 @@ class ManagedDevicePool:
         seen, new_start = -1, True
         while True:
             try:
-                await self._manager.configure(self._host_settings(), new_start=new_start)
+                await self._manager.configure(self._settings_for_manager(), new_start=new_start)
                 new_start = False
                 why_not = await self._manager.ready(min(max(deadline - now(), 0.0), _LONG_POLL_S))
                 farm = await self._manager.snapshot() if why_not else {}
@@ -131,7 +134,7 @@ class ManagedDevicePool:
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
-        place = self._lines[purpose].join()
+        place = self._queues[purpose].join()
         try:
             async with asyncio.timeout(self._settings.acquire_timeout_s):
                 return await place
@@ -150,7 +153,7 @@ class ManagedDevicePool:
         return devices
 
     async def snapshot(self) -> dict[str, Any]:
-        waiting = {line.purpose.value: line.count() for line in self._lines.values()}
+        waiting = {line.purpose.value: line.count() for line in self._queues.values()}
         return await self._manager.snapshot() | {"episodes_waiting": waiting}
 
     async def close(self) -> None:
@@ -160,15 +163,15 @@ class ManagedDevicePool:
         started, self._background = bool(self._background), []
         for held in list(self._held.values()):
             self._give_back(held)
-        if self._farewells:
-            await asyncio.wait(self._farewells, timeout=_GOODBYE_TIMEOUT_S)
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=_RELEASE_TIMEOUT_S)
         if started:
             await self._leave()
         await self._manager.close()
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
-    async def _hand_out(self, line: _WaitQueue) -> None:
+    async def _request_devices(self, line: _WaitQueue) -> None:
         """Requests as many devices as episodes wait for, in a loop."""
         while True:
             wanted = await line.wait_for_waiters()
@@ -177,11 +180,11 @@ class ManagedDevicePool:
             except DeviceError as error:
                 await self._recover(error, line)
                 continue
-            self._unreachable_since = None
+            self._unreachable_since.pop(line.purpose, None)
             for grant in grants:
-                self._hand_over(grant, line)
+                self._assign(grant, line)
 
-    def _hand_over(self, grant: Grant, line: _WaitQueue) -> None:
+    def _assign(self, grant: Grant, line: _WaitQueue) -> None:
         held = LeasedDevice(
             lease_id=grant.lease_id,
             device_id=grant.device_id,
@@ -198,7 +201,7 @@ class ManagedDevicePool:
             place.set_result(held)
 
     def _return_unclaimed(self, place: asyncio.Future[LeasedDevice]) -> None:
-        if place.done() and not place.cancelled():
+        if place.done() and not place.cancelled() and place.exception() is None:
             self._give_back(place.result())
         place.cancel()
 
@@ -210,20 +213,18 @@ class ManagedDevicePool:
         logger.warning("the device manager does not answer, trying again: %s", error)
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         try:
-            await self._manager.configure(self._host_settings())
+            await self._manager.configure(self._settings_for_manager())
         except DeviceError as still:
             logger.warning("the device manager is still unreachable: %s", still)
             now, limit_s = asyncio.get_running_loop().time(), self._settings.boot_timeout_s
-            if self._unreachable_since is None:
-                self._unreachable_since = now
-            if now - self._unreachable_since >= limit_s:
-                self._unreachable_since = None
+            if now - self._unreachable_since.setdefault(line.purpose, now) >= limit_s:
+                del self._unreachable_since[line.purpose]
                 line.fail(f"the device manager was unreachable for {limit_s:g} s: {still.message}")
 
     # ---- leases ------------------------------------------------------------------------------------------------------
 
     async def _keep_leases(self) -> None:
-        """Renews leases three times per lease time, in a loop; marks lost ones."""
+        """Renews leases three times per lease time, in a loop; marks leases that the manager no longer knows."""
         while True:
             await asyncio.sleep(self._settings.lease_timeout_s / 3)
             try:
@@ -246,7 +247,7 @@ class ManagedDevicePool:
     async def _leave(self) -> None:
         """Cancels pending requests: a device granted to a runner that is gone would idle until its lease expires."""
         try:
-            async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
+            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
                 await self._manager.leave(self._owner)
         except (DeviceError, TimeoutError) as error:
             logger.warning(
@@ -254,19 +255,19 @@ class ManagedDevicePool:
                 error,
             )
 
-    def _send_in_background(self, farewell: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(farewell)
-        self._farewells.add(task)
+    def _send_in_background(self, release: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(release)
+        self._releases.add(task)
         task.add_done_callback(self._log_failure)
 
     def _log_failure(self, task: asyncio.Task[None]) -> None:
-        self._farewells.discard(task)
+        self._releases.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.warning(
                 "a device could not be returned; it becomes free when its lease expires: %s", task.exception()
             )
 
-    def _host_settings(self) -> dict[str, Any]:
+    def _settings_for_manager(self) -> dict[str, Any]:
         return self._settings.model_dump(mode="json")
 
 
@@ -288,21 +289,21 @@ class _WaitQueue:
         self.purpose = purpose
         self._places: deque[asyncio.Future[LeasedDevice]] = deque()
         self._left_early = 0
-        self._somebody = asyncio.Event()
+        self._has_waiters = asyncio.Event()
 
     def join(self) -> asyncio.Future[LeasedDevice]:
         """Returns a future at the end of the queue; cancelling it leaves the queue."""
         place: asyncio.Future[LeasedDevice] = asyncio.get_running_loop().create_future()
-        place.add_done_callback(self._note_who_leaves)
+        place.add_done_callback(self._count_cancelled)
         self._places.append(place)
-        self._somebody.set()
+        self._has_waiters.set()
         return place
 
     async def wait_for_waiters(self) -> int:
         """Waits until an episode waits; returns the number of waiting ones."""
         while not self.count():
-            self._somebody.clear()
-            await self._somebody.wait()
+            self._has_waiters.clear()
+            await self._has_waiters.wait()
         return self.count()
 
     def count(self) -> int:
@@ -322,5 +323,5 @@ class _WaitQueue:
         while (place := self.first()) is not None:
             place.set_exception(DeviceError(reason))
 
-    def _note_who_leaves(self, place: asyncio.Future[LeasedDevice]) -> None:
+    def _count_cancelled(self, place: asyncio.Future[LeasedDevice]) -> None:
         self._left_early += place.cancelled()

@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.observability.tracing import Attributes, Trace
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
-from slime_plugins.rollout_buffer.runner.attempt_limit import AttemptLimit, end_task
+from slime_plugins.rollout_buffer.runner.attempt_timeout import AttemptTimeout, end_task
 from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch
 from slime_plugins.rollout_buffer.runner.group_admission import GroupAdmission
@@ -260,7 +260,7 @@ class EpisodeRunner:
             AttemptTimeoutError: it took too long.
             _StoppedError: the job is drained with ``stop``.
         """
-        limit = AttemptLimit(self._job.settings.attempt_timeout_seconds, self._tracer)
+        limit = AttemptTimeout(self._job.settings.attempt_timeout_seconds, self._tracer)
         playing = limit.begin(self._generator.play(request))
         self._playing.add(playing)
         try:

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.observability.logs import log_fields
 from slime_plugins.rollout_buffer.observability.tracebacks import place_and_traceback
 from slime_plugins.rollout_buffer.observability.tracing import NoTracer, Tracer, traced_by
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, ConcurrencyState
-from slime_plugins.rollout_buffer.runner.attempt_limit import STOP_TIMEOUT_S
+from slime_plugins.rollout_buffer.runner.attempt_timeout import STOP_TIMEOUT_S
 from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch

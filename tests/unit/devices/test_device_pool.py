@@ -256,13 +256,29 @@ async def test_an_episode_fails_with_the_reason_once_no_manager_was_reached_for_
     pool = ManagedDevicePool(manager, settings(boot_timeout_s=120), owner="job")
     await pool.start()
     manager.gone, began = True, loop.time()
-    with pytest.raises(DeviceError, match="unreachable for 120 s: the Ray cluster cannot be used: WrongClusterID"):
-        await pool.acquire()
+    each = await asyncio.gather(*(pool.acquire(purpose) for purpose in Purpose), return_exceptions=True)
+    reason = "unreachable for 120 s: the Ray cluster cannot be used: WrongClusterID"
+    assert [reason in str(error) for error in each] == [True] * len(Purpose)
     assert 120 <= loop.time() - began < 130
     manager.gone = False
     async with await pool.acquire():
         pass
     await pool.close()
+    await manager.close()
+
+
+@in_virtual_time
+async def test_an_episode_that_is_cancelled_when_its_wait_fails_is_cancelled() -> None:
+    loop = asyncio.get_running_loop()
+    manager = DeviceManager(functools.partial(launched, FakeWorker), clock=loop.time)
+    pool = ManagedDevicePool(manager, settings(), owner="job")
+    waiting = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0)
+    for queue in pool._queues.values():
+        queue.fail("the device manager is unreachable")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
     await manager.close()
 
 

@@ -22,7 +22,13 @@ from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attemp
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.runner import attempt_limit, concurrency, episode_runner, group_admission, played_job
+from slime_plugins.rollout_buffer.runner import (
+    attempt_timeout,
+    concurrency,
+    episode_runner,
+    group_admission,
+    played_job,
+)
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -344,7 +350,7 @@ async def test_a_group_function_that_raises_fails_its_group_alone(real_time_buff
 async def test_a_play_that_ignores_its_cancellation_keeps_no_job_from_its_end(
     real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_limit, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(attempt_timeout, "STOP_TIMEOUT_S", 0.1)
     may_end = asyncio.Event()
 
     async def ignore_cancellation() -> float:

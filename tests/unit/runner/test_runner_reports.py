@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 from rich.console import Console
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.cli.status_table import job_table
+from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
 from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -96,7 +96,7 @@ def test_what_nobody_said_lately_is_no_metric_but_stays_with_its_job_for_a_week(
 def test_status_shows_the_states_and_why_a_device_is_out(client: FlaskClient) -> None:
     job_with_report(client, farm(device(), device("device-1", "quarantined", last_error="adb is offline")))
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(job_table([client.get("/jobs/j").get_json()]))
+    console.print(draw_job_status([client.get("/jobs/j").get_json()]))
     shown = console.export_text()
     assert "s ago: 1 quarantined, 1 ready" in shown
     assert "device-1 is quarantined: adb is offline" in shown

@@ -31,7 +31,7 @@ from rich.table import Table
 from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, flat_samples, trainer_args
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.cli.status_table import job_table
+from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
@@ -267,7 +267,7 @@ def _no_retries_behind_an_interrupt() -> Iterator[None]:
 
 
 def _frame(progress: Progress, job: dict[str, Any]) -> RenderableType:
-    return Group(job_table([job]), progress)
+    return Group(draw_job_status([job]), progress)
 
 
 def _groups_for_trainer(job: dict[str, Any], settings: DemoSettings) -> int:

@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     print_json,
     report_errors,
 )
-from slime_plugins.rollout_buffer.cli.status_table import job_table
+from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def _shown() -> Iterator[Callable[[Report], None]]:
         yield _Notes().note
         return
     with Live(console=errors, refresh_per_second=4, transient=True) as live:
-        yield lambda job: live.update(job_table([job]))
+        yield lambda job: live.update(draw_job_status([job]))
 
 
 class _Notes:

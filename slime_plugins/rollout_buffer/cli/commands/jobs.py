@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     print_json,
     report_errors,
 )
-from slime_plugins.rollout_buffer.cli.status_table import job_table
+from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
 from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.types import GroupState
 
@@ -88,7 +88,7 @@ def status(
         elif watch:
             _watch(read)
         else:
-            console.print(job_table(read()))
+            console.print(draw_job_status(read()))
 
 
 def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -110,11 +110,11 @@ def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
     """Shows the jobs every second; waits for a buffer that became unreachable."""
     from requests import RequestException
 
-    with Live(job_table(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):
+    with Live(draw_job_status(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):
         while True:
             time.sleep(1.0)
             try:
-                live.update(job_table(read()))
+                live.update(draw_job_status(read()))
             except (RequestException, UnavailableError):
                 live.update(Text(f"no answer from the buffer since {local_time(time.time())}; retrying"))
                 time.sleep(4.0)

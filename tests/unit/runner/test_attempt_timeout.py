@@ -9,7 +9,7 @@ import pytest
 from slime_plugins.rollout_buffer.errors import AttemptTimeoutError
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.observability.tracing import NoTracer
-from slime_plugins.rollout_buffer.runner.attempt_limit import AttemptLimit
+from slime_plugins.rollout_buffer.runner.attempt_timeout import AttemptTimeout
 from tests.virtual_time import in_virtual_time
 
 
@@ -30,7 +30,7 @@ async def ignore_cancellation() -> None:
 
 @in_virtual_time
 async def test_an_attempt_that_waits_long_for_its_device_and_plays_within_the_limit_is_not_ended() -> None:
-    limit = AttemptLimit(100, NoTracer())
+    limit = AttemptTimeout(100, NoTracer())
     task = limit.begin(play(wait_s=5000, play_s=99))
     await limit.wait(task)
     assert task.result() == "played"
@@ -38,7 +38,7 @@ async def test_an_attempt_that_waits_long_for_its_device_and_plays_within_the_li
 
 @in_virtual_time
 async def test_an_attempt_that_plays_for_longer_is_cancelled_once_its_seconds_are_used_up() -> None:
-    limit = AttemptLimit(100, NoTracer())
+    limit = AttemptTimeout(100, NoTracer())
     task = limit.begin(play(wait_s=5000, play_s=1000))
     with pytest.raises(AttemptTimeoutError, match=r"attempt_timeout_seconds \(100 s\)"):
         await limit.wait(task)
@@ -48,7 +48,7 @@ async def test_an_attempt_that_plays_for_longer_is_cancelled_once_its_seconds_ar
 
 @in_virtual_time
 async def test_an_attempt_that_ignores_its_cancellation_is_left_behind() -> None:
-    limit = AttemptLimit(100, NoTracer())
+    limit = AttemptTimeout(100, NoTracer())
     task = limit.begin(ignore_cancellation())
     with pytest.raises(AttemptTimeoutError, match="it ignores the cancellation"):
         await limit.wait(task)
@@ -58,7 +58,7 @@ async def test_an_attempt_that_ignores_its_cancellation_is_left_behind() -> None
 
 @in_virtual_time
 async def test_without_a_limit_an_attempt_may_take_for_ever() -> None:
-    limit = AttemptLimit(None, NoTracer())
+    limit = AttemptTimeout(None, NoTracer())
     task = limit.begin(play(wait_s=0, play_s=1e7))
     await limit.wait(task)
     assert task.result() == "played"

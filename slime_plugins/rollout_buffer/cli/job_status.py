@@ -28,7 +28,7 @@ _COLORS = {
 _OUT = ("quarantined", "booting")
 
 
-def job_table(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
+def draw_job_status(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Renders each job: a bar, its slots by state, and the causes of filtered and failed groups."""
     if not jobs:
         return Text("no open job")

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-class AttemptLimit:
+class AttemptTimeout:
     """A tracer that adds up the seconds of an attempt's phases and cancels the attempt at its limit."""
 
     def __init__(self, limit_s: float | None, tracer: Tracer) -> None:
