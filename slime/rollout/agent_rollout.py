@@ -140,7 +140,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 async def generate_agent_rollout(
     args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Plays one rollout and returns ``rollout_batch_size`` groups of ``n_samples_per_prompt``, or an evaluation.
+    """Collects one rollout and returns ``rollout_batch_size`` groups of ``n_samples_per_prompt``, or an evaluation.
 
     Args:
         args: slime's arguments; ``agent_rollout_settings`` lists those that are read.
@@ -270,8 +270,8 @@ def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str
 
     It also reports slime's values for the rows to the buffer, in the background, for ``rollout-buffer mismatch``.
 
-    Without it dummies reduce the mean of a step; ``post_process_rewards`` corrects that only for the policy loss, which
-    is sufficient without KL and entropy terms.
+    Without this function dummies reduce the mean of a step; ``post_process_rewards`` corrects that only for the policy
+    loss, which is sufficient without KL and entropy terms.
     """
     take_weight_off_dummies(rollout_data)
     drop_unknown_log_probs(rollout_data)

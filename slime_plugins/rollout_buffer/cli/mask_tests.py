@@ -108,12 +108,13 @@ def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, o
 
     Args:
         file: functions ``test_…``, async or plain.
-        engine_url: the SGLang server to sample with; None is a stand-in that calls the calculator.
-        tokenizer: the folder of the engine's tokenizer; None is the stand-in's.
-        tell: called with what to say of each test, and whether it passed.
+        engine_url: the SGLang server to sample with; None is the scripted engine, which calls the calculator.
+        tokenizer: the folder of the engine's tokenizer; None is the scripted engine's.
+        on_result: called with a sentence for each test, and whether it passed.
 
     Raises:
-        ConfigError: the file is no Python or holds no test, or the stand-in cannot run here.
+        ConfigError: the file is not valid Python or holds no test, or the scripted engine cannot run here.
+        UnavailableError: the scripted engine did not start.
     """
     return asyncio.run(_run(_compiled(file), engine_url, tokenizer, on_result))
 

@@ -119,7 +119,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         reply.set_status(error.status)
         return reply
     except (ConnectionError, asyncio.CancelledError):
-        raise  # the client disconnected
+        raise  # the client disconnected, or the server stops
     except Exception:
         # A defect fails one request and is logged.
         logger.exception("%s %s failed", request.method, request.path)
@@ -127,7 +127,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Response:
-    """Encodes an error: in OpenAI's form under ``/v1``, in the buffer's elsewhere."""
+    """Encodes an error: in OpenAI's form on OpenAI's routes, in the buffer's elsewhere."""
     status = status_of(error)
     headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503) else {}
     if _is_openai(request):

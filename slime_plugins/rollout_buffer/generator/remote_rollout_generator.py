@@ -1,16 +1,17 @@
-"""Episodes played by another rollout server: each slot is one ``POST /rollout`` to it; this process is its trainer.
+"""Episodes played by another rollout server: each slot is one ``POST /rollout`` to it.
 
 An input line: ``{"instance_id": "7", "prompt": [{"role": "user", "content": "Calculate 15 * 23"}], "label": "345"}``.
 The runner serves the trainer's side of the protocol at an address that the rollout server must reach. Turns sampled
 there are recorded with exact ids; the reward is computed here, from the final messages: 1 if the last answer equals the
 label, else 0. For another reward subclass ``RemoteRolloutGenerator`` in your own file and override ``reward``.
 
-Options of the job (only the first is required):
+Options of the job (only the first and the job's ``tokenizer_path`` are required):
 
 * ``remote_rollout_url``: the rollout server. The environment variable ``ROLLOUT_SERVER_TOKEN`` is its bearer token.
 * ``remote_rollout_callback_host`` (127.0.0.1), ``remote_rollout_callback_port`` (a free one): where the runner listens.
 * ``remote_rollout_callback_url``: the address sent to the rollout server, if it differs from the one listened on.
-* ``remote_rollout_tokenizer``, ``remote_rollout_tokenizer_revision``: the tokenizer's name there (the job's folder).
+* ``remote_rollout_tokenizer``, ``remote_rollout_tokenizer_revision``: the tokenizer's name for
+  the rollout server (the job's folder).
 * ``remote_rollout_show_tools`` (true): the prompt shows the tools that ``GET /tools`` lists.
 * ``remote_rollout_timeout_s`` (3600), ``max_turns`` (10), ``max_tokens_total`` (8192).
 """
@@ -119,8 +120,10 @@ class RemoteRolloutGenerator:
         session = await trainer.open({**opening, "api_key": key, "tools": await self._shown_tools()})
         try:
             end = _end_of(await self._rollout(self._body(episode, messages, key)))
-            if end.failed or not session.turns:
-                raise EnvironmentSetupError(f"the rollout server ended with an error: {end.error_message or 'no turn'}")
+            if end.failed:
+                raise EnvironmentSetupError(f"the rollout server ended with an error: {end.error_message}")
+            if not session.turns:
+                raise EnvironmentSetupError("the rollout server sampled no turn")
             reward = await self.reward(episode.instance, messages_of(session, end))
             try:
                 number = as_reward(reward)
@@ -129,7 +132,7 @@ class RemoteRolloutGenerator:
             return trainer.finish(session, end.model_copy(update={"reward": number}))
         finally:
             episode.transcript.extend(session.messages or messages)
-            trainer.drop(session, "the attempt was cancelled")
+            trainer.drop(session, "the attempt ended without a trajectory")
 
     async def close(self) -> None:
         """Closes the trainer's side and connections."""
@@ -196,7 +199,7 @@ class RemoteRolloutGenerator:
                 return await self._exchange(method, path, body)
             except (aiohttp.ClientError, OSError, _BusyError) as error:
                 problem = f"{type(error).__name__}: {error}"
-        raise EngineError(f"the rollout server cannot be reached for {path} ({problem}); tried {TRIES} times")
+        raise EngineError(f"the rollout server gave no usable answer to {path} ({problem}); tried {TRIES} times")
 
     async def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         if self._http is None:
@@ -220,7 +223,7 @@ class RemoteRolloutGenerator:
 
 
 def _end_of(final: Mapping[str, Any]) -> EndBody:
-    """Parses a final response. Without a status it is invalid: the reward would be unknown, not 0."""
+    """Parses a final response. Without a status it is invalid: nothing says that the rollout ended normally."""
     try:
         end = EndBody.model_validate({"final_response": final})
     except ValidationError as error:
@@ -249,7 +252,7 @@ class _OnePolicy:
 def _server_url(options: Mapping[str, Any]) -> str:
     url = options.get("remote_rollout_url")
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        raise ConfigError("remote_rollout_url is missing: the address of the rollout server, like http://host:port")
+        raise ConfigError("remote_rollout_url must be the address of the rollout server, like http://host:port")
     return url.rstrip("/")
 
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one job's runner; returns the exit code."""
+    """Runs one job's runner. Returns 0, also for a job that failed: the buffer has its cause."""
     options = _parser().parse_args(arguments)
     set_up_logging()
     buffer = Buffer(Store(options.data_dir, max_bytes=options.max_data_bytes))
@@ -82,7 +82,7 @@ async def _run_until_stopped(runner: JobRunner, heartbeat_fd: int | None) -> Non
     try:
         await work
     except asyncio.CancelledError:
-        logger.info("SIGTERM received: stopping, open slots stay open")
+        logger.info("cancelled (SIGTERM): stopping, open slots stay open")
     finally:
         if beats is not None:
             beats.cancel()

@@ -29,10 +29,10 @@ START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.2
 QUIET_S = 5.0
-"""After this time without progress a step starts with fewer groups: the limit of lag prevents new ones."""
+"""After this time without progress a step starts with fewer groups: the limit of the lag lets no new group begin."""
 UPDATE_TIMEOUT_S = 300.0
 CLOSED_STATES = ("ready", "leased", "delivered", "filtered")
-"""Final states of a played group."""
+"""States of a group whose members have all ended; failed and skipped groups excepted."""
 PLAYED_PER_STEP = 4
 """Maximum number of times that a step's groups are played, if most have equal rewards and are filtered."""
 GROUPS_PER_PAGE = 200
@@ -105,7 +105,7 @@ class EngineWeights:
         try:
             reply = requests.post(f"{self._url}/{route}", json=body, timeout=UPDATE_TIMEOUT_S)
         except requests.RequestException as error:
-            raise EngineError(f"the engine at {self._url} refuses {route}: {error!r}") from error
+            raise EngineError(f"the engine at {self._url} cannot be reached for {route}: {error!r}") from error
         if reply.status_code != 200 or '"success":false' in reply.text.replace(" ", ""):
             raise EngineError(f"the engine answers {route} with {reply.status_code}: {reply.text[:300]}")
 
@@ -135,8 +135,8 @@ class LearningJob:
     def next_batch(self, version: int) -> RolloutBatch | None:
         """Waits for a step's groups and leases them; None if the job yields no more groups.
 
-        ``version`` is the trainer's newest. Fewer groups come where most are filtered: a step waits for some multiple
-        of its groups to be played, no more, nor while nothing is played.
+        ``version`` is the trainer's newest. Returns fewer groups once ``PLAYED_PER_STEP`` times the step's groups were
+        played, or nothing was played for ``QUIET_S``.
 
         Raises:
             JobEndedError: the job has failed or was cancelled; the message has the reason.
@@ -164,7 +164,7 @@ class LearningJob:
             return None
 
     def played(self) -> list[PlayedGroup]:
-        """Returns the groups closed since the last call, filtered ones included."""
+        """Returns the groups leased or filtered since the last call."""
         found: list[PlayedGroup] = []
         for state in ("leased", "filtered"):
             found += self._played_in(state)

@@ -9,11 +9,11 @@ Rules that the tool's description leaves open:
   ambiguous.
 * Coordinates from 0 to 1000 are accepted and clamped to 999, because models of this family were trained on both scales.
   Larger ones are malformed, not clamped: clamping would reward a guess at the edge.
-* Fields that an action does not use are ignored; missing fields are never guessed, except ``status``: an agent that
-  terminates without one means success.
+* Fields that an action does not use are ignored. A missing ``status`` means success and a missing ``time`` of ``wait``
+  ``DEFAULT_WAIT_S``; any other missing field is an error.
 * A number as ``text`` and a number in quotes as ``time`` are converted; a longer ``wait`` is cut to ``MAX_WAIT_S``.
   ``ParsedAction.corrected`` names the field.
-* Names of buttons and statuses are case-insensitive.
+* Names of actions, buttons and statuses are case-insensitive.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _read_action(call: ToolCall, width: int, height: int) -> ParsedAction:
 
 
 def _corrected(kind: ActionKind, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """Returns the arguments with a value that can mean only one thing in its proper form, and the name of its field."""
+    """Returns the arguments with a convertible, too long or missing value replaced, and the name of its field."""
     if kind in (ActionKind.TYPE, ActionKind.ANSWER, ActionKind.OPEN):
         field, value = "text", arguments.get("text")
         meant = value if _finite(value) is None else str(value)
