@@ -327,6 +327,7 @@ def test_two_members_are_compared_from_their_first_difference_on(visit: Callable
 
 def test_two_jobs_are_compared_over_the_time_since_their_start(visit: Callable[..., Visit], site: Site) -> None:
     other = {"task_type": "external", "job_id": "other", "num_repeat_per_sample": 1, "group_timeout_seconds": 1e6}
+    site.beat()
     site.post("/start_rollout", other)
     site.post("/buffer/write", {"job_id": "other", **episode("o", "one", -1.0)})
     here = visit(360, 800)
