@@ -51,12 +51,30 @@ def test_the_base_device_is_set_up_with_an_environment_that_is_there(tmp_path: P
     assert importlib.util.find_spec(module) is not None
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
+def test_the_package_is_installed_from_a_checkout_with_the_setuptools_that_it_needs(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text('#!/bin/sh\ncase "$*" in *android_world.registry*) exit 1 ;; esac\n')
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*android_world.registry*) test -e {tmp_path}/installed ;;
+*--force-reinstall*) cat "$PIP_CONSTRAINT" >{tmp_path}/constraint && echo "$*" >{tmp_path}/installed ;;
+esac
+"""
+    )
     python.chmod(0o755)
-    done = run("--check", str(tmp_path))
+    done = run(str(tmp_path), "/some/checkout")
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "constraint").read_text() == "setuptools<81\n"
+    assert (tmp_path / "installed").read_text().endswith("--no-deps --force-reinstall /some/checkout\n")
+
+
+def test_a_package_that_cannot_be_fetched_is_named_with_the_command_that_takes_a_checkout(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\ncase "$*" in *android_world*) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    done = run(str(tmp_path))
     assert done.returncode == 1
-    assert "echo 'setuptools<81' > constraint.txt && PIP_CONSTRAINT=$PWD/constraint.txt" in done.stdout
-    assert f"{python} -m pip install --no-deps ." in done.stdout
+    assert "missing  android_world.registry" in done.stdout
+    assert f"run scripts/install_android_world {tmp_path} CHECKOUT" in done.stdout
