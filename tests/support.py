@@ -12,10 +12,10 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
-from slime_plugins.rollout_buffer.storage import store
+from slime_plugins.rollout_buffer.storage import migrations
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
-from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
@@ -72,12 +72,12 @@ def stored_image() -> dict[str, Any]:
     return {"role": "user", "content": [part]}
 
 
-def become_next_version(monkeypatch: pytest.MonkeyPatch, migrations: Path, step: str = "") -> None:
+def become_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path, step: str = "") -> None:
     """Makes this process one of a made-up version after the present one, whose step adds a column and a trigger."""
-    version = store.SCHEMA_VERSION + 1
-    (migrations / f"to_{version}.sql").write_text(step or NEXT_STEP, "utf-8")
-    monkeypatch.setattr(store, "MIGRATIONS", migrations)
-    monkeypatch.setattr(store, "SCHEMA_VERSION", version)
+    version = migrations.SCHEMA_VERSION + 1
+    (folder / f"migration_to_{version}.sql").write_text(step or NEXT_STEP, "utf-8")
+    monkeypatch.setattr(migrations, "MIGRATIONS_FOLDER", folder)
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", version)
 
 
 NEXT_STEP = """

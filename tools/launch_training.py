@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.launching.execution import run
 from tools.launching.models import Kind, LaunchError
-from tools.launching.preconditions import looked_at, missing
+from tools.launching.preconditions import checked_preconditions, missing
 from tools.launching.settings import VARIABLES, misspelt, read_settings
 from tools.launching.steps import compose, show
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             sys.stdout.write(show(steps, [settings.wandb_key, settings.buffer_token]))
         if options.check:
-            return _report(looked_at(settings, extra, only_train=options.only_train))
+            return _report(checked_preconditions(settings, extra, only_train=options.only_train))
         problems = missing(settings, extra, only_train=options.only_train)
         if options.dry_run:
             for problem in problems:

@@ -28,12 +28,12 @@ from slime.rollout.agent_rollout_advantages import (
     set_advantages,
 )
 from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
-from slime.rollout.agent_rollout_batch import make_odd_dummies, rule_of
+from slime.rollout.agent_rollout_batch import replace_trajectories_without_log_probs, rule_of
 from slime.rollout.agent_rollout_data_source import GroupStore
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_postprocess import (
     drop_unknown_log_probs,
-    speaks_for_its_rows,
+    is_reporting_rank,
     take_weight_off_dummies,
 )
 from slime.rollout.agent_rollout_reports import RowName, report_rows
@@ -276,7 +276,7 @@ def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str
     take_weight_off_dummies(rollout_data)
     drop_unknown_log_probs(rollout_data)
     try:
-        if speaks_for_its_rows():
+        if is_reporting_rank():
             report_rows(args, rollout_id, rollout_data)
     except Exception as error:  # noqa: BLE001 - a failed report must not stop the training
         _warn_once(f"the training report could not be sent to the buffer: {error!r}")
@@ -403,7 +403,7 @@ class _TrainingRollout:
                 raise InputExhaustedError(
                     f"rollout {self._rollout_id}: the input is used up: no group passed the filter"
                 )
-            self._converter.counts["without_log_probs"] += make_odd_dummies(seen)
+            self._converter.counts["without_log_probs"] += replace_trajectories_without_log_probs(seen)
             if not self._missing(seen):
                 seen = await self._acknowledged(seen)
         return self._rule.batch(seen)
@@ -439,14 +439,14 @@ class _TrainingRollout:
             self._feed.release()
         await self._feed.flush_acks()
         self._progress.lose(self._feed.lost)
-        self._received = [group for group in self._received if self._owns(group)]
-        left = [group for group in batch if self._owns(group)]
+        self._received = [group for group in self._received if self._is_ours(group)]
+        left = [group for group in batch if self._is_ours(group)]
         if self._settings.on_policy and self._missing(left):
             await self._feed.resume()
         return left
 
-    def _owns(self, group: Group) -> bool:
-        return self._progress.owns((_first_members([group])[0][0].metadata or {}).get("delivery_id"))
+    def _is_ours(self, group: Group) -> bool:
+        return self._progress.holds((_first_members([group])[0][0].metadata or {}).get("delivery_id"))
 
     async def _fetch(self, max_groups: int, *, have: int) -> None:
         if self._feed.groups_held >= self._settings.groups_per_rollout:
@@ -543,7 +543,7 @@ class _TrainingRollout:
         """Logs the rollout's metrics, and examples at their interval, to the sinks that slime does not have."""
         tracker, step = tracker_for(self._tracking), _rollout_step(self._args, self._rollout_id)
         tracker.log_rollout(metrics, step)
-        if self._tracking.wants_examples(self._rollout_id):
+        if self._tracking.logs_examples(self._rollout_id):
             screenshots = await self._screenshots()
             tracker.log_examples([example_of(item, screenshots) for item in self._examples], step)
 

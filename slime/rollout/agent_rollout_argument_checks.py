@@ -225,7 +225,7 @@ def sees_images(args: Any) -> bool:
     return "vision_config" in _model_config(args)
 
 
-def wants_even_rows(args: Any) -> bool:
+def needs_even_row_lengths(args: Any) -> bool:
     """Returns True if slime requires an even number of tokens in each row, as its Qwen3.5 with vision does.
 
     That model splits rows into two pieces per context-parallel rank, and fails on an odd length.

@@ -80,7 +80,7 @@ class BatchRule:
         if surplus >= 0:
             return self._evenly_cut(full, surplus)
         single = [_played_members(group) for group in seen if 0 < played(group) < self.least]
-        single.sort(key=lambda group: _lot(group[0]))
+        single.sort(key=lambda group: _selection_hash(group[0]))
         return self._with_dummies([*full, *single[:-surplus]], seen)
 
     def _with_dummies(self, batch: list[Group], seen: Sequence[Group]) -> list[Group]:
@@ -97,14 +97,14 @@ class BatchRule:
         Members are chosen by a hash of their uid: the order in which they finished depends on their length.
         """
         sizes = [len(group) for group in groups]
-        lots = [sorted(map(_lot, group)) for group in groups]
+        lots = [sorted(map(_selection_hash, group)) for group in groups]
         while surplus:
             largest = max(range(len(sizes)), key=lambda number: (sizes[number], lots[number]))
             out = sizes[largest] if sizes[largest] == self.least <= surplus else 1
             sizes[largest] -= out
             surplus -= out
         kept = [set(lots_of_group[:size]) for lots_of_group, size in zip(lots, sizes, strict=True)]
-        cut = [[one for one in group if _lot(one) in keep] for group, keep in zip(groups, kept, strict=True)]
+        cut = [[one for one in group if _selection_hash(one) in keep] for group, keep in zip(groups, kept, strict=True)]
         return [group for group in cut if group]
 
     def _counts(self, group: Group) -> bool:
@@ -170,7 +170,7 @@ def played(group: Group) -> int:
     return len(_played_members(group))
 
 
-def make_odd_dummies(groups: Sequence[Group]) -> int:
+def replace_trajectories_without_log_probs(groups: Sequence[Group]) -> int:
     """Replaces trajectories without log-probs by dummies if most of the batch have some; returns their number.
 
     slime uses log-probs of every sample or of none: otherwise all others would lose theirs.
@@ -205,7 +205,7 @@ def _give_mean(group: Group) -> None:
             group[number] = replace(sample, reward=reward, metadata={**sample.metadata, "raw_reward": raw})
 
 
-def _lot(member: Any) -> bytes:
+def _selection_hash(member: Any) -> bytes:
     """Returns the hash by which members are chosen, independent of their order."""
     return hashlib.sha256(str(rows_of(member)[0].prompt).encode("utf-8", "surrogatepass")).digest()
 

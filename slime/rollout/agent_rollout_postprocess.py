@@ -69,7 +69,7 @@ def _rows_by_step(rollout_data: Mapping[str, Any]) -> list[list[int]]:
     return [[row for _ in range(count) for row in next(micro_batches)] for count in rollout_data["num_microbatches"]]
 
 
-def speaks_for_its_rows() -> bool:
+def is_reporting_rank() -> bool:
     """Returns True if this rank reports its rows: one rank of those that share them, with their advantages."""
     from megatron.core import mpu  # type: ignore[import-not-found]  # only where slime trains
 

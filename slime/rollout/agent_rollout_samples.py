@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slime.rollout.agent_rollout_argument_checks import rows_divisor, wants_even_rows
+from slime.rollout.agent_rollout_argument_checks import needs_even_row_lengths, rows_divisor
 from slime.rollout.agent_rollout_execution import check_rows, set_execution
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import read_row_settings
@@ -98,7 +98,7 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     _agree_on_round_number(samples)
     _agree_on_source_name(samples)
     _agree_on_log_probs(samples, args)
-    if wants_even_rows(args):
+    if needs_even_row_lengths(args):
         _make_even(samples)
     if len(samples) == trajectories:
         fill_records(samples, args)
@@ -235,7 +235,7 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _asks_their_shape(args: Any) -> bool:
+def _takes_advantage_shape_from_log_probs(args: Any) -> bool:
     """Returns True if slime takes the shape of its advantages from the engine's log-probs.
 
     It does so if it computes no log-probs before the loss: with one step per rollout, and without KL penalty, critic,
@@ -253,7 +253,7 @@ def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
     """slime reads log-probs of every sample if the first one has them."""
     trained = [sample for sample in samples if not sample.remove_sample]
     lacking = [sample for sample in trained if sample.rollout_log_probs is None]
-    if lacking and _asks_their_shape(args):
+    if lacking and _takes_advantage_shape_from_log_probs(args):
         is_forgotten = getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH
         if not is_forgotten:
             _warn_of_unknown_log_probs(len(lacking), len(trained))

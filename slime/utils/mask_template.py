@@ -195,7 +195,9 @@ class ChatTemplate:
         return rendered
 
     def _escaped_render(self, dialect: Dialect, write: Writer, messages: Messages, tools: Tools, text: str) -> str:
-        if not _hold_any(dialect.neutral_characters, [messages, tools]) and not any(map(_has_odd_role, messages)):
+        if not _hold_any(dialect.neutral_characters, [messages, tools]) and not any(
+            map(_continues_the_word_assistant, messages)
+        ):
             return text
 
         for spares in _spare_characters(text, len(dialect.neutral_characters) + 1):
@@ -221,7 +223,7 @@ class _MarkerEscaper:
     def message(self, message: Message) -> dict[str, Any]:
         """Escapes the values of a message, not its keys, which the template reads."""
         escaped = {key: self.value(value) for key, value in message.items()}
-        if _has_odd_role(message):
+        if _continues_the_word_assistant(message):
             escaped["role"] = self._role_spare + escaped["role"][1:]
         return escaped
 
@@ -252,7 +254,7 @@ class _MarkerEscaper:
         return value
 
 
-def _has_odd_role(message: Message) -> bool:
+def _continues_the_word_assistant(message: Message) -> bool:
     """True for a role that continues after "assistant", which with a line break would form an assistant header."""
     role = message.get("role")
     return isinstance(role, str) and role != "assistant" and role.startswith("assistant")

@@ -96,7 +96,7 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, MetaInfo, ShortGroup, WriteResult
-from slime_plugins.rollout_buffer.wire.delivery_requests import MAX_WAIT_S, PollPayload
+from slime_plugins.rollout_buffer.wire.poll_requests import MAX_WAIT_S, PollPayload
 from slime_plugins.rollout_buffer.wire.start_request import JobSettings, StartPayload
 from slime_plugins.rollout_buffer.wire.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.wire.trajectory_replies import TrainerRowsKept
@@ -332,14 +332,13 @@ class Buffer:
     def waiting_groups(self, job_key: int) -> WaitingGroups:
         """Counts groups that wait for the trainer."""
         with self.store.read() as connection:
-            ready = delivery_rows.count_in_state(connection, job_key, GroupState.READY)
-            return WaitingGroups(ready, delivery_rows.count_in_state(connection, job_key, GroupState.LEASED))
+            return WaitingGroups(*delivery_rows.count_ready_and_leased(connection, job_key))
 
-    def outlook(self, job_key: int, *, running: int) -> AdmissionState | None:
-        """Returns how a group would stand that begins now; None where no lag, or nothing of the trainer, forbids it."""
+    def admission_state(self, job_key: int, *, running: int) -> AdmissionState | None:
+        """Returns the inputs of admission for a group that would begin now; None without a bound on the lag."""
         with self.store.read() as connection:
             job = job_rows.get_job(connection, job_key)
-            return staleness.outlook(connection, self._clock(), job, running=running)
+            return staleness.admission_state(connection, self._clock(), job, running=running)
 
     def count_trajectories(self, job_key: int) -> int:
         """Counts the trajectories of a job, including late ones."""

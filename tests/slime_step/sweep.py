@@ -24,7 +24,7 @@ import torch
 
 from slime.rollout import agent_rollout, agent_rollout_postprocess
 from slime.rollout.agent_rollout_argument_checks import check_arguments, log_probs_come_with_the_loss
-from slime.rollout.agent_rollout_batch import make_odd_dummies
+from slime.rollout.agent_rollout_batch import replace_trajectories_without_log_probs
 from slime.rollout.agent_rollout_samples import finish_batch, trajectories_of
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -114,7 +114,7 @@ def samples_of(case: Case, args: Namespace) -> list[Any]:
         sample.prompt = f"{row['index']}.{row['rollout_id']}"
         groups.setdefault(row["group_index"], {}).setdefault(row["rollout_id"], []).append(sample)
     members = [[rows if len(rows) > 1 else rows[0] for rows in group.values()] for group in groups.values()]
-    make_odd_dummies(members)
+    replace_trajectories_without_log_probs(members)
     agent_rollout._refuse_dummies(args, members)
     batch = finish_batch(members, 0, args)
     return [sample for rows in trajectories_of(batch) for sample in rows]

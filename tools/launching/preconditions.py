@@ -61,10 +61,12 @@ def missing(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
     ``extra`` are the user's own arguments for slime. ``only_train`` is a run that neither starts Ray nor downloads the
     model.
     """
-    return [sentence for _, found in looked_at(settings, extra, only_train=only_train) for sentence in found]
+    return [
+        sentence for _, found in checked_preconditions(settings, extra, only_train=only_train) for sentence in found
+    ]
 
 
-def looked_at(
+def checked_preconditions(
     settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields each requirement of this run with its problems, in the order of the run."""

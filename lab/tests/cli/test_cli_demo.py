@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.storage import data_dir
 
 def test_a_run_that_a_server_shows_is_kept(tmp_path: Path) -> None:
     data = tmp_path / "run" / "data"
-    lock = data_dir.own(data)
+    lock = data_dir.acquire_ownership(data)
     kept = tmp_path / "run" / "samples.jsonl"
     kept.write_text("{}\n", encoding="utf-8")
 

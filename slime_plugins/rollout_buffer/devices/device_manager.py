@@ -367,7 +367,7 @@ class DeviceManager:
                 self._make_ready(slot)
                 return
             await self._retire(slot, action)
-            await self._bring_up(slot)
+            await self._boot(slot)
         self._kill(slot)
         del self._slots[slot.device_id]
 
@@ -429,7 +429,7 @@ class DeviceManager:
         logger.warning("%s is quarantined for %g s: %s", slot.device_id, seconds, slot.last_error)
         await self._pause(seconds)
 
-    async def _bring_up(self, slot: _Slot) -> None:
+    async def _boot(self, slot: _Slot) -> None:
         """Starts workers until one is up, with growing pauses; stops when the device is surplus."""
         while slot.index < self._devices_wanted():
             slot.settings = self._current()

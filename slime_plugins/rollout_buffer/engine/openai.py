@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.engine.openai_protocol import (
     chat_body,
     is_context_overflow,
     read_reply,
-    wants_other_token_limit,
+    requires_max_completion_tokens,
 )
 from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart
 
@@ -74,7 +74,11 @@ class OpenAiEngine(HttpEngine):
     def _part(self, answer: HttpAnswer) -> SampledPart:
         if answer.status == 400 and is_context_overflow(answer.body):
             return self._sampled("", "length")
-        if answer.status == 400 and self._token_limit_name == "max_tokens" and wants_other_token_limit(answer.body):
+        if (
+            answer.status == 400
+            and self._token_limit_name == "max_tokens"
+            and requires_max_completion_tokens(answer.body)
+        ):
             self._token_limit_name = "max_completion_tokens"
             raise RefusalError("names the token limit max_completion_tokens")
         return part_of_answer(answer, self._read)

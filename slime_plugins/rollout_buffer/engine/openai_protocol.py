@@ -156,7 +156,7 @@ def is_context_overflow(body: bytes) -> bool:
     return error.get("code") == "context_length_exceeded" or "context length" in text or "maximum context" in text
 
 
-def wants_other_token_limit(body: bytes) -> bool:
+def requires_max_completion_tokens(body: bytes) -> bool:
     """Returns True if a refusal states that the limit is named ``max_completion_tokens``."""
     error = _error(body)
     return "max_completion_tokens" in str(error.get("message", "")) and "max_tokens" in f"{error}"

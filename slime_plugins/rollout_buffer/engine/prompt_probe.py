@@ -129,12 +129,12 @@ class PromptProbe:
             return f"drops the system prompt of {prompt.kind}"
         added = len(ran) - len(sent)
         if added > 0 and ran[added:] == sent:
-            return f"puts {_shown(ran[:added])} before {prompt.kind}, like a second begin token"
+            return f"puts {_excerpt(ran[:added])} before {prompt.kind}, like a second begin token"
         at = next((n for n, (one, other) in enumerate(zip(sent, ran, strict=False)) if one != other), None)
         at = min(len(sent), len(ran)) if at is None else at
         return (
             f"runs other ids than it is sent of {prompt.kind}: from token {at} of {len(sent)} on, "
-            f"{_shown(ran[at:])} instead of {_shown(sent[at:])}"
+            f"{_excerpt(ran[at:])} instead of {_excerpt(sent[at:])}"
         )
 
 
@@ -196,5 +196,5 @@ def _picture(width: int, height: int) -> Image:
     return Image(data=made.getvalue())
 
 
-def _shown(ids: Sequence[int]) -> str:
+def _excerpt(ids: Sequence[int]) -> str:
     return str(list(ids[:MAX_SHOWN_IDS]))

@@ -43,7 +43,7 @@ from slime_plugins.rollout_buffer.types import Instance, Outcome
 
 REPORT_FILE = "report.json"
 BUFFER_FOLDER = "buffer"
-LOOK_INTERVAL_S = 0.5
+POLL_INTERVAL_S = 0.5
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
 LET_GO_TIMEOUT_S = 60.0
@@ -87,7 +87,7 @@ def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lam
         EvaluationStoppedError: Ctrl-C or SIGTERM; the same call continues.
     """
     settings.output.mkdir(parents=True, exist_ok=True)
-    with _alone_in(settings.output):
+    with _locked_output(settings.output):
         tasks = read_tasks(settings)
         engine = ask_engine(settings)
         plan = open_plan(settings, tasks, engine)
@@ -148,14 +148,14 @@ def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[s
                 client.resume(job_id)
             elif job["state"] not in OPEN:
                 break
-        time.sleep(LOOK_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
     if job["state"] != "finished":
         raise EvaluationError(f"the job is {job['state']}: {job['cause'] or 'no reason was given'}")
     return job
 
 
 @contextmanager
-def _alone_in(output: Path) -> Iterator[None]:
+def _locked_output(output: Path) -> Iterator[None]:
     """Locks the folder against a second call."""
     with (output / "evaluation.lock").open("w", encoding="utf-8") as lock:
         if not _lock(lock, 0.0):

@@ -57,7 +57,7 @@ GATEWAY: Final = web.AppKey("gateway", Gateway)
 KEYS: Final = web.AppKey("keys", SessionKeys)
 TOKEN: Final = web.AppKey("token", str)
 SCORER: Final = web.AppKey("scorer", Scorer)
-TRAINER: Final = web.AppKey("trainer", RemoteRolloutAdapter)
+REMOTE_ROLLOUT: Final = web.AppKey("trainer", RemoteRolloutAdapter)
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):
         app.router.add_post(f"{base}/chat/completions", _chat)
         app.router.add_get(f"{base}/models", _models)
-    app[TRAINER] = RemoteRolloutAdapter(gateway, app[TOKEN])
-    app[TRAINER].mount(app)
+    app[REMOTE_ROLLOUT] = RemoteRolloutAdapter(gateway, app[TOKEN])
+    app[REMOTE_ROLLOUT].mount(app)
     app.cleanup_ctx.append(_life)
     return app
 
@@ -221,7 +221,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     content, images = extract_images(await _content(request))
     body = _parsed(content)
     if "rollout_id" in body and request.match_info.get("session") is None:
-        return await request.app[TRAINER].answer(request, body)
+        return await request.app[REMOTE_ROLLOUT].answer(request, body)
     gateway = request.app[GATEWAY]
     session = await gateway.session(_named_session(request))
     asked = read_chat_body(body)
@@ -230,7 +230,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     if asked.stream:
         return await _streamed(request, session, asked, answering)
     answer = await answering
-    with _Sending(gateway, session, answer) as sending:
+    with _RemovedUnlessSent(gateway, session, answer) as sending:
         response = _json(completion(answer.reply))
         await response.prepare(request)
         await response.write_eof()
@@ -256,7 +256,7 @@ async def _streamed(
     except BaseException:
         task.cancel()
         raise
-    with _Sending(request.app[GATEWAY], session, answer) as sending:
+    with _RemovedUnlessSent(request.app[GATEWAY], session, answer) as sending:
         events = [server_sent_event(chunk) for chunk in chunks(answer.reply, include_usage=asked.includes_usage)]
         await response.send(*events, DONE)
         ended = await response.end()
@@ -287,13 +287,13 @@ class _EventStream:
         return self._response
 
 
-class _Sending:
+class _RemovedUnlessSent:
     """Removes an answer from the recording if it did not reach its client."""
 
     def __init__(self, gateway: Gateway, session: Session, answer: Answer) -> None:
         self._gateway, self._session, self._answer = gateway, session, answer
 
-    def __enter__(self) -> _Sending:
+    def __enter__(self) -> _RemovedUnlessSent:
         return self
 
     def check(self, request: web.Request) -> None:

@@ -178,7 +178,7 @@ class Gateway:
             if session.ended is None:
                 return session
         state = await self._past(session_id)
-        raise GoneError(_what_became_of(state), {"state": state.state, "reason": state.error_code})
+        raise GoneError(_end_of_claim(state), {"state": state.state, "reason": state.error_code})
 
     async def close(
         self, session_id: str, body: CloseBody, score: Callable[[ScoreAsked], Awaitable[Verdict]]
@@ -245,7 +245,7 @@ class Gateway:
         if session is None:
             state = await self._past(session_id)
             if state.state is AttemptState.FINISHED:
-                raise GoneError(_what_became_of(state))
+                raise GoneError(_end_of_claim(state))
             return {"session_id": session_id, "status": state.state}
         async with session.closing:
             if session.name in self._sessions:
@@ -293,7 +293,7 @@ class Gateway:
             raise GoneError(f"session {session.name} holds more than {most_bytes} bytes of images and token records")
         backend = await self.backends.open(session.claim.job)
         chat = _chat_of(backend, body)
-        await self._bring_images(session, conversation, images)
+        await self._load_images(session, conversation, images)
         tools = body.offered_tools
         key = digest([tools, body.chat_template_kwargs or {}])
         prompt = await build_prompt(session.recording, key, conversation, chat, tools)
@@ -343,7 +343,7 @@ class Gateway:
             logger.info("session %s: turn %d did not reach its client and is not recorded",
                         session.name, turn.number, extra=_log_fields(session))  # fmt: skip
 
-    async def _bring_images(self, session: Session, conversation: Conversation, images: Mapping[str, Image]) -> None:
+    async def _load_images(self, session: Session, conversation: Conversation, images: Mapping[str, Image]) -> None:
         """Loads every image of the messages into the session, from the request or the store."""
         for sha256 in image_hashes_of(conversation.messages):
             if sha256 in session.images:
@@ -428,7 +428,7 @@ class Gateway:
 
     def _closed_before(self, state: ClaimState) -> dict[str, Any]:
         if state.state is not AttemptState.FINISHED:
-            raise GoneError(_what_became_of(state), {"state": state.state, "reason": state.error_code})
+            raise GoneError(_end_of_claim(state), {"state": state.state, "reason": state.error_code})
         return {"session_id": state.uid, "status": WriteStatus.DUPLICATE, "reward": state.reward}
 
     def _score_asked(self, session: Session, url: str) -> ScoreAsked:
@@ -558,12 +558,12 @@ def _rewards_of_turns(
     numbers = session.recording.numbers()
     place_of = {number: place for place, number in enumerate(sorted(numbers))}
 
-    def beside_generations(named: list[Any] | None) -> list[Any] | None:
+    def in_order_of_generations(named: list[Any] | None) -> list[Any] | None:
         return named if named is None or len(named) != len(numbers) else [named[place_of[one]] for one in numbers]
 
     rewards = {
-        "turn_rewards": beside_generations(verdict.turn_rewards),
-        "token_rewards": beside_generations(verdict.token_rewards),
+        "turn_rewards": in_order_of_generations(verdict.turn_rewards),
+        "token_rewards": in_order_of_generations(verdict.token_rewards),
     }
     try:
         return wire.checked_turn_rewards(rewards, session.messages, generations)
@@ -575,7 +575,7 @@ def _rewards_of_turns(
         ) from error
 
 
-def _what_became_of(state: ClaimState) -> str:
+def _end_of_claim(state: ClaimState) -> str:
     if state.state is AttemptState.FINISHED:
         return f"session {state.uid} is closed, with the reward {state.reward:g}"
     if state.state is AttemptState.RUNNING:

@@ -203,12 +203,11 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
 def _check_room(connection: Connection, job: JobRecord) -> None:
     """Refuses a new group beyond ``max_groups_ahead`` or ``max_groups_ready``."""
     limits = job.settings
-    ready = delivery_rows.count_in_state(connection, job.key, GroupState.READY)
+    ready, leased = delivery_rows.count_ready_and_leased(connection, job.key)
     if limits.max_groups_ready is not None and ready >= limits.max_groups_ready:
         raise BusyError(f"{ready} groups of job {job.job_id} wait for the trainer: ask again when it has fetched some")
     if limits.max_groups_ahead is None:
         return
-    leased = delivery_rows.count_in_state(connection, job.key, GroupState.LEASED)
     if ready + leased + group_rows.count_begun(connection, job.key) >= limits.max_groups_ahead:
         raise BusyError(
             f"{limits.max_groups_ahead} groups of job {job.job_id} are worked on or wait for the trainer: ask again "

@@ -23,8 +23,8 @@ from typing import Any
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 
-Item = dict[str, Any]
-SlimeGroup = tuple[str, list[Item]]
+ItemDict = dict[str, Any]
+SlimeGroup = tuple[str, list[ItemDict]]
 
 
 def group_functions_of(module: ModuleType) -> GroupFunctions:
@@ -81,7 +81,7 @@ def _slime_group(members: Sequence[Member]) -> SlimeGroup:
     return (members[0].instance_id if members else ""), [_as_item(member) for member in members]
 
 
-def _as_item(member: Member) -> Item:
+def _as_item(member: Member) -> ItemDict:
     return {
         **member.item,
         "uid": member.uid,

@@ -38,10 +38,10 @@ SAMPLING_PARAMS: Final[dict[str, Any]] = {"top_p": 1}
 QUERY_TRIES: Final = 6
 MAX_PAUSE_S: Final = 10.0
 
-Item = dict[str, Any]
+ItemDict = dict[str, Any]
 Messages = list[dict[str, Any]]
 RolloutFunction = Callable[[Any, Any, Mapping[str, Any]], tuple[Messages, str]]
-RewardFunction = Callable[[Item], float]
+RewardFunction = Callable[[ItemDict], float]
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class BaseGenerator:
         plays.report()
         return "finished"
 
-    def send_data_to_buffer(self, data: Item) -> None:
+    def send_data_to_buffer(self, data: ItemDict) -> None:
         """Writes an item to the job's address, ``remote_buffer_url``; retries until it is stored.
 
         Raises:
@@ -175,7 +175,7 @@ class BaseGenerator:
             else:
                 return
 
-    def _lines_to_play(self, lines: list[Item]) -> Iterator[Item]:
+    def _lines_to_play(self, lines: list[ItemDict]) -> Iterator[ItemDict]:
         """Yields each line as often as it is to be played, the members of a group in sequence."""
         skips = Counter(self.skip_instance_ids)
         for _ in range(self.num_repeats):
@@ -187,7 +187,7 @@ class BaseGenerator:
                     yield copy.deepcopy(line)
         self.skip_instance_ids = list(skips.elements())
 
-    def _play(self, line: Item, rollout_func: RolloutFunction, reward_func: RewardFunction) -> Item:
+    def _play(self, line: ItemDict, rollout_func: RolloutFunction, reward_func: RewardFunction) -> ItemDict:
         try:
             item = self._item(line, rollout_func, reward_func)
             self.send_data_to_buffer(item)
@@ -196,7 +196,7 @@ class BaseGenerator:
             raise
         return item
 
-    def _item(self, line: Item, rollout_func: RolloutFunction, reward_func: RewardFunction) -> Item:
+    def _item(self, line: ItemDict, rollout_func: RolloutFunction, reward_func: RewardFunction) -> ItemDict:
         params = dict(SAMPLING_PARAMS)
         messages, finish_reason = rollout_func(self.client, copy.deepcopy(line["prompt"]), params)
         played = {**line, "uid": uuid.uuid4().hex, "messages": messages}
@@ -223,7 +223,7 @@ def _openai_client(engine_url: str) -> Any:
     return openai.OpenAI(api_key="test", base_url=engine_url if "/v1" in engine_url else f"{engine_url.rstrip('/')}/v1")
 
 
-def _lines_of(input_file: str) -> list[Item]:
+def _lines_of(input_file: str) -> list[ItemDict]:
     """Returns the lines in random order, as slime plays them; a line without an id gets its number."""
     with Path(input_file).open(encoding="utf-8") as file:
         lines = [{"instance_id": number, **json.loads(line)} for number, line in enumerate(file) if line.strip()]
@@ -239,11 +239,11 @@ class _Plays:
     """Running plays, and counts of finished and failed ones."""
 
     def __init__(self) -> None:
-        self._running: set[Future[Item]] = set()
+        self._running: set[Future[ItemDict]] = set()
         self._failures: Counter[str] = Counter()
         self._done = 0
 
-    def add(self, play: Future[Item]) -> None:
+    def add(self, play: Future[ItemDict]) -> None:
         self._running.add(play)
 
     def collect(self, *, down_to: int) -> None:

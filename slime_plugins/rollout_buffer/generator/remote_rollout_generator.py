@@ -98,7 +98,7 @@ class RemoteRolloutGenerator:
             context.options.get("remote_rollout_tokenizer") or getattr(context.tokenizer, "name_or_path", "")
         )
         settings = TrainerSettings(open_unknown=False, max_sessions=max(64, 2 * context.concurrency))
-        self._trainer = TrainerSide(_OnePolicy(Policy(engine=context.engine, tokens=tokens)), settings)
+        self._trainer = TrainerSide(_PolicyOfJob(Policy(engine=context.engine, tokens=tokens)), settings)
         self._callback_url = await self._listen(self._trainer)
         token = os.environ.get(TOKEN_VARIABLE)
         self._http = aiohttp.ClientSession(
@@ -239,7 +239,7 @@ class _BusyError(Exception):
     """The rollout server is busy; ``_call_until_answered`` retries."""
 
 
-class _OnePolicy:
+class _PolicyOfJob:
     """The job's engine and tokenizer, for every session."""
 
     def __init__(self, policy: Policy) -> None:

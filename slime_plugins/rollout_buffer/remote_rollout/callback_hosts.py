@@ -53,7 +53,7 @@ class CallbackHosts:
         address = _address(host)
         if address is not None and any(address in network for network in self._networks):
             return True
-        return any(_fits(name, host) and wanted in (None, port) for name, wanted in self._names)
+        return any(_matches(name, host) and wanted in (None, port) for name, wanted in self._names)
 
 
 def _split(server_url: str) -> SplitResult:
@@ -72,7 +72,7 @@ def _split(server_url: str) -> SplitResult:
     return parts
 
 
-def _fits(name: str, host: str) -> bool:
+def _matches(name: str, host: str) -> bool:
     if name.startswith("*."):
         return host.endswith(name[1:]) and _address(host) is None
     address = _address(name)

@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views impo
     coloured,
     described,
     listed,
-    shown_page,
+    session_page,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than
@@ -154,7 +154,7 @@ def _view(request: web.Request, session: Any) -> web.Response:
     if wanted == "json":
         return _json(described(session))
     if wanted == "html":
-        return web.Response(text=shown_page(session), content_type="text/html")
+        return web.Response(text=session_page(session), content_type="text/html")
     if wanted == "text":
         return web.Response(text=coloured(session), content_type="text/plain")
     raise InvalidPayloadError(f"view is {wanted[:40]!r}; there are json, html and text")

@@ -339,7 +339,7 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
     if stuck.who is StuckCounter.ENGINE:
         message = (
             f"The engine's weight version stands still: the trainer is at {stuck.trainers_version}, and {stuck.count} "
-            f"of the newest {stuck.looked_at} episodes were sampled by {stuck.version} or older, though they began "
+            f"of the newest {stuck.examined} episodes were sampled by {stuck.version} or older, though they began "
             "later."
         )
         advice = (
@@ -354,7 +354,7 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
         )
         advice = "Does it send weight_version with its polls, and name it when it pushes its weights to the engine?"
     else:
-        message = f"Nobody knows how old the tokens are: none of the newest {stuck.looked_at} episodes names a version."
+        message = f"Nobody knows how old the tokens are: none of the newest {stuck.examined} episodes names a version."
         advice = "Does the engine report weight_version in the meta_info of its replies, as SGLang does?"
     return Explanation(
         code="weights_stand_still", severity=Severity.ATTENTION, message=f"{message}{kept}", advice=advice

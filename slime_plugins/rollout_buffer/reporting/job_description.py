@@ -73,7 +73,7 @@ def describe_job(store: Store, job: JobRecord) -> Job:
     )
 
 
-def shown_settings(store: Store, job: JobRecord) -> dict[str, Any]:
+def settings_for_display(store: Store, job: JobRecord) -> dict[str, Any]:
     """Returns what a job keeps of its payload, as it may be shown."""
     with store.read() as connection:
         options = job_rows.options_of(connection, job.key)

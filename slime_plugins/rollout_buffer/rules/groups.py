@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, Shortfall
+from slime_plugins.rollout_buffer.rules.job_settings import DEFAULTS
 from slime_plugins.rollout_buffer.rules.reward_normalization import z_scores
 from slime_plugins.rollout_buffer.types import GroupState
 
@@ -54,13 +55,13 @@ class GroupPolicy:
 
     group_size: int
     task_type: str
-    reward_range: tuple[float, float] | None = None
-    evaluation: bool = False
-    min_valid_group_size_ratio: float = 1.0
-    min_valid_item_size_ratio: float = 0.7
-    min_timeout_group_size_ratio: float = 0.7
-    normalize_rewards: bool = False
-    padding: str = "dummy"
+    reward_range: tuple[float, float] | None = DEFAULTS.reward_range
+    evaluation: bool = DEFAULTS.evaluation
+    min_valid_group_size_ratio: float = DEFAULTS.min_valid_group_size_ratio
+    min_valid_item_size_ratio: float = DEFAULTS.min_valid_item_size_ratio
+    min_timeout_group_size_ratio: float = DEFAULTS.min_timeout_group_size_ratio
+    normalize_rewards: bool = DEFAULTS.normalize_rewards
+    padding: str = DEFAULTS.padding
 
     def at_least(self, ratio: float) -> int:
         """Returns the number of members that a ratio requires, rounded down as slime does; at least 1."""

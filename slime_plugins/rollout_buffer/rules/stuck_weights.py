@@ -39,11 +39,11 @@ class SampledEpisode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StuckWeights:
-    """Evidence from ``count`` of ``looked_at`` episodes or steps; ``version`` is the one that does not change."""
+    """Evidence from ``count`` of ``examined`` episodes or steps; ``version`` is the one that does not change."""
 
     who: StuckCounter
     count: int
-    looked_at: int
+    examined: int
     version: int | None = None
     trainers_version: int | None = None
 
@@ -66,16 +66,16 @@ def stuck_weights(
         return StuckWeights(
             who=StuckCounter.ENGINE,
             count=len(behind),
-            looked_at=len(named),
+            examined=len(named),
             version=newest_of_them,
             trainers_version=seen[-1].version,
         )
     if lag is None:
         return None  # the job has no bound
     if not named and _are_enough(newest):
-        return StuckWeights(who=StuckCounter.UNKNOWN, count=len(newest), looked_at=len(newest))
+        return StuckWeights(who=StuckCounter.UNKNOWN, count=len(newest), examined=len(newest))
     if len(seen) == 1 and steps >= beyond:
-        return StuckWeights(who=StuckCounter.TRAINER, count=steps, looked_at=steps, version=seen[0].version)
+        return StuckWeights(who=StuckCounter.TRAINER, count=steps, examined=steps, version=seen[0].version)
     return None
 
 

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.types import Instance
 GROUPS_READ_AHEAD = 64
 MAX_PASSED_OVER = 32
 """How many later groups may begin before a deferred one."""
-LOOK_INTERVAL_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 Stored = Callable[..., Awaitable[Any]]
 
@@ -55,8 +55,8 @@ class GroupAdmission:
             await self._read_on(skip=resumed)
             if not self._next:
                 return
-            outlook = await self._wait_for_room()
-            group = self._choose(outlook)
+            state = await self._wait_for_room()
+            group = self._choose(state)
             self._next.remove(group)
             del self._passed_over[group.key]
             yield group
@@ -77,10 +77,10 @@ class GroupAdmission:
             # Counted before the query: a group that becomes ready in between counts twice rather than not at all.
             played = self._played()
             is_full = await self._is_full(played)
-            outlook = await self._outlook(played)
-            if not is_full and (outlook is None or outlook.room != 0):
-                return outlook
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            state = await self._admission_state(played)
+            if not is_full and (state is None or state.room != 0):
+                return state
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _is_full(self, played: int) -> bool:
         limits = self._job.settings
@@ -90,22 +90,24 @@ class GroupAdmission:
         too_many_ahead = limits.max_groups_ahead is not None and played + waiting.total >= limits.max_groups_ahead
         return too_many_ahead or (limits.max_groups_ready is not None and waiting.ready >= limits.max_groups_ready)
 
-    async def _outlook(self, played: int) -> AdmissionState | None:
+    async def _admission_state(self, played: int) -> AdmissionState | None:
         if self._job.settings.max_weight_version_lag is None:
             return None
-        outlook: AdmissionState | None = await self._stored(lambda: self._buffer.outlook(self._job.key, running=played))
-        return outlook
+        state: AdmissionState | None = await self._stored(
+            lambda: self._buffer.admission_state(self._job.key, running=played)
+        )
+        return state
 
-    def _choose(self, outlook: AdmissionState | None) -> GroupRecord:
+    def _choose(self, state: AdmissionState | None) -> GroupRecord:
         """Returns the first of the next groups that need not be deferred, or else the first of all."""
-        if outlook is None:
+        if state is None:
             return self._next[0]
         for place, group in enumerate(list(self._next)[:MAX_PASSED_OVER]):
-            if self._passed_over[group.key] >= MAX_PASSED_OVER or not self._is_too_slow_now(group, outlook):
+            if self._passed_over[group.key] >= MAX_PASSED_OVER or not self._is_too_slow_now(group, state):
                 self._passed_over.update(passed.key for passed in list(self._next)[:place])
                 return group
         return self._next[0]
 
-    def _is_too_slow_now(self, group: GroupRecord, outlook: AdmissionState) -> bool:
+    def _is_too_slow_now(self, group: GroupRecord, state: AdmissionState) -> bool:
         expected_s = self._times.expected_s(group.instance_id, group.task)
-        return should_defer(outlook.lag, outlook.pace, outlook.ahead, expected_s)
+        return should_defer(state.lag, state.pace, state.ahead, expected_s)

@@ -23,8 +23,8 @@ from slime_plugins.rollout_buffer.server.routes import (
 )
 from slime_plugins.rollout_buffer.wire import MAX_ITEMS
 from slime_plugins.rollout_buffer.wire.delivery_replies import PollReply, WriteReply
-from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.job_replies import Health
+from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 
 ROUTES = (
     jobs,

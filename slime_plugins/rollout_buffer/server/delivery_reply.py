@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.server.http import Part
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.reward_versions import Scores, rescored
 from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, MetaInfo, ShortGroup
-from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 
 CHUNK_BYTES = 512 * 1024
 """Approximate size of a part of the reply."""

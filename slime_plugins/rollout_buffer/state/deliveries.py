@@ -32,7 +32,7 @@ from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRe
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState
 from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
-from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ def _redelivery(
     """Redelivers an expired delivery under a new id, so that an acknowledgement identifies which of them arrived."""
     meta_info: MetaInfo = {**expired.meta_info, "delivery_id": uuid.uuid4().hex}
     delivery = _insert(connection, now, job, poll, meta_info)
-    delivery_rows.hand_over(connection, expired.key, delivery.key, handed_out(poll))
+    delivery_rows.move_groups_to_delivery(connection, expired.key, delivery.key, handed_out(poll))
     return delivery
 
 

@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.storage.tables import delivery_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
 from slime_plugins.rollout_buffer.types import AckResult, DeliveryState, GroupState
-from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 
 
 def lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def all_still_waiting(connection: Connection, delivery: DeliveryRecord) -> bool:
 
 def expire_leases(connection: Connection, now: float) -> None:
     """Makes the groups of deliveries whose lease has run out ready again."""
-    for delivery in delivery_rows.lapsed_deliveries(connection, now):
+    for delivery in delivery_rows.expired_leases(connection, now):
         delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
         delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
 

@@ -22,10 +22,10 @@ from slime_plugins.rollout_buffer.rules.admission import (
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.rules.stuck_weights import MAX_EPISODES, StuckWeights, stuck_weights
 from slime_plugins.rollout_buffer.rules.weight_versions import VersionOrigin, origin_of, versions_of
-from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, trainer_pace_rows
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, staleness_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.storage.tables.trainer_pace_rows import TakenGroups
+from slime_plugins.rollout_buffer.storage.tables.staleness_rows import TakenGroups
 from slime_plugins.rollout_buffer.types import Generation, GroupState, JobState
 
 STEP_S = 30.0
@@ -73,7 +73,7 @@ def stale_groups(connection: Connection, job: JobRecord) -> list[int]:
     if lag is None or job.weight_version is None or job.first_weight_version is None:
         return []
     oldest_allowed = job.weight_version - lag
-    return delivery_rows.stale_ready_groups(
+    return staleness_rows.stale_ready_groups(
         connection, job.key, job.trainer_run, oldest_allowed, version_of_earlier_runs=job.first_weight_version
     )
 
@@ -115,7 +115,9 @@ def admits(job: JobRecord) -> bool:
     return job.settings.max_weight_version_lag is not None and policy_of(job) == "admit" and not job.settings.evaluation
 
 
-def outlook(connection: Connection, now: float, job: JobRecord, *, running: int | None = None) -> AdmissionState | None:
+def admission_state(
+    connection: Connection, now: float, job: JobRecord, *, running: int | None = None
+) -> AdmissionState | None:
     """Returns the admission state of a job; None if it has no bound, or no version is known.
 
     ``running`` is the caller's count of running groups; by default that of the store.
@@ -123,7 +125,7 @@ def outlook(connection: Connection, now: float, job: JobRecord, *, running: int 
     lag = job.settings.max_weight_version_lag
     if lag is None or job.weight_version is None or not admits(job):
         return None
-    return _outlook(connection, job, lag, _versions_seen(connection, now, job), running)
+    return _admission_state(connection, job, lag, _versions_seen(connection, now, job), running)
 
 
 def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> bool:
@@ -131,12 +133,12 @@ def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> 
     lag = job.settings.max_weight_version_lag
     if not lag or job.weight_version is None or not admits(job) or job.state is not JobState.RUNNING:
         return False
-    began = trainer_pace_rows.oldest_being_played(connection, job.key)
+    began = staleness_rows.oldest_being_played(connection, job.key)
     if began is None:
         return False
     seen = _versions_seen(connection, now, job)
     version = version_at(seen, began)
-    now_at = _outlook(connection, job, lag, seen, None)
+    now_at = _admission_state(connection, job, lag, seen, None)
     return should_wait_for_slow_groups(
         lag,
         now_at.pace,
@@ -146,13 +148,13 @@ def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> 
     )
 
 
-def _outlook(
+def _admission_state(
     connection: Connection, job: JobRecord, lag: int, seen: Sequence[VersionSeen], running: int | None
 ) -> AdmissionState:
     taken = seen[-1].groups if seen and seen[-1].version == job.weight_version else 0
     ahead = GroupsAhead(
         taken=taken,
-        ready=delivery_rows.count_in_state(connection, job.key, GroupState.READY),
+        ready=delivery_rows.count_ready_and_leased(connection, job.key)[0],
         running=group_rows.count_begun(connection, job.key) if running is None else running,
         trainer_waits=job.waiting_since is not None,
     )
@@ -163,8 +165,8 @@ def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> Stuc
     """Returns whose weight version does not change while the job is trained; None if both do."""
     if job.settings.evaluation:
         return None
-    deliveries = trainer_pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
-    newest = trainer_pace_rows.newest_episodes(connection, job.key, job.trainer_run, MAX_EPISODES)
+    deliveries = staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
+    newest = staleness_rows.newest_episodes(connection, job.key, job.trainer_run, MAX_EPISODES)
     steps = sum(after.at - after.waited_s - one.at >= STEP_S for one, after in pairwise(deliveries))
     return stuck_weights(job.settings.max_weight_version_lag, _versions_seen(connection, now, job), newest, steps=steps)
 
@@ -172,7 +174,7 @@ def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> Stuc
 def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[VersionSeen]:
     """Returns the weight versions of the trainer's present run, oldest first, from its deliveries."""
     seen: list[VersionSeen] = []
-    for taken in trainer_pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
+    for taken in staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
         if seen and taken.version <= seen[-1].version:
             seen[-1] = _with(seen[-1], taken)
         else:

@@ -1,6 +1,7 @@
 """Durable storage: one SQLite database and append-only pack files. Rules on the data are in ``state/``.
 
-* ``store`` – transactions on both; ``tables/`` – the SQL, a file for each table; ``schema.sql`` – version 1
+* ``store`` – transactions on both; ``tables/`` – the SQL, a file for each table
+* ``schema.sql`` – version 1 of the tables; ``migrations`` – creates the database and brings it to a later version
 * ``write_lock`` – one process writes at a time; detects a frozen holder; ``group_commit`` – threads share a commit
 * ``payload_store`` – payloads and screenshots; ``pack_writer`` and ``pack_reader`` – the pack files
 * ``retention`` – purges payloads delivered long ago; ``disk_reserve`` – space for acknowledgements on a full disk

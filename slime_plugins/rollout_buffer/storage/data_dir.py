@@ -36,7 +36,7 @@ OUR_FILES = (
 """The files of a data directory. The permissions of other files are not changed."""
 RUNNER_LOG = "logs/runner-{}.log"
 """By the key of the job."""
-OWN_TIMEOUT_S = 2.0
+OWNERSHIP_TIMEOUT_S = 2.0
 """A command that opens the store may hold the lock briefly."""
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def prepare(data_dir: Path) -> None:
     mode = data_dir.stat().st_mode
     if mode & stat.S_ISVTX:
         raise ConfigError(f"--data-dir {data_dir} is shared by all users: give a folder of its own inside it")
-    if mode & 0o077 and _is_ours_alone(data_dir):
+    if mode & 0o077 and _holds_only_our_files(data_dir):
         _close_to_others(data_dir, 0o700)
 
 
@@ -86,7 +86,7 @@ def restrict_permissions(data_dir: Path) -> None:
                        "files too: use a folder of its own", data_dir)  # fmt: skip
 
 
-def _is_ours_alone(data_dir: Path) -> bool:
+def _holds_only_our_files(data_dir: Path) -> bool:
     ours = [pattern.partition("/")[0] for pattern in OUR_FILES]
     return all(any(fnmatch(path.name, pattern) for pattern in ours) for path in data_dir.iterdir())
 
@@ -98,7 +98,7 @@ def remove_unused(data_dir: Path) -> None:
         data_dir.rmdir()
 
 
-def own(data_dir: Path) -> OwnerLock:
+def acquire_ownership(data_dir: Path) -> OwnerLock:
     """Acquires the supervisor's lock on the directory, before anything in it is opened or changed.
 
     Raises:
@@ -106,7 +106,7 @@ def own(data_dir: Path) -> OwnerLock:
     """
     prepare(data_dir)
     descriptor = open_lock_file(data_dir / OWNER_LOCK)
-    deadline = time.monotonic() + OWN_TIMEOUT_S
+    deadline = time.monotonic() + OWNERSHIP_TIMEOUT_S
     while not _try_lock(descriptor, fcntl.LOCK_EX):
         if time.monotonic() >= deadline:
             os.close(descriptor)

@@ -185,7 +185,7 @@ class PayloadStore:
         Raises:
             DamagedError: a screenshot is missing or damaged.
         """
-        spots, refs = self._shown(body)
+        spots, refs = self._images_of(body)
         return _pieces(body, spots, refs, self._store.fetch_each(refs.values()))
 
     def begin_inlining(self, body: bytes, pool: Executor) -> Inlining:
@@ -194,10 +194,10 @@ class PayloadStore:
         Raises:
             DamagedError: a screenshot is missing.
         """
-        spots, refs = self._shown(body)
+        spots, refs = self._images_of(body)
         return Inlining(body, spots, refs, self._store.fetch_ahead(refs.values(), pool))
 
-    def _shown(self, body: bytes) -> tuple[list[wire.ImageSpot], dict[str, BlobRef]]:
+    def _images_of(self, body: bytes) -> tuple[list[wire.ImageSpot], dict[str, BlobRef]]:
         """Returns the positions of image hashes in a payload, and the images' refs."""
         spots = wire.image_spots(body)
         refs = self._known({sha256 for _, _, sha256 in spots})

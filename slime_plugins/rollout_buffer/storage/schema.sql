@@ -1,6 +1,6 @@
--- The schema of 0.1.0, which is version 1 and never changes. A later version is a file beside it, migrations/to_2.sql and
--- so on, and raises SCHEMA_VERSION in store.py: a new database is made of this file and all of those. Times are seconds
--- since the epoch.
+-- The schema of 0.1.0, which is version 1 and never changes. A later version is a file beside it, migration_to_2.sql
+-- and so on, and raises SCHEMA_VERSION in migrations.py: a new database is made of this file and all of those. Times are
+-- seconds since the epoch.
 
 CREATE TABLE jobs (
     key            INTEGER PRIMARY KEY,

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sqlite3
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DamagedError, RolloutBufferError, StorageFullError
-from slime_plugins.rollout_buffer.storage.data_dir import APPLICATION_ID, DATABASE, is_owned, prepare
+from slime_plugins.rollout_buffer.storage import migrations
+from slime_plugins.rollout_buffer.storage.data_dir import DATABASE, is_owned, prepare
 from slime_plugins.rollout_buffer.storage.disk_reserve import DiskReserve
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
 from slime_plugins.rollout_buffer.storage.pack_reader import PackReader, Reading
@@ -40,10 +39,6 @@ from slime_plugins.rollout_buffer.storage.write_lock import WriteLock, WriteLock
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 1
-SCHEMA_FILE = Path(__file__).with_name("schema.sql")
-MIGRATIONS = Path(__file__).with_name("migrations")
-"""One SQL file for each version after the first: ``to_2.sql``. Released files never change."""
 BUSY_TIMEOUT_S = 8.0
 PACKS_OF_A_QUOTA = 32
 MIN_PACK_BYTES = 1024 * 1024
@@ -342,15 +337,15 @@ class Store:
         is_there, version = (self.data_dir / DATABASE).exists(), 0
         if is_there:
             with self.read() as connection:
-                version = _version(connection)
-            if version == SCHEMA_VERSION:
+                version = migrations.version_of(connection)
+            if version == migrations.SCHEMA_VERSION:
                 return  # also on a full disk, where nothing could be written
             if version == 0:
                 raise damaged("it has no tables", self.data_dir)
-        if version > SCHEMA_VERSION:
+        if version > migrations.SCHEMA_VERSION:
             raise ConfigError(
-                f"{self.data_dir} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION}): "
-                "use that version, or another --data-dir"
+                f"{self.data_dir} was written by a newer version (schema {version}, this one knows "
+                f"{migrations.SCHEMA_VERSION}): use that version, or another --data-dir"
             )
         if not owned and is_owned(self.data_dir):
             raise ConfigError(
@@ -359,11 +354,9 @@ class Store:
             )
         if not is_there:
             with self._errors:
-                _create(self.data_dir)
+                migrations.create_database(self.data_dir)
         with self.write() as connection:
-            for step in range(_version(connection) + 1, SCHEMA_VERSION + 1):  # another process may have migrated it
-                _run_script(connection, (MIGRATIONS / f"to_{step}.sql").read_text("utf-8"))
-                connection.execute(f"PRAGMA user_version={step}")
+            migrations.migrate(connection)
 
 
 def whole_row(body: bytes) -> bytes:
@@ -396,27 +389,6 @@ def _set_up(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _create(data_dir: Path) -> None:
-    """Creates a database of version 1, which gets its name when it is complete; another process may do so first."""
-    descriptor, name = tempfile.mkstemp(
-        prefix=f"{DATABASE}.", dir=data_dir
-    )  # mode 0600: SQLite's other files take it on
-    os.close(descriptor)
-    try:
-        with contextlib.closing(sqlite3.connect(name, isolation_level=None)) as connection:
-            marks = f"PRAGMA user_version=1; PRAGMA application_id={APPLICATION_ID};"
-            connection.execute("PRAGMA journal_mode=OFF")  # it gets its name only when it is complete
-            connection.executescript(f"BEGIN; {SCHEMA_FILE.read_text('utf-8')}; {marks} COMMIT")
-        with contextlib.suppress(FileExistsError):
-            os.link(name, data_dir / DATABASE)
-    finally:
-        os.unlink(name)
-
-
 def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> None:
     connection.execute("SAVEPOINT one")
     try:
@@ -437,15 +409,3 @@ def _as_exception(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
     raise error
-
-
-def _run_script(connection: sqlite3.Connection, script: str) -> None:
-    """Runs statements in the open transaction, which ``executescript`` would commit."""
-    without_comments = re.sub(r"--[^\n]*", "", script)
-    statement = ""
-    for piece in without_comments.split(";"):
-        statement += f"{piece};"
-        if sqlite3.complete_statement(statement):  # a trigger contains statements
-            if statement.strip() != ";":
-                connection.execute(statement)
-            statement = ""

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.serve_settings import generator_files
 FILE_TIMEOUT_S = 60.0
 SLOW_AFTER_S = 5.0
 MAX_BROKEN = 50
-_WORDS = 2000
+MAX_ERROR_CHARACTERS = 2000
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class GeneratorDiscovery:
         else:
             self._collect(self._process.returncode)
 
-    def look(self) -> None:
+    def read_file_times(self) -> None:
         """Reads the files' times, so that ``reconcile`` notices changes; may wait for the disk."""
         self._files = generator_files(self._folders)
 
@@ -88,7 +88,7 @@ class GeneratorDiscovery:
 
     def _start(self) -> None:
         self._progress = Heartbeat(clock=self._clock)
-        self._answer, self._words = os.memfd_create("generators"), os.memfd_create("generator errors")
+        self._answer, self._error_output = os.memfd_create("generators"), os.memfd_create("generator errors")
         self._started_at = self._clock()
         self.skipped = {
             file: why for file, why in self.skipped.items() if self._files.get(file) == self._skipped_as[file]
@@ -101,7 +101,7 @@ class GeneratorDiscovery:
             [*command, *map(str, self._folders)],
             stdin=subprocess.DEVNULL,
             stdout=self._answer,
-            stderr=self._words,
+            stderr=self._error_output,
             pass_fds=(self._progress.descriptor,),
             start_new_session=True,
         )
@@ -122,7 +122,9 @@ class GeneratorDiscovery:
                 raise ValueError(f"exit code {code}")
             catalog: dict[str, Any] = json.loads(self._read(self._answer).splitlines()[-1])
         except (ValueError, IndexError) as error:
-            self._skip_file(self._loading()[0], f"loading it ended the process ({error}):\n{self._read(self._words)}")
+            self._skip_file(
+                self._loading()[0], f"loading it ended the process ({error}):\n{self._read(self._error_output)}"
+            )
             return
         self._close()
         catalog["broken_generators"] |= {Path(file).name: reason for file, reason in self.skipped.items()}
@@ -139,7 +141,7 @@ class GeneratorDiscovery:
             self.catalog = {**self.catalog, "files": self._files}
             return
         logger.error("generator file %s is skipped: %s", file, reason)
-        self.skipped[file] = reason[:_WORDS]
+        self.skipped[file] = reason[:MAX_ERROR_CHARACTERS]
         self._skipped_as[file] = self._files.get(file)
 
     @staticmethod
@@ -165,4 +167,4 @@ class GeneratorDiscovery:
         self._process = None
         self._progress.close()
         os.close(self._answer)
-        os.close(self._words)
+        os.close(self._error_output)

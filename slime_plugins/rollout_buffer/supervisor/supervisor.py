@@ -129,7 +129,7 @@ class Supervisor:
         writing = PeriodicTasks(
             {
                 self._store_heartbeat: SUPERVISOR.beats_every_s,
-                self._discovery.look: CLOCK_INTERVAL_S,
+                self._discovery.read_file_times: CLOCK_INTERVAL_S,
                 self._store_catalog: 0.0,
                 self._fail_jobs: 0.0,
                 self._keep_reserve: CLOCK_INTERVAL_S,
@@ -146,7 +146,7 @@ class Supervisor:
             ConfigError: another supervisor has the data directory, or the port is taken.
         """
         was_there = self.settings.data_dir.exists()
-        self._lock = data_dir.own(self.settings.data_dir)
+        self._lock = data_dir.acquire_ownership(self.settings.data_dir)
         os.umask(0o077)  # also for the children's files
         try:
             self._open()

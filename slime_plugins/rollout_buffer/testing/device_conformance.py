@@ -40,12 +40,12 @@ class DeviceContract:
     def test_a_reset_shows_the_task(self, device: Device[Any]) -> None:
         first = device.reset(*self.task)
         assert first.goal.strip()
-        assert_a_look(first)
+        assert_is_observation(first)
 
     def test_every_step_gives_a_look(self, device: Device[Any]) -> None:
         first = device.reset(*self.task)
         after = device.step(self.harmless_action())
-        assert_a_look(after)
+        assert_is_observation(after)
         assert (after.goal, after.step_budget) == (first.goal, first.step_budget)
         assert (after.screen_width, after.screen_height) == (first.screen_width, first.screen_height)
 
@@ -91,7 +91,7 @@ class DeviceContract:
         assert raised(device.health, DeviceError)
 
 
-def assert_a_look(seen: Observation) -> None:
+def assert_is_observation(seen: Observation) -> None:
     """Checks an observation: screenshot, screen size, goal."""
     assert seen.screenshot.sha256 == hashlib.sha256(seen.screenshot.data).hexdigest()
     assert min(seen.screen_width, seen.screen_height) > 0

@@ -59,7 +59,7 @@ class JobProgress:
         self.lost_deliveries |= deliveries.keys()
         self.seen_groups.difference_update(*deliveries.values())
 
-    def owns(self, delivery_id: str | None) -> bool:
+    def holds(self, delivery_id: str | None) -> bool:
         """Returns True if a delivery has not gone to another consumer."""
         return delivery_id not in self.lost_deliveries
 

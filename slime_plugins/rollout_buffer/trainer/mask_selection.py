@@ -67,7 +67,7 @@ class MaskSettings:
     """JSON, so that settings are hashable."""
 
     @property
-    def is_own(self) -> bool:
+    def is_users_generator(self) -> bool:
         """True if the mask is not built-in."""
         return self.source is not None or self.loss_mask_type not in BUILT_IN_TYPES
 
@@ -102,13 +102,13 @@ def check_masks(settings: MaskSettings) -> None:
     Raises:
         ConfigError: the class or module cannot be loaded, the type is unknown, or the result is no valid mask.
     """
-    if not settings.is_own:
+    if not settings.is_users_generator:
         return
     generator = mask_generator(settings)
     try:
         call_with_tools(generator.get_loss_mask, list(PROBE), None)
     except WANTS_OTHER_MESSAGES as error:
-        logger.warning("the loss mask of %s does not accept a plain conversation: %r", _shown(settings), error)
+        logger.warning("the loss mask of %s does not accept a plain conversation: %r", _described(settings), error)
 
 
 @functools.lru_cache(maxsize=4)
@@ -118,14 +118,14 @@ def mask_generator(settings: MaskSettings) -> Masks:
     Raises:
         ConfigError: as ``check_masks``. For built-in types, errors of loading the tokenizer are not translated.
     """
-    if not settings.is_own:
+    if not settings.is_users_generator:
         return _made(MultiTurnLossMaskGenerator, settings, _tokenizer(settings.tokenizer_path), settings.loss_mask_type)
     candidates = _classes(settings)
     try:
         tokenizer = _tokenizer(settings.tokenizer_path)
     except Exception as error:
         raise ConfigError(
-            f"the loss mask of {_shown(settings)} needs the tokenizer of --hf-checkpoint "
+            f"the loss mask of {_described(settings)} needs the tokenizer of --hf-checkpoint "
             f"({settings.tokenizer_path}), which cannot be loaded: {error}"
         ) from error
     problem: Exception | SystemExit | None = None
@@ -138,7 +138,7 @@ def mask_generator(settings: MaskSettings) -> Masks:
                 problem = problem or error
             else:
                 return generator
-    raise ConfigError(f"the loss mask of {_shown(settings)} cannot be used: {problem}; {HOW}") from problem
+    raise ConfigError(f"the loss mask of {_described(settings)} cannot be used: {problem}; {HOW}") from problem
 
 
 def _try(generator: Masks) -> None:
@@ -192,7 +192,7 @@ def _classes(settings: MaskSettings) -> list[Any]:
         if not callable(kind):
             raise ConfigError(f"rollout_buffer_loss_mask is {settings.source!r}, and {module_name} has no {class_name}")
         return [kind]
-    found = _own_classes(module)
+    found = _user_classes(module)
     if settings.loss_mask_type not in BUILT_IN_TYPES and settings.loss_mask_type in known_loss_mask_types():
         found = [MultiTurnLossMaskGenerator]
     if len(found) != 1:
@@ -210,7 +210,7 @@ def _classes_of_slimes_module(loss_mask_type: str) -> list[Any]:
         return [MultiTurnLossMaskGenerator]
     module = importlib.import_module(SLIMES_MODULE)
     edited = getattr(module, "MultiTurnLossMaskGenerator", None)
-    found = _own_classes(module)
+    found = _user_classes(module)
     if edited is not None and edited is not MultiTurnLossMaskGenerator:
         found = [kind for kind in found if kind is not edited] + [edited]
     if not found:
@@ -219,7 +219,7 @@ def _classes_of_slimes_module(loss_mask_type: str) -> list[Any]:
     return found
 
 
-def _own_classes(module: ModuleType) -> list[Any]:
+def _user_classes(module: ModuleType) -> list[Any]:
     """Returns the mask classes that a module defines itself."""
     return [
         value
@@ -273,5 +273,5 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def _shown(settings: MaskSettings) -> str:
+def _described(settings: MaskSettings) -> str:
     return settings.source or f"the type {settings.loss_mask_type!r}"

@@ -53,7 +53,7 @@ from slime_plugins.rollout_buffer.trainer.vision import (
     RowImages,
     RowInputs,
     VisionFamily,
-    shown_in_messages,
+    image_hashes_in_messages,
     why_not_sent,
 )
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
@@ -123,7 +123,7 @@ class RowBuilder:
                 if vision is not None:
                     # The tensors of an image are large: they are shared within a group, and freed after it.
                     self._row_images = RowImages(vision, images or FetchedImages())
-                    self._row_images.prepare(_shown(members[: self._settings.samples_per_group]), pool)
+                    self._row_images.prepare(_image_hashes_of_group(members[: self._settings.samples_per_group]), pool)
                 groups.append(self._group(members, ungrouped))
                 self._row_images = None
         return groups
@@ -239,7 +239,7 @@ class RowBuilder:
     def _packed(self, item: RolloutItem) -> _Packed:
         if not item.generations:
             return self._rebuilt(item)
-        if self._settings.masks.is_own:
+        if self._settings.masks.is_users_generator:
             _warn_of_unused_mask()
         rows = _with_image_hashes(pack_training_rows(item.generations), item)
         self._check_vocabulary(rows)
@@ -264,7 +264,7 @@ class RowBuilder:
             messages,
             _tools(item),
             cut=_was_cut(item),
-            images_before=lambda index: shown_in_messages(messages[: index + 1]),
+            images_before=lambda index: image_hashes_in_messages(messages[: index + 1]),
             max_tokens=self._settings.max_row_tokens,
         )
         row_source = RowSource.TURNS if rebuilt.by_turn else RowSource.CONVERSATION
@@ -277,7 +277,7 @@ class RowBuilder:
             _warn_of_long_rows(len(rows), row_tokens)
         if not rebuilt.by_turn:
             self._check_vocabulary(rows)
-            rows = [replace(row, images=shown_in_messages(messages)) for row in rows]
+            rows = [replace(row, images=image_hashes_in_messages(messages)) for row in rows]
         return _Packed(
             rows=rows, generations=rebuilt.generations, token_source=TokenSource.MESSAGES, row_source=row_source
         )
@@ -358,7 +358,7 @@ class RowBuilder:
         return generator if isinstance(generator, MultiTurnLossMaskGenerator) else None
 
 
-def _shown(members: Sequence[RolloutItem]) -> Iterator[str]:
+def _image_hashes_of_group(members: Sequence[RolloutItem]) -> Iterator[str]:
     """Yields the images of members that may be trained and whose images were sent to the engine."""
     for item in members:
         if _refusal(item) is None and not why_not_sent(item.generations):
@@ -368,13 +368,13 @@ def _shown(members: Sequence[RolloutItem]) -> Iterator[str]:
 def images_of(item: RolloutItem) -> list[str]:
     """Returns the hashes of all images that a trajectory may need, each once."""
     in_generations = (sha256 for generation in item.generations for sha256 in generation.images or ())
-    return list(dict.fromkeys([*item.images, *in_generations, *shown_in_messages(item.messages)]))
+    return list(dict.fromkeys([*item.images, *in_generations, *image_hashes_in_messages(item.messages)]))
 
 
 def images_of_rows(item: RolloutItem) -> list[str]:
     """Returns the images of a trajectory's rows, with repetitions, as their tensors are joined."""
     if not item.generations:
-        return list(shown_in_messages(item.messages))
+        return list(image_hashes_in_messages(item.messages))
     rows = _with_image_hashes(pack_training_rows(item.generations), item)
     return [sha256 for row in rows for sha256 in row.images or ()]
 
@@ -492,7 +492,7 @@ def _with_image_hashes(rows: list[TrainingRow], item: RolloutItem) -> list[Train
     """Adds the images of the messages to a single row whose generations do not name their images."""
     if len(rows) != 1 or rows[0].images is not None:
         return rows
-    return [replace(rows[0], images=shown_in_messages(item.messages))]
+    return [replace(rows[0], images=image_hashes_in_messages(item.messages))]
 
 
 def _replies(item: RolloutItem) -> str:

@@ -78,7 +78,7 @@ class TrackingSettings:
     tensorboard: Path | None = None
     example_interval: int = 10
 
-    def wants_examples(self, rollout_id: int) -> bool:
+    def logs_examples(self, rollout_id: int) -> bool:
         """Returns True if examples of this rollout are logged."""
         has_sink = self.use_wandb or self.json_lines is not None or self.tensorboard is not None
         return has_sink and self.example_interval > 0 and rollout_id % self.example_interval == 0

@@ -358,7 +358,7 @@ def _area(data: bytes) -> int:
         return 0
 
 
-def shown_in_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def image_hashes_in_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Returns the hashes of the images before the last reply of an append-only conversation, in order.
 
     Images after the last reply are in no generation.

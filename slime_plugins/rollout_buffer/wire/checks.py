@@ -152,12 +152,12 @@ def _sentence(error: ErrorDetails, where: str) -> str:
         said = str(error["ctx"]["error"])
         return f"{path}{said}" if said.startswith((".", "[")) else f"{path} {said}"
     if error["type"] in _KINDS_WANTED:
-        return f"{path} must be {_KINDS_WANTED[error['type']]}, not {_shown(error['input'])}"
+        return f"{path} must be {_KINDS_WANTED[error['type']]}, not {_input_in_error(error['input'])}"
     wanted, colon, reason = error["msg"].replace("Input should be", "must be").partition(": ")
-    return f"{path} {wanted}, not {_shown(error['input'])}{colon}{reason}"
+    return f"{path} {wanted}, not {_input_in_error(error['input'])}{colon}{reason}"
 
 
-def _shown(value: Any) -> str:
+def _input_in_error(value: Any) -> str:
     if isinstance(value, str):
         return repr(value[:80])
     if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):

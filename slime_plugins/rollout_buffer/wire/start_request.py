@@ -25,6 +25,7 @@ from pydantic import (
 
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.redaction import holds_mask
+from slime_plugins.rollout_buffer.rules.job_settings import DEFAULTS
 from slime_plugins.rollout_buffer.rules.typos import MAX_KEYS, misspelt, nearest
 from slime_plugins.rollout_buffer.types import SamplingParams
 from slime_plugins.rollout_buffer.wire.request_fields import (
@@ -171,13 +172,13 @@ class JobSettings(BaseModel):
     """How often the input is gone through."""
     num_repeat_per_sample: Annotated[Count, Field(ge=1, le=4096)] = 1
     """n, the slots of each group, or `samples`."""
-    tokenizer_path: Path | None = None
+    tokenizer_path: Path | None = DEFAULTS.tokenizer_path
     """The trainer's tokenizer: a folder on the buffer host. Or `tokenizer`."""
     max_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
     """Cap of one generation when `sampling_params` has none; 4096 when neither says."""
     sampling_params: SamplingPayload = SamplingPayload()
     """How the engine samples."""
-    evaluation: bool = False
+    evaluation: bool = DEFAULTS.evaluation
     """The results are measured and not trained: no group is filtered for having equal rewards."""
     engine_api: Annotated[str, AfterValidator(_known_engine_api)] = "sglang"
     """How the engine is asked: SGLang's `/generate`, or `/chat/completions` of any server, for evaluations alone."""
@@ -188,21 +189,21 @@ class JobSettings(BaseModel):
     sampling_seed: Annotated[Count, Field(ge=0)] | None = None
     """Each slot samples with a seed of its own that is made of it, as far as the engine heeds seeds."""
 
-    min_valid_group_size_ratio: Ratio = 1.0
+    min_valid_group_size_ratio: Ratio = DEFAULTS.min_valid_group_size_ratio
     """Fraction of n that must have come for a group to be valid."""
-    min_valid_item_size_ratio: Ratio = 0.7
+    min_valid_item_size_ratio: Ratio = DEFAULTS.min_valid_item_size_ratio
     """Fraction of n that must be left after `filter_item`; else the group is filtered."""
-    min_timeout_group_size_ratio: Ratio = 0.7
+    min_timeout_group_size_ratio: Ratio = DEFAULTS.min_timeout_group_size_ratio
     """Fraction of n from which a group whose time ran out is delivered, padded; below it the group fails."""
-    group_timeout_seconds: Annotated[Number, Field(gt=0)] | None = None
+    group_timeout_seconds: Annotated[Number, Field(gt=0)] | None = DEFAULTS.group_timeout_seconds
     """A begun group ends after so long without item and open session. None: 300, and unlimited where a runner plays."""
-    reward_range: Annotated[tuple[Number, Number], AfterValidator(_in_order)] | None = None
+    reward_range: Annotated[tuple[Number, Number], AfterValidator(_in_order)] | None = DEFAULTS.reward_range
     """Items whose rewards lie outside are refused (422). Without it only a generator's own range holds, if any."""
-    normalize_rewards: bool = False
+    normalize_rewards: bool = DEFAULTS.normalize_rewards
     """Z-score the rewards of each group here; tell the trainer ``--disable-rewards-normalization`` then."""
-    padding: Literal["dummy", "copy"] = "dummy"
+    padding: Literal["dummy", "copy"] = DEFAULTS.padding
     """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
-    max_attempts: Annotated[Count, Field(ge=1, le=MAX_ATTEMPTS)] = 3
+    max_attempts: Annotated[Count, Field(ge=1, le=MAX_ATTEMPTS)] = DEFAULTS.max_attempts
     """How often a slot is tried before it is given up as failed."""
     attempt_timeout_seconds: Annotated[Number, Field(gt=0)] | None = 3600.0
     """An attempt of a runner that plays for more seconds, the wait for a device aside, fails. None is unlimited."""
@@ -210,15 +211,15 @@ class JobSettings(BaseModel):
     """Gives up what still runs of a group that fails whatever it brings: too many of its slots were given up."""
     stop_after_failures: Annotated[Count, Field(ge=0, le=MAX_COUNT)] = 16
     """A job fails when so many attempts in a row, of two instances or more, failed with one error code. 0: never."""
-    max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = 256
+    max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = DEFAULTS.max_groups_ahead
     """New groups wait while this many are played, ready or leased. None is unlimited."""
-    max_groups_ready: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
+    max_groups_ready: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = DEFAULTS.max_groups_ready
     """New groups wait while this many are ready. None is unlimited; slime's trainer sends the groups of a rollout."""
-    max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = None
+    max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = DEFAULTS.max_weight_version_lag
     """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
-    staleness_policy: Literal["admit", "drop", "flag"] | None = None
+    staleness_policy: Literal["admit", "drop", "flag"] | None = DEFAULTS.staleness_policy
     """How the lag is kept: begin later, drop, only name. `admit` where a runner begins episodes, else `drop`."""
-    pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = 3600.0
+    pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = DEFAULTS.pause_when_idle_s
     """A job with groups ready that nobody polls for this long pauses itself; the next poll resumes it. None: never."""
 
     @model_validator(mode="after")

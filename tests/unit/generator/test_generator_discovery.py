@@ -20,7 +20,7 @@ GOOD = 'TASK_TYPE = "good"\ndef run_rollout(data): ...\n'
 def finish(discovery: GeneratorDiscovery) -> dict[str, str]:
     """Tends until all is known of the files as they are now; returns what is broken."""
     deadline = time.monotonic() + 100
-    discovery.look()
+    discovery.read_file_times()
     while discovery.catalog is None or discovery.catalog["files"] != discovery._files:
         assert time.monotonic() < deadline
         discovery.reconcile()

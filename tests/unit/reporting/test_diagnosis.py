@@ -168,7 +168,7 @@ def test_backpressure_says_whether_anybody_ever_polled() -> None:
     ],
 )
 def test_weights_that_stand_still_are_said_beside_what_moves(who: StuckCounter, words: str) -> None:
-    stuck = StuckWeights(who=who, count=12, looked_at=16, version=1, trainers_version=9)
+    stuck = StuckWeights(who=who, count=12, examined=16, version=1, trainers_version=9)
     found = explain_job(replace(AT_WORK, stuck_weights=stuck, max_weight_version_lag=4))
     assert [one.code for one in found] == ["weights_stand_still", "moving"]
     assert words in found[0].message

@@ -109,7 +109,7 @@ def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """A buffer on the real clock, and a runner that looks around often and retries at once."""
     monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
     monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(group_admission, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(group_admission, "POLL_INTERVAL_S", 0.02)
     buffer = Buffer(Store(tmp_path / "data"))
     yield buffer
     buffer.store.close()

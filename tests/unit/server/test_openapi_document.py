@@ -20,9 +20,9 @@ from slime_plugins.rollout_buffer.wire import (
     StartReply,
     control_requests,
     delivery_replies,
-    delivery_requests,
     group_replies,
     job_replies,
+    poll_requests,
     query_params,
     start_request,
     trajectory_replies,
@@ -51,7 +51,7 @@ def test_every_payload_record_is_described() -> None:
     used = {kind for operation in OPERATIONS for kind in (operation.body, operation.query) if inspect.isclass(kind)}
     records = {
         kind
-        for module in (start_request, delivery_requests, control_requests, query_params)
+        for module in (start_request, poll_requests, control_requests, query_params)
         for kind in vars(module).values()
         if inspect.isclass(kind) and issubclass(kind, BaseModel) and kind.__module__ == module.__name__
     }
@@ -63,8 +63,8 @@ def test_every_field_is_described_with_its_meaning() -> None:
     schemas = openapi_document(OPERATIONS)["components"]["schemas"]
     for model in (
         start_request.StartPayload,
-        delivery_requests.PollPayload,
-        delivery_requests.AckPayload,
+        poll_requests.PollPayload,
+        poll_requests.AckPayload,
         start_request.SamplingPayload,
     ):
         properties = schemas[model.__name__]["properties"]

@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.reporting.job_description import shown_settings
+from slime_plugins.rollout_buffer.reporting.job_description import settings_for_display
 from tests.support import start_external
 
 OPTIONS: dict[str, Any] = {"a": {"b": [1, 2.5, None, True, 'é"\\']}, "flag": False, "text": "t", "a.b $[0]": 1}
@@ -18,7 +18,7 @@ def test_options_do_not_lie_in_the_row_that_every_write_reads(buffer: Buffer) ->
     job = start_external(buffer, job_id="j", **OPTIONS)
     assert not OPTIONS.keys() & job.settings.kept.keys()
     assert buffer.job_settings(job).options == OPTIONS
-    assert shown_settings(buffer.store, job) == {**job.settings.kept, **OPTIONS}
+    assert settings_for_display(buffer.store, job) == {**job.settings.kept, **OPTIONS}
 
 
 def test_another_value_of_an_option_is_another_job(buffer: Buffer) -> None:

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
-from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.support import poll, start_external, uids, write, written

@@ -55,7 +55,7 @@ def test_what_a_restored_backup_left_open_is_closed_at_start(folder: Path, caplo
     folder.chmod(0o755)
     for path in opened:
         path.chmod(0o644)
-    data_dir.own(folder).close()
+    data_dir.acquire_ownership(folder).close()
     data_dir.restrict_permissions(folder)
     assert mode(folder) == 0o700
     assert [mode(path) for path in opened] == [0o600] * 3
@@ -65,7 +65,7 @@ def test_what_a_restored_backup_left_open_is_closed_at_start(folder: Path, caplo
 def test_what_is_not_the_buffers_is_left_as_it_is(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "tasks.jsonl").touch(mode=0o644)
     folder.chmod(0o755)
-    data_dir.own(folder).close()
+    data_dir.acquire_ownership(folder).close()
     data_dir.restrict_permissions(folder)
     assert (mode(folder / "tasks.jsonl"), mode(folder)) == (0o644, 0o755)
     assert "use a folder of its own" in caplog.text
@@ -100,7 +100,7 @@ def test_another_user_reads_nothing_and_takes_no_lock(tmp_path: Path, folder: Pa
         path.chmod(0o755 if path.is_dir() else 0o644)
     before = subprocess.run([sys.executable, "-c", STRANGER, str(folder)], capture_output=True, text=True, check=True)
     assert "opened /buffer.sqlite3" in before.stdout, "the test can see what it looks for"
-    data_dir.own(folder).close()
+    data_dir.acquire_ownership(folder).close()
     data_dir.restrict_permissions(folder)
     after = subprocess.run([sys.executable, "-c", STRANGER, str(folder)], capture_output=True, text=True, check=True)
     assert after.stdout == ""
@@ -112,7 +112,7 @@ def test_another_user_reads_nothing_and_takes_no_lock(tmp_path: Path, folder: Pa
 def test_a_second_serve_is_refused_before_it_opens_or_migrates_anything(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = data_dir.own(folder)
+    owner = data_dir.acquire_ownership(folder)
     become_next_version(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match="another rollout-buffer serve"):
         Supervisor(ServeSettings(data_dir=folder, port=1)).run()
@@ -123,7 +123,7 @@ def test_a_second_serve_is_refused_before_it_opens_or_migrates_anything(
 def test_nobody_migrates_what_a_living_supervisor_of_another_version_has(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = data_dir.own(folder)
+    owner = data_dir.acquire_ownership(folder)
     become_next_version(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match="another version"):
         Store(folder)
@@ -134,7 +134,7 @@ def test_nobody_migrates_what_a_living_supervisor_of_another_version_has(
 
 
 def test_beside_a_living_supervisor_of_the_same_version_it_is_opened(folder: Path) -> None:
-    owner = data_dir.own(folder)
+    owner = data_dir.acquire_ownership(folder)
     assert data_dir.is_owned(folder)
     Store(folder).close()
     owner.close()

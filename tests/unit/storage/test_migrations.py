@@ -12,7 +12,8 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.data_dir import DATABASE
-from slime_plugins.rollout_buffer.storage.store import SCHEMA_FILE, Store, _create
+from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_FILE, create_database
+from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
 from tests.support import become_next_version, poll, start_external, uids, write, written
 
@@ -100,7 +101,7 @@ def test_of_many_who_make_a_database_at_once_all_get_the_same(tmp_path: Path) ->
     database = tmp_path / DATABASE
     Store(tmp_path).close()
     made = database.stat().st_ino
-    _create(tmp_path)
+    create_database(tmp_path)
     assert database.stat().st_ino == made
     assert [path.name for path in tmp_path.glob(f"{DATABASE}*")] == [DATABASE]
 

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import trainer_args
-from slime.rollout.agent_rollout_batch import OWN_REWARDS_PATH, BatchRule, make_odd_dummies, played, rule_of
+from slime.rollout.agent_rollout_batch import (
+    OWN_REWARDS_PATH,
+    BatchRule,
+    played,
+    replace_trajectories_without_log_probs,
+    rule_of,
+)
 from slime.rollout.agent_rollout_samples import Group, rows_of, trajectories_of
 from slime.rollout.agent_rollout_settings import ShortGroups
 from slime.utils.types import Sample
@@ -139,10 +145,10 @@ def test_odd_trajectories_without_log_probs_become_dummies_and_the_others_keep_t
     odd = [member("odd", log_probs=False), [member("rows"), member("rows", log_probs=False)]]
     groups: list[Group] = [[member("a"), member("b"), member("c"), odd[0]], [member("d"), odd[1], member("e")]]
 
-    assert make_odd_dummies(groups) == 2
+    assert replace_trajectories_without_log_probs(groups) == 2
     assert [rows_of(entry)[0].remove_sample for entry in groups[0]] == [False, False, False, True]
     assert "no log-probs" in groups[1][1].metadata["dummy_reason"]
-    assert make_odd_dummies(groups) == 0
+    assert replace_trajectories_without_log_probs(groups) == 0
 
 
 @pytest.mark.parametrize(

@@ -183,5 +183,5 @@ def test_examples_come_every_so_many_rollouts_and_only_where_somebody_looks() ->
     never = read_tracking_settings(trainer_args(use_wandb=True, rollout_buffer_example_interval=0))
     unheard = read_tracking_settings(trainer_args(rollout_buffer_example_interval=1))
 
-    assert [number for number in range(7) if every_third.wants_examples(number)] == [0, 3, 6]
-    assert not any(never.wants_examples(number) or unheard.wants_examples(number) for number in range(7))
+    assert [number for number in range(7) if every_third.logs_examples(number)] == [0, 3, 6]
+    assert not any(never.logs_examples(number) or unheard.logs_examples(number) for number in range(7))

@@ -182,7 +182,7 @@ def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) 
     from slime_plugins.rollout_buffer.evaluation.evaluate import EvaluationStoppedError, evaluate
 
     try:
-        with _stopped_by_sigterm(), _shown() as watch:
+        with _stopped_by_sigterm(), _live_report() as watch:
             return evaluate(settings, ks, watch)
     except EvaluationStoppedError as stopped:
         _print_report(stopped.report, None, settings.output, as_json=as_json)
@@ -258,7 +258,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Report], None]]:
+def _live_report() -> Iterator[Callable[[Report], None]]:
     """Shows progress on stderr: live in a terminal, else a line now and then."""
     if not errors.is_terminal:
         yield _Notes().note

@@ -46,7 +46,7 @@ class RewardSettings(SettingsSection):
             raise ValueError("step_scale_min must not exceed step_scale_max")
         return self
 
-    def asks_device(self, *, ended_by_agent: bool) -> bool:
+    def needs_device_score(self, *, ended_by_agent: bool) -> bool:
         return ended_by_agent or not self.success_needs_ending
 
     def earned(

@@ -85,7 +85,7 @@ class RewardRule(Protocol):
 
     score_range: ClassVar[tuple[float, float]]
 
-    def asks_device(self, *, ended_by_agent: bool) -> bool:
+    def needs_device_score(self, *, ended_by_agent: bool) -> bool:
         """Returns True if the device's score counts for an episode with that end."""
         ...
 
@@ -190,7 +190,7 @@ class TaskRunner:
         Raises:
             DeviceError: the device cannot be scored, or its score is out of range.
         """
-        counts = not given_up and self._rewards.asks_device(ended_by_agent=ended_by_agent)
+        counts = not given_up and self._rewards.needs_device_score(ended_by_agent=ended_by_agent)
         return self._rewards.earned(
             score=await self._read_score() if counts else None,
             ended_by_agent=ended_by_agent,

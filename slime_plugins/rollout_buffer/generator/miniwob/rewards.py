@@ -25,7 +25,7 @@ class PageReward:
 
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
-    def asks_device(self, *, ended_by_agent: bool) -> bool:
+    def needs_device_score(self, *, ended_by_agent: bool) -> bool:
         """Returns True: a page that has not ended scores 0."""
         del ended_by_agent
         return True

@@ -63,7 +63,7 @@ def coloured(session: TrainerSession) -> str:
     return coloured_text(list(_sections(session)))
 
 
-def shown_page(session: TrainerSession) -> str:
+def session_page(session: TrainerSession) -> str:
     """Returns the rows as a self-contained HTML page."""
     return page(list(_sections(session)))
 

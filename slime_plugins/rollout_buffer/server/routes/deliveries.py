@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.server.http import (
 from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.state.reward_versions import scores_for
 from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, DeliveryPage, PollReply
-from slime_plugins.rollout_buffer.wire.delivery_requests import AckPayload, PollPayload
+from slime_plugins.rollout_buffer.wire.poll_requests import AckPayload, PollPayload
 from slime_plugins.rollout_buffer.wire.query_params import (
     DeliveryQuery,
     PageQuery,

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnknownTaskTypeError,
 )
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
-from slime_plugins.rollout_buffer.reporting.job_description import describe_job, shown_settings
+from slime_plugins.rollout_buffer.reporting.job_description import describe_job, settings_for_display
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.serve_settings import generator_files
 from slime_plugins.rollout_buffer.server.http import (
@@ -209,7 +209,7 @@ def job(job_id: str) -> JobDetails:
     found = buffer.job(job_id)
     return JobDetails(
         **describe_job(buffer.store, found),
-        settings=shown_settings(buffer.store, found),
+        settings=settings_for_display(buffer.store, found),
         devices=devices_of_job(buffer.store, found.key),
     )
 

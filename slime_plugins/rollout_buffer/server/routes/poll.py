@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
 from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, DeliveredGroups, PollReply
-from slime_plugins.rollout_buffer.wire.delivery_requests import PollPayload
+from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 POLL_NOTE_INTERVAL_S = 5.0

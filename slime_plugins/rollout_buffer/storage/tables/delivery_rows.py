@@ -77,7 +77,7 @@ def delivery_of_poll(connection: Connection, job_key: int, consumer_id: str, pol
     return None if row is None else as_delivery(row)
 
 
-def lapsed_deliveries(connection: Connection, now: float) -> list[DeliveryRecord]:
+def expired_leases(connection: Connection, now: float) -> list[DeliveryRecord]:
     """Returns leased deliveries whose lease has expired."""
     query = "SELECT * FROM deliveries WHERE state = 'leased' AND lease_expires_at <= ?"
     return [as_delivery(row) for row in connection.execute(query, (now,))]
@@ -116,7 +116,7 @@ def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
     connection.execute("UPDATE portion_sums SET reported_in = NULL WHERE reported_in = ?", (delivery_key,))
 
 
-def hand_over(connection: Connection, source: int, target: int, state: GroupState) -> None:
+def move_groups_to_delivery(connection: Connection, source: int, target: int, state: GroupState) -> None:
     """Assigns the groups and reports of ``source`` to another delivery of the same job, and its ready groups ``state``.
 
     The rows of ``source`` in ``delivery_groups`` stay.
@@ -161,11 +161,14 @@ def ready_groups(connection: Connection, job_key: int, limit: int | None) -> lis
     return [group_rows.as_group(row) for row in connection.execute(query, (job_key, -1 if limit is None else limit))]
 
 
-def count_in_state(connection: Connection, job_key: int, *states: GroupState) -> int:
-    """Counts the groups of a job with rows in the given states."""
-    marks = ", ".join("?" for _ in states)
-    query = f"SELECT count(*) FROM groups WHERE job_key = ? AND state IN ({marks})"
-    return int(connection.execute(query, (job_key, *(state.value for state in states))).fetchone()[0])
+def count_ready_and_leased(connection: Connection, job_key: int) -> tuple[int, int]:
+    """Counts the groups of a job that wait for the trainer."""
+    query = (
+        "SELECT count(*) FILTER (WHERE state = 'ready'), count(*) FILTER (WHERE state = 'leased') FROM groups "
+        "WHERE job_key = ? AND state IN ('ready', 'leased')"
+    )
+    ready, leased = connection.execute(query, (job_key,)).fetchone()
+    return int(ready), int(leased)
 
 
 def has_groups(connection: Connection, job_key: int, *states: GroupState) -> bool:
@@ -206,19 +209,6 @@ def skip_groups(connection: Connection, group_keys: Sequence[int], cause: Cause)
     """Marks undelivered groups as skipped."""
     rows = [(cause.message, cause.code.value, key) for key in group_keys]
     connection.executemany("UPDATE groups SET state = 'skipped', cause = ?, cause_code = ? WHERE key = ?", rows)
-
-
-def stale_ready_groups(
-    connection: Connection, job_key: int, trainer_run: int, oldest_allowed: int, *, version_of_earlier_runs: int
-) -> list[int]:
-    """Returns ready groups with a member sampled by weights older than allowed; versions count in the present run."""
-    query = (
-        "SELECT groups.key FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "
-        "WHERE groups.job_key = ? AND groups.state = 'ready' AND oldest_version IS NOT NULL GROUP BY groups.key "
-        "HAVING min(CASE WHEN trainer_run = ? THEN oldest_version ELSE ? END) < ?"
-    )
-    rows = connection.execute(query, (job_key, trainer_run, version_of_earlier_runs, oldest_allowed))
-    return [int(row[0]) for row in rows]
 
 
 def count_as_delivered(connection: Connection, group_keys: Sequence[int], cause: Cause) -> None:

@@ -66,7 +66,7 @@ def clone_avd(
     source, target = avd_home / f"{base}.avd", avd_home / f"{clone}.avd"
     if not (source / "config.ini").is_file():
         raise ConfigError(f"there is no virtual device {base} in {avd_home}: create it, or set avd_name")
-    with _alone(avd_home / f".{clone}.lock"):
+    with _locked(avd_home / f".{clone}.lock"):
         pid = running_emulator(source)
         mark = f"{base}\n{_digest(source)}\n"
         made_of = _mark_of(target)
@@ -77,7 +77,7 @@ def clone_avd(
         if pid is not None:
             raise DeviceError(f"the base device {base} is running (process {pid}): stop it before it is cloned")
         owned = AvdOwnership(avd_home, clone, CHECKOUT) if owner is None else nullcontext()
-        with owned, _turn(avd_home, (limits or CopyLimits()).at_once):
+        with owned, _copy_slot(avd_home, (limits or CopyLimits()).at_once):
             logger.info("cloning the virtual device %s as %s", base, clone)
             _copy(source, target, (limits or CopyLimits()).seconds_per_gb)
             point_into_clone(source, target)
@@ -144,7 +144,7 @@ def _digest(avd: Path) -> str:
 
 
 @contextmanager
-def _alone(lock_path: Path) -> Iterator[None]:
+def _locked(lock_path: Path) -> Iterator[None]:
     """Locks out other workers of this host that clone the same device."""
     with lock_path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -152,7 +152,7 @@ def _alone(lock_path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _turn(avd_home: Path, at_once: int) -> Iterator[None]:
+def _copy_slot(avd_home: Path, at_once: int) -> Iterator[None]:
     """Waits until fewer than ``at_once`` copies run; the lock of a killed process is released. Copies have a time
     limit."""
     while True:

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import LastTurn, Prompt, View
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     history_turn_message,
-    shown_again,
+    repeated_screenshot,
     with_history,
 )
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import MalformedAction, ParsedAction, ParsedReply
@@ -99,7 +99,7 @@ def _user_message(
     """Returns the whole user message; ``screenshots`` are those of all steps, the present one last, or empty."""
     present = len(screenshots)
     first = max(1, present - history_images + 1)
-    earlier = [shown_again(step, screenshots[step - 1]) for step in range(first, present)]
+    earlier = [repeated_screenshot(step, screenshots[step - 1]) for step in range(first, present)]
     return with_history(goal, lines, earlier, message)
 
 

@@ -101,7 +101,7 @@ def history_turn_message(step: int, shown: PromptObservation | str, note: str = 
     return _observation_message(_HISTORY_STEP, shown, note, current_step=str(step))
 
 
-def shown_again(step: int, screenshot: str) -> Message:
+def repeated_screenshot(step: int, screenshot: str) -> Message:
     """Returns a screenshot of an earlier step, for a later prompt."""
     return _observation_message(_SHOWN_AGAIN, screenshot, current_step=str(step))
 

@@ -1,7 +1,7 @@
-"""Pure: the typed settings of a stored job that rules on states and groups use.
+"""Pure: the typed settings of a stored job that rules on states and groups use, with their defaults.
 
-``wire.start_request.JobSettings`` validates a request; these are read from the job's row. A job stored before a setting
-existed has its default, which is equal in both.
+``wire.start_request.JobSettings`` has the limits and meaning of each and validates a request; these are read from the
+job's row. A job stored before a setting existed has its default.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,15 +28,17 @@ class StoredSettings:
     group_timeout_seconds: float | None = None
     reward_range: tuple[float, float] | None = None
     normalize_rewards: bool = False
-    padding: str = "dummy"
+    padding: Literal["dummy", "copy"] = "dummy"
     max_attempts: int = 3
     max_groups_ahead: int | None = 256
     max_groups_ready: int | None = None
     max_weight_version_lag: int | None = None
-    staleness_policy: str | None = None
+    staleness_policy: Literal["admit", "drop", "flag"] | None = None
     pause_when_idle_s: float | None = 3600.0
     kept: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+
+DEFAULTS = StoredSettings()
 
 _NAMES = frozenset(one.name for one in fields(StoredSettings)) - {"generation_cap", "reward_range", "kept"}
 

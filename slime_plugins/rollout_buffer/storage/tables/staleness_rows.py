@@ -1,4 +1,4 @@
-"""Queries for the trainer's pace: deliveries, running groups, and the weight versions of the newest episodes."""
+"""Queries on staleness: stale ready groups, the trainer's pace, and the weight versions of the newest episodes."""
 
 from __future__ import annotations
 
@@ -56,3 +56,16 @@ def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limi
         SampledEpisode(group_key=group_key, began_at=began_at, oldest_version=version)
         for group_key, version, began_at in connection.execute(query, (job_key, limit, trainer_run))
     ]
+
+
+def stale_ready_groups(
+    connection: Connection, job_key: int, trainer_run: int, oldest_allowed: int, *, version_of_earlier_runs: int
+) -> list[int]:
+    """Returns ready groups with a member sampled by weights older than allowed; versions count in the present run."""
+    query = (
+        "SELECT groups.key FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "
+        "WHERE groups.job_key = ? AND groups.state = 'ready' AND oldest_version IS NOT NULL GROUP BY groups.key "
+        "HAVING min(CASE WHEN trainer_run = ? THEN oldest_version ELSE ? END) < ?"
+    )
+    rows = connection.execute(query, (job_key, trainer_run, version_of_earlier_runs, oldest_allowed))
+    return [int(row[0]) for row in rows]
