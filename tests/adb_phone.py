@@ -21,8 +21,9 @@ import numpy as np
 
 from slime_plugins.rollout_buffer.devices import device_process
 from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
 from slime_plugins.rollout_buffer.generator.android_world.emulator import device
-from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH
 
 ADB_S = 60.0
 HELD_TASKS = "held_tasks"
@@ -37,12 +38,12 @@ class AdbPackage:
         self.taps = 0
         self._before: list[str] = []
 
-    def connect(self, ports: EmulatorPorts, adb_path: str) -> None:
-        self._before = [adb_path, "-P", str(ports.adb_server)]
+    def connect(self, endpoint: AndroidEndpoint) -> None:
+        self._before = [endpoint.adb_path, "-P", str(endpoint.adb_server_port)]
         listed = [line.split("\t")[0] for line in self._run("devices").splitlines()[1:] if line]
-        if listed != [ports.serial]:
-            raise DeviceError(f"crossed: the adb server of {ports.serial} knows {listed}")
-        self._before += ["-s", ports.serial]
+        if listed != [endpoint.serial]:
+            raise DeviceError(f"crossed: the adb server of {endpoint.serial} knows {listed}")
+        self._before += ["-s", endpoint.serial]
 
     def disconnect(self) -> None:
         pass
@@ -50,6 +51,10 @@ class AdbPackage:
     def new_task(self, name: str, params_idx: int, suite_seed: int) -> AdbTask:
         del params_idx, suite_seed
         return AdbTask(self, name)
+
+    def app_packages(self, task: Any) -> list[str]:
+        del task
+        return []
 
     def adb(self, *words: str) -> str:
         said = self._run(*words)

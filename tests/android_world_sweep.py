@@ -21,6 +21,7 @@ from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
 from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from tests.android_world_player import SOLUTIONS
 from tests.simulated_phone_player import Player
 
@@ -40,7 +41,7 @@ def main(words: list[str]) -> None:
             emulator_path=str(sdk.emulator_path),
             adb_path=str(sdk.adb_path),
         )
-        device = AndroidWorldDevice(settings, 0)
+        device = AndroidWorldDevice(settings, 0, EmulatorProcess(settings, 0))
         try:
             with Path(words[0]).open("a", encoding="utf-8") as output:
                 for name in words[1:] or device.package.task_names():

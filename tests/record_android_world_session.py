@@ -22,6 +22,7 @@ from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
 )
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 
 PLACES = {"app": (204, 632), "add": (949, 2100), "field": (540, 521)}
@@ -62,7 +63,7 @@ def main(words: list[str]) -> None:
             emulator_path=str(sdk.emulator_path),
             adb_path=str(sdk.adb_path),
         )
-        device = AndroidWorldDevice(settings, 0)
+        device = AndroidWorldDevice(settings, 0, EmulatorProcess(settings, 0))
         try:
             record = sdk.devices / "exchanges" / f"{device.health()['serial']}.jsonl"
             _play(device, ExchangeRecorder(record))

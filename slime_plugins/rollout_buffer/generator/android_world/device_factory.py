@@ -57,5 +57,6 @@ def _android_world(settings: AndroidWorldSettings, index: int) -> Device[Action]
         options = settings.for_devices().device_options | {"android_world_python": ""}
         return DeviceProcess(settings.android_world_python, DEVICE_KIND, options, index, setting="android_world_python")
     from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+    from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 
-    return AndroidWorldDevice(settings, index)
+    return AndroidWorldDevice(settings, index, EmulatorProcess(settings, index))

@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures impo
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.testing.fake_android_host import ENDPOINT
 from tests.watchdog_device import make_sdk, recorded
 
 # ---- the order of an episode -----------------------------------------------------------------------------------------
@@ -107,9 +108,18 @@ class WrittenPackage:
     def drop_accessibility_trees(self) -> None:
         pass
 
-    def check_alive(self) -> None:
+    def check_alive(self) -> bool:
         if self.broken:
             raise DeviceError(self.broken)
+        return True
+
+    def restore(self, packages: list[str]) -> bool:
+        assert packages == ["org.app"]
+        return True
+
+    def app_packages(self, task: Any) -> list[str]:
+        del task
+        return ["org.app"]
 
     def check_forwarder(self) -> None:
         pass
@@ -120,7 +130,7 @@ def device_on(package: Any) -> AndroidWorldDevice:
     device._closed, device._package, device._gestures, device._host = False, package, package, package
     device._settings = AndroidWorldSettings(suite_seed=7)
     device._times = StabilityTimeouts(change_s=0.0, still_s=1.0, between_s=0.001)
-    device._task, device._solved_at_start = None, False
+    device._task, device._solved_at_start, device._endpoint = None, False, ENDPOINT
     return device
 
 
@@ -232,6 +242,8 @@ STUBS = {
     "android_env/proto/adb_pb2.py": "",
     "android_world/__init__.py": "import tempfile\nFOLDER = tempfile.gettempdir()\n",
     "android_world/registry.py": "class TaskRegistry:\n    def get_registry(self, suite): return {}\n",
+    "android_world/task_evals/__init__.py": "",
+    "android_world/task_evals/task_eval.py": "",
     "android_world/env/__init__.py": "",
     "android_world/env/adb_utils.py": "APPS = []\ndef get_all_package_names(env): return APPS\n",
     "android_world/env/android_world_controller.py": (
@@ -248,19 +260,21 @@ CONNECT = """
 import json, os, sys, tempfile
 tempfile.gettempdir()  # remembered from here on, unless told otherwise
 from pathlib import Path
-from types import SimpleNamespace
 from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
 from slime_plugins.rollout_buffer.generator.android_world.emulator import package as room
 package = room.AndroidWorldPackage(Path(sys.argv[1]))
 import android_world
 from android_world.env import adb_utils, android_world_controller
-ports = SimpleNamespace(console=5570, grpc=8600, adb_server=5050)
+endpoint = AndroidEndpoint(
+    serial="emulator-5570", adb_path="/sdk/adb", adb_server_port=5050, console_port=5570, grpc_port=8600
+)
 try:
-    package.connect(ports, "/sdk/adb")
+    package.connect(endpoint)
 except DeviceError as error:
     refused = error.message
 adb_utils.APPS.append(room.FORWARDER_PACKAGE)
-package.connect(ports, "/sdk/adb")
+package.connect(endpoint)
 simulator = package.env.controller.env.simulator
 again = android_world_controller.get_controller(5554, "adb", 8554)
 print(json.dumps({
@@ -330,14 +344,18 @@ def test_an_emulator_starts_headless_and_cold_on_ports_and_an_adb_server_of_its_
 ) -> None:
     flagged = settings.model_copy(update={"emulator_flags": "-no-window -no-audio -gpu host -memory 4096"})
     with closing(EmulatorProcess(flagged, 4)) as host:
-        ports = host.start()
+        endpoint = host.start()
         words, environment = how_it_was_started(tmp_path)
     said = {words[place]: words[place + 1] for place in range(len(words) - 1)}
-    assert (said["-avd"], said["-port"], said["-grpc"]) == ("orphan_test_4", str(ports.console), str(ports.grpc))
+    assert (said["-avd"], said["-port"], said["-grpc"]) == (
+        "orphan_test_4",
+        str(endpoint.console_port),
+        str(endpoint.grpc_port),
+    )
     assert {"-no-window", "-no-snapshot", "-no-audio"} <= set(words)
     assert (said["-gpu"], said["-memory"], "-no-metrics" in words) == ("host", "4096", False)
     assert {name: value for name, value in environment.items() if name in KEPT} == {
-        "ANDROID_ADB_SERVER_PORT": str(ports.adb_server),
+        "ANDROID_ADB_SERVER_PORT": str(endpoint.adb_server_port),
         "ANDROID_AVD_HOME": settings.android_avd_home,
         "no_proxy": "localhost,127.0.0.1,10.0.2.2",
         "ROLLOUT_BUFFER_DEVICE": "orphan_test_4",
@@ -422,7 +440,7 @@ class SettingUp:
         made.append(self)
         assert not temporary.exists() or temporary.is_dir()
 
-    def connect(self, _ports: Any, _adb_path: str, *, set_up_apps: bool) -> None:
+    def connect(self, _endpoint: Any, *, set_up_apps: bool) -> None:
         self.connected.append(set_up_apps)
 
     def adb(self, *words: str) -> str:

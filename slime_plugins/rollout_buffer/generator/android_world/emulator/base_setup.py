@@ -40,7 +40,7 @@ def set_up_base_device(settings: AndroidWorldSettings) -> list[str]:
     package = AndroidWorldPackage(folder.path / "tmp")
     host = EmulatorProcess(settings, _INDEX, boots_the_base=True)
     try:
-        package.connect(host.start(), host.adb_path, set_up_apps=True)
+        package.connect(host.start(), set_up_apps=True)
         kept = package.adb("shell", "ls", _SNAPSHOTS).split()
         package.disconnect()
         host.shut_down()

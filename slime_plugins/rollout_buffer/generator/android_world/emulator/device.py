@@ -1,4 +1,4 @@
-"""``AndroidWorldDevice``: a ``Device`` over the real ``android_world`` package on its own Android emulator.
+"""``AndroidWorldDevice``: a ``Device`` over the real ``android_world`` package on the Android of a host.
 
 The order of an episode: create the task object for (suite seed, task, index); go home; remove traces of automation;
 ``initialize_task``; read the goal, which is complete only now; check whether the task is already solved; actions; read
@@ -11,16 +11,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
+from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidHost
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess, check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
-from slime_plugins.rollout_buffer.generator.android_world.emulator.package import (
-    AndroidWorldPackage,
-    check_package,
-)
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage, check_package
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
     ScreenSample,
     Stability,
@@ -40,28 +38,38 @@ _LEAVES_THE_SCREEN = frozenset({ActionKind.ANSWER, ActionKind.TERMINATE, ActionK
 
 
 class AndroidWorldDevice:
-    """Device ``index``: owns its emulator and the connection to it, until ``close``.
+    """Device ``index``: owns its host and the connection to its Android, until ``close``.
+
+    ``package`` is for tests and packages of another kind; without one ``android_world`` is imported.
 
     Raises (when made):
-            ConfigError: the packages, the SDK or the virtual device are missing.
-            DeviceError: the emulator did not boot.
+            ConfigError: the packages are missing, or the host cannot start here.
+            DeviceError: Android did not come up.
     """
 
     _solved_at_start = False
 
-    def __init__(self, settings: AndroidWorldSettings, index: int, times: StabilityTimeouts | None = None) -> None:
-        check_package()
-        check_sdk(settings)
+    def __init__(
+        self,
+        settings: AndroidWorldSettings,
+        index: int,
+        host: AndroidHost,
+        *,
+        package: AndroidWorldPackage | None = None,
+        times: StabilityTimeouts | None = None,
+    ) -> None:
+        if package is None:
+            check_package()  # before there is anything to clean up
         self._settings = settings
         self._times = times or StabilityTimeouts()
         self._folder = WorkerFolder(f"rollout_buffer_android_world_{index}")
-        self._host = EmulatorProcess(settings, index)
-        self._package = AndroidWorldPackage(self._folder.path / "tmp")
+        self._host = host
+        self._package = package or AndroidWorldPackage(self._folder.path / "tmp")
         self._gestures = Gestures(self._package)
         self._task: Any = None
         self._closed = False
         try:
-            self._package.connect(self._host.start(), self._host.adb_path)
+            self._connect()
         except BaseException:
             self.close()
             raise
@@ -79,6 +87,7 @@ class AndroidWorldDevice:
     def reset(self, task_name: str, params_idx: int) -> Observation:
         self._check_open()
         self._tear_down()
+        self._check_clock(task_name)
         self._task = self._initialized(task_name, params_idx)
         try:
             self._solved_at_start = self._is_solved()
@@ -88,7 +97,7 @@ class AndroidWorldDevice:
             raise
         except Exception as error:
             self._tear_down()
-            self._check_usable()  # raises the device's error instead of blaming the task
+            self._check_kept()  # raises the device's error instead of blaming the task
             message = f"{task_name} {params_idx} cannot be started: {type(error).__name__}: {error}"
             raise EnvironmentSetupError(message) from error
 
@@ -112,7 +121,7 @@ class AndroidWorldDevice:
             self._package.await_fresh_tree()  # some tasks read it, and the newest may precede the last action
             success = self._success_of(task)
             if success < 1.0:
-                self._host.check_alive()  # many tasks cannot tell a dead device from a missing file
+                self._check_kept()  # many tasks cannot tell a dead device from a missing file
             return success
         except EpisodeError:
             raise
@@ -120,17 +129,16 @@ class AndroidWorldDevice:
             raise DeviceError(f"the score could not be read: {type(error).__name__}: {error}") from error
 
     def health(self) -> Mapping[str, str]:
-        """As ``Device.health``: the emulator runs, Android answers, and its accessibility forwarder sends."""
+        """As ``Device.health``: Android answers, and its accessibility forwarder sends."""
         self._check_open()
         self._check_usable()
-        ports = self._host.ports
-        return {"kind": "android_world", "serial": "" if ports is None else ports.serial}
+        return {"kind": self._settings.device, "serial": self._endpoint.serial}
 
     def lost(self) -> str:
         return "" if self._closed else self._host.lost()
 
     def close(self) -> None:
-        """As ``Device.close``: tears the task down, closes the connection and stops the emulator."""
+        """As ``Device.close``: tears the task down, closes the connection and the host."""
         if self._closed:
             return
         self._closed = True
@@ -143,11 +151,25 @@ class AndroidWorldDevice:
 
     # The parts of a reset
 
+    def _connect(self) -> None:
+        self._endpoint = self._host.start()
+        self._package.connect(self._endpoint)
+
+    def _check_clock(self, task_name: str) -> None:
+        if Capability.CLOCK not in self._endpoint.capabilities and self._package.sets_the_clock(task_name):
+            left = [name for name in self._package.task_names() if not self._package.sets_the_clock(name)]
+            raise EnvironmentSetupError(
+                f"{task_name} sets the clock, and the clock of {self._endpoint.serial} is another system's, too: such "
+                f"devices play only {', '.join(left) or 'none of the tasks'}"
+            )
+
     def _initialized(self, task_name: str, params_idx: int) -> Any:
         """Returns a task that is set up. A failed set-up is retried once, with a new task object."""
         failure: Exception | None = None
         for _ in range(_INITIALIZE_ATTEMPTS):
             task = self._package.new_task(task_name, params_idx, self._settings.suite_seed)
+            if not self._host.restore(self._package.app_packages(task)):
+                self._connect()
             try:
                 self._package.env.reset(go_home=True)
                 self._package.env.hide_automation_ui()
@@ -175,7 +197,7 @@ class AndroidWorldDevice:
         except Exception as error:
             if type(task).__name__ not in _READABLE_WHEN_BEGUN:
                 raise
-            self._check_usable()  # raises if the device does not answer
+            self._check_kept()
             logger.info("%s: its success cannot be read yet: %s: %s", type(task).__name__, type(error).__name__, error)
             return 0.0
 
@@ -231,8 +253,15 @@ class AndroidWorldDevice:
             raise DeviceError("the device has no task: reset it first")
         return self._task
 
+    def _check_kept(self) -> None:
+        """Raises ``DeviceError`` if Android does not answer, or was away since the last call."""
+        if not self._host.check_alive():
+            self._connect()
+            raise DeviceError(f"{self._endpoint.serial} was away and is connected again")
+
     def _check_usable(self) -> None:
-        self._host.check_alive()
+        if not self._host.check_alive():
+            self._connect()
         self._package.check_forwarder()
 
     def _check_open(self) -> None:

@@ -9,11 +9,13 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CHECKOUT, CopyLimits, clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
@@ -89,7 +91,7 @@ def screen_size(avd: Path) -> tuple[int, int] | None:
 
 
 class EmulatorProcess:
-    """Owns the emulator of worker ``index``: clone, ports, adb server and process."""
+    """The ``AndroidHost`` of worker ``index`` that owns an emulator: clone, ports, adb server and process."""
 
     def __init__(self, settings: AndroidWorldSettings, index: int, *, boots_the_base: bool = False) -> None:
         """``boots_the_base`` starts the base device itself instead of a clone, to set it up."""
@@ -108,12 +110,14 @@ class EmulatorProcess:
         """Path of the adb program."""
         return str(Path(self._settings.adb_path).expanduser())
 
-    def start(self) -> EmulatorPorts:
-        """Boots the emulator and returns its ports once Android is up. May be called again after a failure.
+    def start(self) -> AndroidEndpoint:
+        """Boots the emulator and returns its endpoint once Android is up. May be called again after a failure.
 
         Raises:
+            ConfigError: as ``check_sdk``.
             DeviceError: another process uses the virtual device, or it did not boot in time; everything is cleaned up.
         """
+        check_sdk(self._settings)
         if self._owner is None:
             self._owner = AvdOwnership(self._avd_home, self._avd_name, CHECKOUT)
         try:
@@ -124,12 +128,18 @@ class EmulatorProcess:
             self.close()
             raise
 
-    def check_alive(self) -> None:
-        """Raises ``DeviceError`` if the emulator's process is gone or Android does not answer."""
+    def check_alive(self) -> bool:
+        """As ``AndroidHost.check_alive``; an emulator is never reconnected, only replaced."""
         if self._watchdog is None or self._watchdog.poll() is not None:
             raise DeviceError(f"the emulator's process is gone{self._evidence()}")
         if "device" not in self._adb("get-state"):
             raise DeviceError(f"the emulator is not a usable device{self._evidence()}")
+        return True
+
+    def restore(self, packages: Collection[str]) -> bool:
+        """Does nothing: AndroidWorld restores its apps itself, and every boot starts from the clone."""
+        del packages
+        return True
 
     def lost(self) -> str:
         """Returns why the emulator is gone although it was not stopped, "" while it runs."""
@@ -169,7 +179,7 @@ class EmulatorProcess:
             time.sleep(_POLL_S)
         self.close()
 
-    def _boot(self) -> EmulatorPorts:
+    def _boot(self) -> AndroidEndpoint:
         settings = self._settings
         timeout_s = settings.boot_timeout_s * _SHARE_OF_ANDROID
         deadline = time.monotonic() + timeout_s
@@ -188,7 +198,7 @@ class EmulatorProcess:
                 self._check_screen()
                 self._stand_still()
                 logger.info("device %d is up as %s", self._index, ports.serial)
-                return ports
+                return self._endpoint(ports)
             if "unauthorized" in self._adb_refusal:  # neither waiting nor another boot helps
                 raise misconfigured(f"adb may not use the emulator{self._evidence()}")
             if "offline" not in self._adb_refusal:
@@ -197,6 +207,16 @@ class EmulatorProcess:
                 raise DeviceError(f"adb finds the emulator offline{self._evidence()}")
             time.sleep(_POLL_S)
         raise DeviceError(f"the emulator was not up after {timeout_s:g} s{self._evidence()}")
+
+    def _endpoint(self, ports: EmulatorPorts) -> AndroidEndpoint:
+        return AndroidEndpoint(
+            serial=ports.serial,
+            adb_path=self.adb_path,
+            adb_server_port=ports.adb_server,
+            console_port=ports.console,
+            grpc_port=ports.grpc,
+            capabilities=frozenset(Capability),
+        )
 
     def _launch(self, ports: EmulatorPorts) -> subprocess.Popen[bytes]:
         settings = self._settings

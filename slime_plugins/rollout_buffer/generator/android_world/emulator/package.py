@@ -22,7 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts
+from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ _MODULES = {
     "launcher": "android_world.env.env_launcher",
     "interface": "android_world.env.interface",
     "registry": "android_world.registry",
+    "task_eval": "android_world.task_evals.task_eval",
 }
 
 
@@ -86,8 +88,8 @@ class AndroidWorldPackage:
         """``android_world.env.adb_utils``."""
         return self._modules["adb_utils"]
 
-    def connect(self, ports: EmulatorPorts, adb_path: str, *, set_up_apps: bool = False) -> None:
-        """Connects to the running emulator through its own adb server; nothing is downloaded or installed.
+    def connect(self, endpoint: AndroidEndpoint, *, set_up_apps: bool = False) -> None:
+        """Connects to the running Android through its adb server; nothing is downloaded or installed.
 
         With ``set_up_apps`` the package first downloads, installs and sets up its apps and the forwarder, which takes
         many minutes and is done once, on the base device.
@@ -100,7 +102,7 @@ class AndroidWorldPackage:
 
         def controller(*_: object, **__: object) -> Any:
             self._close_connection()  # a reconnect would leave the old server and logcat running
-            config = self._environment_config(ports, adb_path)
+            config = self._environment_config(endpoint)
             made = controllers.AndroidWorldController(
                 self._modules["loader"].load(config), install_a11y_forwarding_app=set_up_apps
             )
@@ -141,6 +143,17 @@ class AndroidWorldPackage:
         params = task_class.generate_random_params()
         params["seed"] = seed
         return task_class(params)
+
+    def sets_the_clock(self, task_name: str) -> bool:
+        """Returns True if setting this task up sets the device's clock; nearly all do."""
+        task_class = self._tasks.get(task_name)
+        own = self._modules["task_eval"].TaskEval.initialize_device_time
+        return task_class is not None and task_class.initialize_device_time is own
+
+    def app_packages(self, task: Any) -> list[str]:
+        """Returns the packages of the apps that a task names."""
+        activities = [self.adb_utils.get_adb_activity(name) for name in task.app_names if name]
+        return sorted({activity.partition("/")[0] for activity in activities if activity})
 
     def task_names(self) -> list[str]:
         """All tasks of the suite."""
@@ -218,15 +231,21 @@ class AndroidWorldPackage:
         except Exception as error:  # noqa: BLE001 - closing a broken connection may raise anything
             logger.warning("closing the connection failed: %s: %s", type(error).__name__, error)
 
-    def _environment_config(self, ports: EmulatorPorts, adb_path: str) -> Any:
+    def _environment_config(self, endpoint: AndroidEndpoint) -> Any:
         classes = self._modules["config_classes"]
+        if endpoint.console_port is None or endpoint.grpc_port is None:
+            raise DeviceError(f"{endpoint.serial} has no emulator's console and gRPC ports, which android_env needs")
         return classes.AndroidEnvConfig(
             task=classes.FilesystemTaskConfig(path=str(self._write_task())),
             simulator=classes.EmulatorConfig(
                 emulator_launcher=classes.EmulatorLauncherConfig(
-                    emulator_console_port=ports.console, adb_port=ports.console + 1, grpc_port=ports.grpc
+                    emulator_console_port=endpoint.console_port,
+                    adb_port=endpoint.console_port + 1,
+                    grpc_port=endpoint.grpc_port,
                 ),
-                adb_controller=classes.AdbControllerConfig(adb_path=adb_path, adb_server_port=ports.adb_server),
+                adb_controller=classes.AdbControllerConfig(
+                    adb_path=endpoint.adb_path, adb_server_port=endpoint.adb_server_port
+                ),
             ),
         )
 

@@ -1,0 +1,67 @@
+"""The interface between a device and whatever runs or reaches its Android: an emulator of ours, an attached phone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from slime_plugins.rollout_buffer.devices.capabilities import Capability
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AndroidEndpoint:
+    """How a running Android is reached.
+
+    ``adb_path`` is the program for all adb commands to it. ``console_port`` and ``grpc_port`` are the emulator's, None
+    where there is none.
+    """
+
+    serial: str
+    adb_path: str
+    adb_server_port: int
+    console_port: int | None = None
+    grpc_port: int | None = None
+    capabilities: frozenset[Capability] = frozenset()
+
+
+class AndroidHost(Protocol):
+    """Starts or finds one Android. Calls come one at a time, but ``lost`` may run during another.
+
+    ``testing/android_host_conformance.py`` has its conformance suite.
+    """
+
+    def start(self) -> AndroidEndpoint:
+        """Returns the endpoint once Android is up. May be called again after a failure or after ``close``.
+
+        Raises:
+            ConfigError: the settings or this machine do not allow it; a retry cannot succeed.
+            DeviceError: Android did not come up; nothing that was started is left.
+        """
+        ...
+
+    def check_alive(self) -> bool:
+        """Returns True if Android answers, False if it answers again after a reconnect: connections to it are lost.
+
+        Raises:
+            DeviceError: it does not answer, with the reason.
+        """
+        ...
+
+    def restore(self, packages: Collection[str]) -> bool:
+        """Restores the state before an episode that uses these apps, if the host has a way.
+
+        Returns False if Android was restarted or rolled back for it: connections to it are lost.
+
+        Raises:
+            DeviceError: it failed.
+        """
+        ...
+
+    def lost(self) -> str:
+        """Returns why Android is gone although it was not closed, "" while it runs. Fast."""
+        ...
+
+    def close(self) -> None:
+        """Stops what ``start`` started; a second call does nothing."""
+        ...
