@@ -5,9 +5,10 @@
 
 The checkout is slime with ``slime/rollout/fully_async_rollout.py``; the Python has slime's CPU requirements. Both sides
 run from one copy of the checkout with our files laid over it, in turns, with the same episodes (``sleeping_episodes``):
-64 at once, 24 batches of 8 groups of 8. A cell is limited by its episodes (a step takes no time) or by its training (a
-step takes 1.5 times as long as its episodes). Bias is that of the trained members of the first 120 instances against
-all of them that do not fail: their end is not the end of the run.
+64 at once, 24 batches of 8 groups of 8. ``--step-s`` is the length of a training step in seconds: 0 gives cells that
+are limited by their episodes; the recorded cell that is limited by training has 2.5. Bias is that of the trained
+members of the first 120 instances against all of them that do not fail: later ones may be cut off by the end of the
+run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """slime's rollout function for agents: ``--rollout-function-path slime.rollout.agent_rollout.generate_rollout``.
 
-Steps of a training rollout: start the job once (``start_rollout``), poll for the missing groups, convert items to
-Samples, put the groups into slime's data buffer and take a batch from it, record the consumed instances, acknowledge,
-log. An evaluation plays its files once, as separate jobs.
+A training rollout starts the job if this process has not done so (``start_rollout``), polls until its batch is full,
+converts the items to Samples, passes the groups through slime's data buffer, records the ids of consumed instances,
+acknowledges the deliveries, and logs. An evaluation plays each of its files once, each as a job of its own.
 
 The ids of consumed groups are stored in the data source's metadata by rollout, and so in the trainer's checkpoint. The
 first call of a process sends the ids of earlier rollouts as the skip list; the buffer delivers all other groups again.
@@ -98,7 +98,7 @@ LOGGING_TIMEOUT_S = 10.0
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 MAX_WAIT_OF_ONE_POLL_S = 20.0
 MAX_REFILL_FACTOR = 4
-"""At most this many times the groups of a batch are fetched to fill it; then dummies stay in it."""
+"""At most this many times ``rollout_batch_size`` groups are fetched for one batch; then dummies stay in it."""
 TASKS_WITH_SCREENSHOTS = frozenset({"android_world", "miniwob"})
 """For these the image processor is loaded before the job starts, for others with the first screenshot."""
 COUNTED = (
@@ -450,7 +450,7 @@ class _TrainingRollout:
 
     async def _fetch(self, max_groups: int, *, have: int) -> None:
         if self._feed.groups_held >= self._settings.groups_per_rollout:
-            self._feed.release()  # on-policy, and the filter needs more groups: the weights are still the same
+            self._feed.release()  # on-policy: leased groups count against max_groups_ahead
         try:
             delivery = await self._feed.next_delivery(max_groups)
         except InputExhaustedError as error:
@@ -623,13 +623,13 @@ def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
         _warn_once(
             "groups of one have no baseline: normalised rewards are NaN in slime, or 0 with post_process_rewards"
         )
-    if any(_misses_its_images(row) for rows in trajectories_of(batch) for row in rows):
+    if any(_lacks_image_tensors(row) for rows in trajectories_of(batch) for row in rows):
         _warn_once("trajectories have screenshots, but rows have only placeholder tokens: a vision model needs tensors")
     if getattr(args, "rollout_global_dataset", True) is False:
         _warn_once("--disable-rollout-global-dataset: consumed ids are not in the checkpoint; a resumed run repeats")
 
 
-def _misses_its_images(sample: Sample) -> bool:
+def _lacks_image_tensors(sample: Sample) -> bool:
     shown = bool(sample.metadata.get("has_images"))
     return shown and not sample.remove_sample and sample.multimodal_train_inputs is None
 

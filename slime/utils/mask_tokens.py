@@ -190,7 +190,7 @@ class ChunkTokenizer:
     def _boundary_at_known_text(self, chunk: Chunk, position: int) -> tuple[int, int] | None:
         """Finds the boundary of a header at the start or a trailer at the end by its ids, without offsets."""
         head, tail = chunk.text[:position], chunk.text[position:]
-        if len(head) <= _SHORT and self._starts_with_marker(head):
+        if len(head) <= _SHORT and any(head.startswith(marker) for marker in self._markers):
             ids = self._ids_of_short(head)
             if ids is not None and chunk.ids[: len(ids)] == ids:
                 return len(ids), len(ids)
@@ -202,9 +202,6 @@ class ChunkTokenizer:
                 return at, at
 
         return None
-
-    def _starts_with_marker(self, text: str) -> bool:
-        return any(text.startswith(marker) for marker in self._markers)
 
     def _ids_of_short(self, text: str) -> tuple[int, ...] | None:
         """Returns the ids of a text that is one chunk without unknown tokens; else None."""

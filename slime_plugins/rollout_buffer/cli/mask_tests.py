@@ -1,8 +1,8 @@
 """``rollout-buffer mask-tests``: runs users' tests of masks against both sides of the protocol and an engine.
 
-A test file needs no imports. It finds four names: ``rollout_server``, whose ``rollout(request)`` plays; ``trainer``,
-whose ``get_session(rollout_id)`` has ``response_ids`` and ``response_mask``; ``count_tool_output_tokens``; and
-``rollout_id``, the default id of a request.
+A test file needs no imports; four names are defined in it: ``rollout_server``, whose ``rollout(request)`` plays an
+episode; ``trainer``, whose ``get_session(rollout_id)`` has ``response_ids`` and ``response_mask``;
+``count_tool_output_tokens``; and ``rollout_id``, the default id of a request.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class TestedServer:
         return response
 
     def count_tool_output_tokens(self, messages: Sequence[Message]) -> int:
-        """Returns the number of tokens between turns: tool outputs with the text that the template adds.
+        """Returns the number of tokens between turns: tool outputs, and what the chat template adds to them.
 
-        It is computed from the messages and the chat template alone.
+        Only the messages and the chat template are used, not the recorded session.
         """
         replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         closed = [self._tokens.end_of_turn_id]
@@ -94,7 +94,7 @@ class TestedServer:
         )
 
     def names(self) -> dict[str, Any]:
-        """Returns the names that a test file finds."""
+        """Returns the names that are defined in a test file."""
         return {
             "rollout_server": self,
             "trainer": self.trainer,
@@ -104,12 +104,12 @@ class TestedServer:
 
 
 def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, on_result: OnResult) -> int:
-    """Runs the tests in a file, tells how each ended, and returns how many failed.
+    """Runs the tests in a file, reports each result to ``on_result``, and returns the number of failures.
 
     Args:
         file: functions ``test_…``, async or plain.
-        engine_url: the SGLang server to sample with; None is the scripted engine, which calls the calculator.
-        tokenizer: the folder of the engine's tokenizer; None is the scripted engine's.
+        engine_url: the SGLang server to sample with; None: the scripted engine is started, which calls the calculator.
+        tokenizer: the folder of the engine's tokenizer; None: that of the scripted engine.
         on_result: called with a sentence for each test, and whether it passed.
 
     Raises:
@@ -120,7 +120,7 @@ def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, o
 
 
 def _compiled(file: Path) -> Any:
-    """Compiles the file; bare dots that stand for omitted parts of a literal are removed."""
+    """Compiles the file; if that fails, without the lines ``..``, which stand for omitted parts of a literal."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -157,7 +157,7 @@ async def _passes(name: str, test: Callable[[], Any], on_result: OnResult) -> bo
                 await test()
             else:
                 await asyncio.to_thread(test)
-    except Exception as error:  # noqa: BLE001 - somebody's test: that it raises is the answer
+    except Exception as error:  # noqa: BLE001 - a user's test may raise any error: it has failed then
         trace = "".join(traceback.format_exception(error, limit=-2)).rstrip()
         on_result(f"FAILED {name}\n{trace}", False)
         return False

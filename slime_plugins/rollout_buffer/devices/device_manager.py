@@ -136,7 +136,7 @@ class DeviceManager:
         self._boot_turns = asyncio.Semaphore(1)
         self._boots = BootSchedule(clock())
         self._progress = 0
-        self._kept_until: asyncio.TimerHandle | None = None
+        self._reserved_until: asyncio.TimerHandle | None = None
 
     # ---- what runners call -------------------------------------------------------------------------------------------
 
@@ -149,13 +149,13 @@ class DeviceManager:
         wanted = DevicePoolSettings.model_validate(settings)
         if wanted == self._settings:
             if new_start and self._is_unrecoverable():
-                self._forget_failed_boots()
+                self._reset_failed_boots()
             return
         first_time, self._settings = self._settings is None, wanted
         self._table.lease_timeout_s = wanted.lease_timeout_s
         self._line.evaluation_share = wanted.evaluation_share
         self._boot_turns = asyncio.Semaphore(wanted.boots_at_once)
-        self._forget_failed_boots()
+        self._reset_failed_boots()
         self._outdated.set()
         self._outdated = asyncio.Event()
         self._drop_surplus_and_outdated()
@@ -205,7 +205,7 @@ class DeviceManager:
             slot.counters.add(report)
             slot.health = slot.health.after(report)
             slot.last_error = report.error or slot.last_error
-            self._take_in(slot)
+            self._check_returned(slot)
 
     async def leave(self, owner: str) -> None:
         """Removes a runner: cancels its requests and takes its leases back.
@@ -215,7 +215,7 @@ class DeviceManager:
         for claimant in [each for each in self._waiters if each.owner == owner]:
             self._answer(claimant)
         for lease in self._table.take_back_all_of(owner):
-            self._take_in(self._slots[lease.device_id])
+            self._check_returned(self._slots[lease.device_id])
 
     async def snapshot(self) -> dict[str, Any]:
         """Returns the pool's state: its name, waiting runners, and every device with its state and counters."""
@@ -242,8 +242,8 @@ class DeviceManager:
 
     async def close(self) -> None:
         """Kills all workers. The manager cannot be used afterwards."""
-        if self._kept_until is not None:
-            self._kept_until.cancel()
+        if self._reserved_until is not None:
+            self._reserved_until.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -286,12 +286,12 @@ class DeviceManager:
 
     def _serve_soon(self) -> None:
         """Leases devices reserved for a purpose after a moment, in case its runner does not ask for them."""
-        if self._kept_until is None:
+        if self._reserved_until is None:
             loop = asyncio.get_running_loop()
-            self._kept_until = loop.call_later(ASKS_AGAIN_WITHIN_S, self._serve_what_was_kept)
+            self._reserved_until = loop.call_later(ASKS_AGAIN_WITHIN_S, self._serve_reserved)
 
-    def _serve_what_was_kept(self) -> None:
-        self._kept_until = None
+    def _serve_reserved(self) -> None:
+        self._reserved_until = None
         self._serve()
 
     def _grant(self, waiter: _Waiter, lease: Lease) -> None:
@@ -316,9 +316,9 @@ class DeviceManager:
                 slot = self._slots[lease.device_id]
                 logger.warning("%s stopped renewing its lease and loses %s", lease.holder.owner, lease.device_id)
                 slot.counters.count_failure(LEASE_EXPIRED)
-                self._take_in(slot)
+                self._check_returned(slot)
 
-    def _take_in(self, slot: _Slot) -> None:
+    def _check_returned(self, slot: _Slot) -> None:
         """Checks a returned device; a spare may replace it at once."""
         slot.state = DeviceState.CHECKING
         self._spawn(self._reconcile(slot))
@@ -357,10 +357,10 @@ class DeviceManager:
     async def _reconcile(self, slot: _Slot) -> None:
         """Makes a returned or new device ready; removes it if it is surplus."""
         while slot.index < self._devices_wanted():
-            action = self._what_it_needs(slot)
+            action = self._next_action(slot)
             if action is HealthAction.QUARANTINE:
                 slot.counters.count_quarantine()
-                await self._rest(slot, self._current().quarantine_s)
+                await self._quarantine(slot, self._current().quarantine_s)
                 slot.health = slot.health.after_rest()
                 action = HealthAction.LEND
             if action is HealthAction.LEND and await self._is_well(slot):
@@ -371,7 +371,7 @@ class DeviceManager:
         self._kill(slot)
         del self._slots[slot.device_id]
 
-    def _what_it_needs(self, slot: _Slot) -> HealthAction:
+    def _next_action(self, slot: _Slot) -> HealthAction:
         if slot.worker is None or slot.settings != self._settings:
             return HealthAction.REPLACE
         recycling = self._count(DeviceState.RECYCLING)
@@ -422,9 +422,9 @@ class DeviceManager:
         logger.warning("%s gets a new worker: %s", slot.device_id, slot.last_error or "the settings have changed")
         if rest_s:
             slot.counters.count_quarantine()
-            await self._rest(slot, rest_s)
+            await self._quarantine(slot, rest_s)
 
-    async def _rest(self, slot: _Slot, seconds: float) -> None:
+    async def _quarantine(self, slot: _Slot, seconds: float) -> None:
         slot.state = DeviceState.QUARANTINED
         logger.warning("%s is quarantined for %g s: %s", slot.device_id, seconds, slot.last_error)
         await self._pause(seconds)
@@ -499,7 +499,7 @@ class DeviceManager:
         slot.counters.count_failure(BOOT_FAILED)
         logger.warning("%s does not boot: %s", slot.device_id, slot.last_error)
 
-    def _forget_failed_boots(self) -> None:
+    def _reset_failed_boots(self) -> None:
         """Clears the errors of devices that did not boot, and ends the pauses before their next boots."""
         for slot in self._slots.values():
             if slot.worker is None:

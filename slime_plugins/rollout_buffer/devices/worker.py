@@ -40,7 +40,9 @@ class DeviceWorker:
 
     def boot(self) -> None:
         """Creates the device; returns when it can be used."""
-        self._device = self._guarded(lambda: _made(self._settings, self._index))
+        self._device = self._guarded(
+            lambda: create_device(self._settings.kind, self._settings.device_options, self._index)
+        )
 
     def check_health(self) -> None:
         """Returns when earlier calls have finished and the device is healthy."""
@@ -67,7 +69,7 @@ class DeviceWorker:
         """
         self._watched = max(self._watched, lease_id)
         deadline = time.monotonic() + wait_s
-        while not self._is_over(lease_id):
+        while lease_id >= self._watched:
             if (why := self._why_lost()) or time.monotonic() >= deadline:
                 return why
             time.sleep(_WATCH_S)
@@ -78,9 +80,6 @@ class DeviceWorker:
         device, self._device = self._device, None
         if device is not None:
             self._guarded(device.close)
-
-    def _is_over(self, lease_id: int) -> bool:
-        return lease_id < self._watched
 
     def _why_lost(self) -> str:
         device: object = self._device
@@ -106,10 +105,6 @@ class DeviceWorker:
         except Exception as error:  # boundary to device code: emulators, adb, phones
             logger.exception("device %d broke", self._index)
             raise DeviceError(f"device {self._index} failed: {type(error).__name__}: {error}") from error
-
-
-def _made(settings: DevicePoolSettings, index: int) -> Device[Any]:
-    return create_device(settings.kind, settings.device_options, index)
 
 
 def _lost() -> DeviceError:

@@ -89,7 +89,10 @@ def build_report(
     by_task: dict[str, list[AttemptRecord]] = defaultdict(list)
     for attempt in attempts:
         by_task[attempt.instance_id].append(attempt)
-    lines = [_line(task, by_task[task.instance_id], samples_per_task) for task in tasks]
+    lines = [
+        _Line(task, sorted(by_task[task.instance_id], key=lambda attempt: attempt.slot), samples_per_task)
+        for task in tasks
+    ]
     names = sorted({name for task in tasks for name in task.groups})
     return {
         "format": FORMAT,
@@ -128,10 +131,6 @@ def compare_reports(new: Report, old: Report, seed: int = 0) -> Report:
         "equal": sum(difference == 0 for difference in differences),
         "worse": sum(difference < 0 for difference in differences),
     }
-
-
-def _line(task: TaskRecord, attempts: Sequence[AttemptRecord], planned: int) -> _Line:
-    return _Line(task, sorted(attempts, key=lambda attempt: attempt.slot), planned)
 
 
 def _summary(lines: Sequence[_Line]) -> Report:

@@ -48,7 +48,7 @@ from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 KEEP_ALIVE_INTERVAL_S = 10.0
-"""Maximum silence of a stream while its turn is sampled."""
+"""Seconds between keep-alive comments in a stream while its turn is sampled."""
 BUSY_RETRY_S = "1"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -94,7 +94,7 @@ async def _life(app: web.Application) -> AsyncIterator[None]:
 
 
 def _check_browser(request: web.Request) -> None:
-    """Without a token, refuses requests that pages of other sites made a browser send."""
+    """Refuses cross-site requests of browsers if the gateway has no token."""
     settings = request.app[GATEWAY].settings
     if not request.app[TOKEN]:
         public = urlsplit(settings.public_url or "").hostname
@@ -139,7 +139,7 @@ def _is_openai(request: web.Request) -> bool:
     return request.path.startswith("/v1/") or request.path.endswith(("/chat/completions", "/models"))
 
 
-# --- who asks --------------------------------------------------------------------------------------------------------
+# --- authentication --------------------------------------------------------------------------------------------------
 
 
 def _bearer(request: web.Request) -> str:
@@ -221,7 +221,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     content, images = extract_images(await _content(request))
     body = _parsed(content)
     if "rollout_id" in body and request.match_info.get("session") is None:
-        return await request.app[REMOTE_ROLLOUT].answer(request, body)
+        return await request.app[REMOTE_ROLLOUT].answer(request, body)  # a turn of the remote rollout protocol
     gateway = request.app[GATEWAY]
     session = await gateway.session(_named_session(request))
     asked = read_chat_body(body)
@@ -288,7 +288,7 @@ class _EventStream:
 
 
 class _RemovedUnlessSent:
-    """Removes an answer from the recording if it did not reach its client."""
+    """A context that sends an answer: removes its turn from the recording if the block raises."""
 
     def __init__(self, gateway: Gateway, session: Session, answer: Answer) -> None:
         self._gateway, self._session, self._answer = gateway, session, answer
@@ -297,9 +297,9 @@ class _RemovedUnlessSent:
         return self
 
     def check(self, request: web.Request) -> None:
-        """Raises if the client disconnected before the last byte."""
+        """Raises ConnectionResetError if the client disconnected before it had the whole answer."""
         if request.transport is None or request.transport.is_closing():
-            raise ConnectionResetError("the client went away")
+            raise ConnectionResetError("the client disconnected")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if error is not None:
@@ -317,7 +317,9 @@ async def _content(request: web.Request) -> bytes:
         async with asyncio.timeout(request.app[GATEWAY].settings.body_timeout_s):
             return await request.read()
     except (TimeoutError, aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError) as error:
-        raise UnreadableBodyError(f"the body did not come whole and in time: {error}; send it again") from error
+        raise UnreadableBodyError(
+            f"the body did not arrive completely within the timeout: {error}; send it again"
+        ) from error
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

@@ -38,7 +38,9 @@ def parse_reply(text: str, *, tools: Sequence[Mapping[str, Any]] = (), separate_
         if tools and segment.call is not None and segment.call.problem is None:
             calls.append(segment.call)
         elif separate_reasoning and _is_reasoning(segment):
-            reasoning.append(_without_marks(segment.text))
+            reasoning.append(
+                segment.text.removesuffix(END_OF_REASONING).strip().removeprefix(START_OF_REASONING).strip()
+            )
         else:
             content.append(segment.text)
     joined = "".join(content)
@@ -53,7 +55,3 @@ def _is_reasoning(segment: Segment) -> bool:
     """True for the reasoning of a model (``<think>``); ``<thinking>`` is requested by prompts and stays content."""
     marks = segment.text.startswith(START_OF_REASONING) or segment.text.endswith(END_OF_REASONING)
     return segment.kind is SegmentKind.THOUGHT and marks
-
-
-def _without_marks(thought: str) -> str:
-    return thought.removesuffix(END_OF_REASONING).strip().removeprefix(START_OF_REASONING).strip()

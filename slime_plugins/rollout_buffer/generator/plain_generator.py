@@ -203,7 +203,10 @@ class BaseGenerator:
         reward = reward_func(played)
         extra_info = {key: value for key, value in played.items() if key not in ("uid", "messages", "instance_id")}
         extra_info |= {"rollout_index": 1, "reward": reward, **params, "timestamp": str(time.time())}
-        extra_info |= {"round_number": _replies(messages), "finish_reason": finish_reason}
+        extra_info |= {
+            "round_number": sum(message["role"] == "assistant" for message in messages),
+            "finish_reason": finish_reason,
+        }
         return {
             "uid": played["uid"],
             "instance_id": str(line["instance_id"]),
@@ -229,10 +232,6 @@ def _lines_of(input_file: str) -> list[ItemDict]:
         lines = [{"instance_id": number, **json.loads(line)} for number, line in enumerate(file) if line.strip()]
     random.shuffle(lines)
     return lines
-
-
-def _replies(messages: Messages) -> int:
-    return sum(message["role"] == "assistant" for message in messages)
 
 
 class _Plays:

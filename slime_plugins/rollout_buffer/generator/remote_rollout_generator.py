@@ -178,7 +178,10 @@ class RemoteRolloutGenerator:
         }
 
     async def _rollout(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the final response; repeats the request after a broken connection, because the same id attaches."""
+        """Requests a rollout and returns its final response.
+
+        The request is repeated after a broken connection: one with the same id attaches to the running rollout.
+        """
         timeout_s = float(self._options.get("remote_rollout_timeout_s") or 3600.0)
         return await self._call("POST", "/rollout", body, timeout_s=timeout_s)
 
@@ -240,7 +243,7 @@ class _BusyError(Exception):
 
 
 class _PolicyOfJob:
-    """The job's engine and tokenizer, for every session."""
+    """A ``PolicySource`` that gives every session the engine and tokenizer of the job."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

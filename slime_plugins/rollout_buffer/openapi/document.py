@@ -79,16 +79,15 @@ def _resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
     """Puts definitions in place of references: a parameter's schema is easier to read whole."""
     if isinstance(schema, dict) and "$ref" in schema:
         found = _resolved(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
-        return {**{key: value for key, value in found.items() if key not in ("title", "description")}, **_rest(schema)}
+        return {
+            **{key: value for key, value in found.items() if key not in ("title", "description")},
+            **{key: value for key, value in schema.items() if key != "$ref"},
+        }
     if isinstance(schema, dict):
         return {key: _resolved(value, definitions) for key, value in schema.items() if key != "title"}
     if isinstance(schema, list):
         return [_resolved(value, definitions) for value in schema]
     return schema
-
-
-def _rest(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key != "$ref"}
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Views:
             recent_failures=dict(snapshot.recent_failures),
             last_failure=snapshot.last_failure,
             devices=dict(snapshot.devices),
-            engine=_engine_reply(snapshot.engine),
+            engine={} if snapshot.engine == EngineReport() else asdict(snapshot.engine),
             concurrency=concurrency,
             newest=newest,
         )
@@ -332,11 +332,6 @@ def _newest(connection: Connection, job_key: int) -> dict[str, Any]:
         "INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?)"
     )
     return _as_dict(connection.execute(query, (job_key, NEWEST_TRAJECTORIES)).fetchone())
-
-
-def _engine_reply(report: EngineReport) -> dict[str, Any]:
-    """Returns an engine report as JSON, {} if there is none."""
-    return {} if report == EngineReport() else asdict(report)
 
 
 def _float(text: str) -> float:

@@ -235,22 +235,22 @@ DEFAULT_FUNCTIONS = GroupFunctions(
 
 
 class RewardStatistics(TypedDict):
-    """Of all trajectories since the last delivery, before any filter."""
+    """Statistics of all trajectories since the last delivery, before any filter."""
 
     total_samples: int
     """Trajectories written since the last delivery, before any filter."""
     num_groups: int
-    """Groups they belong to."""
+    """Number of groups that these trajectories belong to."""
     avg_group_size: float
     """Trajectories of a group, on average."""
     avg_reward: float
-    """Mean of their rewards; 0 when there are none."""
+    """Mean of the rewards; 0 without trajectories."""
     reward_std: float
-    """Standard deviation (n - 1) of their rewards."""
+    """Standard deviation (n - 1) of the rewards."""
     reward_min: float
-    """The lowest of them."""
+    """The lowest reward."""
     reward_max: float
-    """The highest of them."""
+    """The highest reward."""
 
 
 def summarize_rewards(

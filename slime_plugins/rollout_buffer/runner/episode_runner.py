@@ -69,7 +69,7 @@ class _RunningGroup:
     """A group that this runner plays, with the number of its unfinished slots."""
 
     record: GroupRecord
-    unsettled: int
+    unfinished_slots: int
     given_up: int
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting_to_begin: int = 0
@@ -184,9 +184,9 @@ class EpisodeRunner:
             return  # the group timed out and was closed without this slot
         finally:
             self._limiter.release()
-        group.unsettled -= 1
+        group.unfinished_slots -= 1
         group.given_up += failures >= self._job.settings.max_attempts
-        if group.record.key in self._groups and (group.unsettled == 0 or self._is_unrecoverable(group)):
+        if group.record.key in self._groups and (group.unfinished_slots == 0 or self._is_unrecoverable(group)):
             await self._close_group(group)
             for other in group.tasks - {asyncio.current_task()}:
                 other.cancel()
@@ -327,7 +327,7 @@ class EpisodeRunner:
         if not given_up:
             await self._stop_when_all_fail(code, record.instance_id)
 
-    async def _measures_something(self) -> bool:
+    async def _has_evaluation_results(self) -> bool:
         """Returns True for an evaluation with results: it goes on, and reports the tasks that could not be played."""
         if not self._job.settings.evaluation:
             return False
@@ -339,7 +339,7 @@ class EpisodeRunner:
         limit = self._job.settings.stop_after_failures
         if code == EngineError.code and not self._engine.breaker.answers_others:
             return  # engine_watch pauses a job whose engine is at fault
-        if self._streak.reaches(limit) and not await self._measures_something():
+        if self._streak.reaches(limit) and not await self._has_evaluation_results():
             logger.error(
                 "job %s: %d attempts in a row failed with %s: the job fails", self._job.record.job_id, limit, code
             )

@@ -117,7 +117,7 @@ class RequestLimits:
                     limit.reschedule(started + BODY_LIMIT_S + len(body) / MIN_BYTES_PER_S)
                     more = message["more_body"]
         except TimeoutError as error:
-            raise UnreadableBodyError("the body did not come whole and in time; send it again") from error
+            raise UnreadableBodyError("the body did not arrive completely within the timeout; send it again") from error
 
 
 def declared_size(scope: Scope) -> int | None:

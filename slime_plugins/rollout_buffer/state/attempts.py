@@ -78,16 +78,16 @@ def end_running_attempt(
         attempt_rows.insert_transcript(connection, group.job_key, group.key, slot, attempt, transcript, now)
 
 
-def is_duplicate(connection: Connection, brought: AttemptResult) -> bool:
+def is_duplicate(connection: Connection, result: AttemptResult) -> bool:
     """Returns True if the trajectory is stored already.
 
     Raises:
         StaleAttemptError: it is not, and its attempt was given up, or another runner has taken over the job.
     """
-    group, slot, attempt = brought.group, brought.slot, brought.attempt
-    if trajectory_rows.has_trajectory(connection, group.job_key, brought.trajectory.uid):
+    group, slot, attempt = result.group, result.slot, result.attempt
+    if trajectory_rows.has_trajectory(connection, group.job_key, result.trajectory.uid):
         return True
-    check_fence(connection, group.job_key, brought.fence)
+    check_fence(connection, group.job_key, result.fence)
     if attempt_rows.attempt_state(connection, group.key, slot, attempt) is not AttemptState.RUNNING:
         raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
     return False
@@ -103,10 +103,10 @@ def pending_payload(trajectory: Trajectory) -> PendingPayload:
     return PendingPayload(body, list(dict.fromkeys(named)), came, f"trajectory {trajectory.uid}", trajectory.uid)
 
 
-def add_trajectory(connection: Connection, now: float, brought: AttemptResult, payload: StoredPayload) -> WriteResult:
+def add_trajectory(connection: Connection, now: float, result: AttemptResult, payload: StoredPayload) -> WriteResult:
     """Adds the row of a trajectory whose payload is durable, and ends its attempt; see ``Buffer.add_trajectory``."""
-    group, slot, attempt, uid = brought.group, brought.slot, brought.attempt, brought.trajectory.uid
-    if is_duplicate(connection, brought):
+    group, slot, attempt, uid = result.group, result.slot, result.attempt, result.trajectory.uid
+    if is_duplicate(connection, result):
         return WriteResult(uid=uid, status=WriteStatus.DUPLICATE)
     late = group_rows.get_group(connection, group.key).state is not GroupState.OPEN
     filled = SlotOfTrajectory(
@@ -118,7 +118,7 @@ def add_trajectory(connection: Connection, now: float, brought: AttemptResult, p
         late=late,
         sampled_from=attempt_rows.began_at(connection, group.key, slot, attempt),
     )
-    insert_trajectory(connection, now, filled, brought.trajectory, payload)
+    insert_trajectory(connection, now, filled, result.trajectory, payload)
     attempt_rows.end_attempt(connection, group.key, slot, attempt, AttemptState.FINISHED, now, None)
     group_rows.update_group(connection, group.key, last_write_at=now)
     return WriteResult(uid=uid, status=WriteStatus.LATE if late else WriteStatus.STORED)

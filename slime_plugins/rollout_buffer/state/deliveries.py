@@ -76,7 +76,7 @@ def _delivery_of_same_poll(connection: Connection, now: float, job: JobRecord, p
         lease_again(connection, now, earlier, poll)
     elif earlier.state is DeliveryState.LEASED:
         renew_lease(connection, now, earlier, poll)
-    return _as_delivery(earlier)
+    return Delivery(key=earlier.key, delivery_id=earlier.delivery_id, meta_info=earlier.meta_info)
 
 
 def _expired_delivery(
@@ -129,7 +129,7 @@ def _insert(connection: Connection, now: float, job: JobRecord, poll: PollPayloa
         consumer_id=poll.consumer_id,
         poll_id=poll.poll_id,
         created_at=now,
-        waited_s=_waited_s(now, job),
+        waited_s=0.0 if job.waiting_since is None else max(0.0, now - job.waiting_since),
         meta_info=meta_info,
         **lease_columns(now, poll),
     )
@@ -137,16 +137,7 @@ def _insert(connection: Connection, now: float, job: JobRecord, poll: PollPayloa
     return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
 
 
-def _waited_s(now: float, job: JobRecord) -> float:
-    """Seconds since the trainer's first poll without groups."""
-    return 0.0 if job.waiting_since is None else max(0.0, now - job.waiting_since)
-
-
 def _group_limit(poll: PollPayload, job: JobRecord) -> int | None:
     if poll.batch_size is None:
         return poll.max_groups
     return max(1, poll.batch_size // job.group_size)
-
-
-def _as_delivery(record: DeliveryRecord) -> Delivery:
-    return Delivery(key=record.key, delivery_id=record.delivery_id, meta_info=record.meta_info)

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def _write_whole(path: Path, lines: Sequence[Line]) -> None:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as part:
         part_path = Path(part.name)
         try:
-            part.writelines(_dump(lines))
+            part.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             part.flush()
             os.fsync(part.fileno())
             part_path.chmod(0o644)
@@ -114,10 +114,6 @@ def _write_whole(path: Path, lines: Sequence[Line]) -> None:
         except BaseException:
             part_path.unlink(missing_ok=True)
             raise
-
-
-def _dump(lines: Sequence[Line]) -> Iterator[str]:
-    return (json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 if __name__ == "__main__":

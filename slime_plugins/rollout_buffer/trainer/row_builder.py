@@ -180,7 +180,7 @@ class RowBuilder:
             rows=tuple(rows),
             token_source=packed.token_source,
             row_source=packed.row_source,
-            turn_returns=_turn_returns(packed),
+            turn_returns=(None if packed.returns is None else tuple(tokens[0] for tokens in packed.returns if tokens)),
         )
 
     def _with_returns(self, item: RolloutItem, packed: _Packed) -> _Packed:
@@ -234,7 +234,9 @@ class RowBuilder:
         self.counts["row_tokens"] += sum(len(row.token_ids) for row in rows)
         if self._row_images is not None:
             self.counts["images"] += sum(len(row.images) for row in rows if row.train_inputs is not None)
-        self.counts["image_tensor_bytes"] += sum(_tensor_bytes(row) for row in rows)
+        self.counts["image_tensor_bytes"] += sum(
+            sum(int(tensor.nbytes) for tensor in (row.train_inputs or {}).values()) for row in rows
+        )
 
     def _packed(self, item: RolloutItem) -> _Packed:
         if not item.generations:
@@ -456,11 +458,6 @@ def _dummy(item: RolloutItem, reason: str) -> RolloutTrajectory:
     return replace(_trajectory(item), dummy_reason=reason)
 
 
-def _turn_returns(packed: _Packed) -> tuple[float, ...] | None:
-    """Returns the return of each trained turn; None without rewards of turns."""
-    return None if packed.returns is None else tuple(tokens[0] for tokens in packed.returns if tokens)
-
-
 def _returns(packed: _Packed, row: TrainingRow, expanded: TrainingRow) -> list[float] | None:
     if packed.returns is None:
         return None
@@ -528,10 +525,6 @@ def _was_cut(item: RolloutItem) -> bool:
 
 def _extremes(token_ids: Sequence[int]) -> tuple[int, ...]:
     return (min(token_ids), max(token_ids)) if token_ids else ()
-
-
-def _tensor_bytes(row: RolloutRow) -> int:
-    return sum(int(tensor.nbytes) for tensor in (row.train_inputs or {}).values())
 
 
 def _reward(value: Any) -> float:

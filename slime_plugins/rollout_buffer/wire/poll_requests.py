@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_COUNT, Body, Count, Identifier, Number
 
 MAX_WAIT_S = 300
-"""A poll may wait so long."""
+"""Upper limit of `wait_s`."""
 
 
 class PollPayload(Body):
@@ -58,7 +58,7 @@ class AckPayload(Body):
     delivery_id: Identifier | None = None
     """The `delivery_id` of `meta_info`."""
     delivery_ids: Annotated[list[Identifier], Field(max_length=10_000)] = Field(default=[])
-    """Several of them at once."""
+    """Several `delivery_id`s at once."""
 
     @model_validator(mode="after")
     def _names_a_delivery(self) -> AckPayload:

@@ -67,7 +67,7 @@ GATEWAYS_OWN = "pin_sampling_params"
 """An option that is like a field, and none."""
 
 MAX_ATTEMPTS = 100
-"""What a job may spend on one slot, retries of those that were given up included."""
+"""Limit of the attempts at one slot, retries after it was given up included."""
 
 
 def _nameable(value: str) -> str:

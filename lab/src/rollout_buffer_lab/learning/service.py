@@ -135,8 +135,9 @@ class LearningJob:
     def next_batch(self, version: int) -> RolloutBatch | None:
         """Waits for a step's groups and leases them; None if the job yields no more groups.
 
-        ``version`` is the trainer's newest. Returns fewer groups once ``PLAYED_PER_STEP`` times the step's groups were
-        played, or nothing was played for ``QUIET_S``.
+        ``version`` is the trainer's newest weight version. Returns fewer than ``groups_per_step`` groups once the job
+        has closed ``PLAYED_PER_STEP`` times as many, filtered ones included, or has had no running attempt for
+        ``QUIET_S`` seconds.
 
         Raises:
             JobEndedError: the job has failed or was cancelled; the message has the reason.

@@ -1,4 +1,4 @@
-"""What is typed where: the text of one field, and what a page owes to the fields on it."""
+"""Text fields: the text of one field, and the interface of a page with fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_FIELD_CHARACTERS = 20_000
 
 @dataclass(kw_only=True, slots=True)
 class TextField:
-    """The text of one field; the cursor is always at its end. ``selected`` marks the whole value.
+    """The text of one field; the cursor is always at its end. ``selected`` is True if all of it is selected.
 
     ``on_change`` is called after every change. A field that is not ``multi_line`` turns line feeds into blanks.
     """
@@ -22,13 +22,13 @@ class TextField:
     on_change: Callable[[str], None] | None = None
 
     def insert(self, text: str) -> bool:
-        """Types at the end, or over the marked value; False when the field was too full to take it all."""
+        """Appends text, or replaces selected text; returns False if it was cut at ``MAX_FIELD_CHARACTERS``."""
         wanted = ("" if self.selected else self.text) + self._acceptable(text)
         self._replace(wanted[:MAX_FIELD_CHARACTERS])
         return len(wanted) <= MAX_FIELD_CHARACTERS
 
     def erase_last(self) -> None:
-        """What the backspace key does."""
+        """Deletes the last character, or the whole text if it is selected."""
         self._replace("" if self.selected else self.text[:-1])
 
     def clear(self) -> None:
@@ -52,13 +52,13 @@ class FieldHost(Protocol):
     focused: str | None
 
     def field_named(self, key: str) -> TextField:
-        """The field's text."""
+        """Returns the field with this key."""
         ...
 
     def focus(self, key: str) -> None:
-        """Gives it the focus and shows the keyboard."""
+        """Focuses the field and shows the keyboard."""
         ...
 
     def open_field_menu(self, key: str) -> None:
-        """Shows what can be done with its text."""
+        """Opens the field's menu: select, copy, paste, clear."""
         ...

@@ -306,8 +306,8 @@ def _finite(value: object) -> float | int | None:
 
 
 def _quote(value: object) -> str:
-    """Quotes a string of the reply, shortened and in ASCII."""
-    return json.dumps(value)[:_QUOTED_CHARACTERS] if isinstance(value, str) else "missing or no string"
+    """Returns a string of the reply as JSON of at most ``_QUOTED_CHARACTERS`` characters, for an error message."""
+    return json.dumps(value)[:_QUOTED_CHARACTERS] if isinstance(value, str) else "missing or not a string"
 
 
 def _refuse(reason: str) -> NoReturn:
