@@ -56,6 +56,7 @@ def _played(device: AndroidWorldDevice, name: str, suite_seed: int) -> dict[str,
     line: dict[str, Any] = {"task": name}
     try:
         first = device.reset(name, PARAMS_IDX)
+        line["budget"] = first.step_budget
         if name in SOLUTIONS:
             params = _params(device, name, suite_seed)
             line["actions"] = _solved(Player(device, first), name, params)

@@ -115,6 +115,22 @@ def test_episodes_follow_one_another_and_are_scored_by_the_package(device: Devic
     assert device.reset("ContactsAddContact", 3).goal == second.goal
 
 
+def test_the_coverage_page_names_the_packages_own_budgets_of_tasks_that_exceed_them() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "android_world_coverage.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (SimpleCalendar\w+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == 11
+    assert all(int(actions) > int(budget) for _, budget, actions in rows)
+    program = (
+        "import sys; from android_world import registry, suite_utils\n"
+        "tasks = registry.TaskRegistry().get_registry('android_world')\n"
+        "for name in sys.argv[1:]:\n"
+        "    print(int(10 * suite_utils._instantiate_task(tasks[name], seed=30).complexity))\n"
+    )
+    named = [name for name, _, _ in rows]
+    done = subprocess.run([PYTHON, "-c", program, *named], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [budget for _, budget, _ in rows]
+
+
 def test_a_device_whose_emulator_died_says_so_without_being_called(device: DeviceProcess, sdk: SimulatedSdk) -> None:
     device.reset("SystemWifiTurnOff", 0)
     assert device.lost() == ""

@@ -225,22 +225,23 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
     victim.stdout.close()
 
 
-async def test_a_manager_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:
-    began: list[str] = []
+async def test_a_manager_that_dies_is_started_anew_with_fresh_devices(cluster: str) -> None:
+    began = asyncio.get_running_loop().create_future()
 
     async def episode() -> None:
         async with await pool.acquire() as device:
-            began.append((await device.reset("Solved", 0)).details["pid"])
-            kill_manager()
+            began.set_result((await device.reset("Solved", 0)).details["pid"])
             await asyncio.sleep(60)
 
     async with pool_at(cluster) as pool:
-        with pytest.raises(DeviceError):
-            await episode()
-        (before,) = began
-        await until_gone(before)
+        playing = asyncio.create_task(episode())
+        before = await began
+        kill_manager()
         async with await pool.acquire() as other:
             assert (await other.reset("Solved", 0)).details["pid"] != before
+        with pytest.raises(DeviceError):
+            await playing
+        await until_gone(before)
 
 
 async def test_nobody_without_the_token_gets_in(cluster: str) -> None:

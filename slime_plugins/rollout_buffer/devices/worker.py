@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.interface import Action, Device, Observation, ReportsLoss
 from slime_plugins.rollout_buffer.devices.kinds import create_device, load_kind, misconfigured
+from slime_plugins.rollout_buffer.devices.leased_device import device_died
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
 
@@ -29,6 +30,7 @@ class DeviceWorker:
         self._settings = settings
         self._index = index
         self._device: Device[Any] | None = None
+        self._given_up = ""
         self._lease_id = 0
         self._watched = 0
 
@@ -75,6 +77,10 @@ class DeviceWorker:
             time.sleep(_WATCH_S)
         return ""
 
+    def give_up(self, reason: str) -> None:
+        """Reports the device as lost with this reason; later calls raise it."""
+        self._given_up = reason
+
     def close(self) -> None:
         """Closes the device; a second call does nothing."""
         device, self._device = self._device, None
@@ -83,9 +89,11 @@ class DeviceWorker:
 
     def _why_lost(self) -> str:
         device: object = self._device
-        return self._guarded(device.lost) if isinstance(device, ReportsLoss) else ""
+        return self._given_up or (self._guarded(device.lost) if isinstance(device, ReportsLoss) else "")
 
     def _booted(self) -> Device[Any]:
+        if self._given_up:
+            raise device_died(self._given_up)
         if self._device is None:
             raise DeviceError("the device worker has no device: it was not booted, or is closed")
         return self._device

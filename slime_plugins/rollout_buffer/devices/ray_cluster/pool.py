@@ -1,8 +1,8 @@
 """The device pool on Ray. The only file that imports Ray, and only when a pool is used.
 
 One detached ``DeviceManager`` actor per cluster owns detached device workers, one device each; all have names in one
-namespace. Both outlive the runner that started them, and the next runner finds them. Ray restarts a manager that died;
-it first kills the workers of its earlier process, which costs the episodes on them one attempt each.
+namespace. Both outlive the runner that started them, and the next runner finds them. A runner starts a manager anew
+that died; it first kills the workers of the earlier one, which costs the episodes on them one attempt each.
 
 Ray reads the cluster's credentials from ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH`` when it is imported.
 
@@ -19,6 +19,7 @@ import importlib
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from slime_plugins.rollout_buffer.devices.interface import Action, Observation
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport, device_died
 from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
+from slime_plugins.rollout_buffer.devices.ray_cluster.node_memory import shortage, wait_for_shortage
 from slime_plugins.rollout_buffer.devices.ray_cluster.resource_check import in_words, why_no_node_fits
 from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions, version_refusal
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
@@ -48,6 +50,7 @@ _CALL_TIMEOUT_S = 60.0
 _NODES_JOIN_S = 60.0
 """Time after the start of a manager, and so of a head, within which a missing node may still join."""
 _NODES_POLL_S = 1.0
+_GIVING_UP_S = 3.0
 
 
 class RayDevicePool(ManagedDevicePool):
@@ -229,7 +232,8 @@ def _find_manager(ray: Any, farm: str) -> Any:
             # On the head node, which the cluster needs anyway: the loss of another node must cost only that node's
             # devices.
             resources={_HEAD_NODE: 0.001},
-            max_restarts=-1,
+            # Not restarted by Ray, whose memory monitor kills actors that it may restart before all others.
+            max_restarts=0,
         )
         .remote(farm)
     )
@@ -258,7 +262,24 @@ class _DeviceManagerActor(DeviceManager):
 
 
 class _WorkerActor(DeviceWorker):
-    """A device worker that reports its node."""
+    """A device worker that reports its node, and gives its device up before the node's memory runs out."""
+
+    def boot(self) -> None:
+        if self._settings.resources_per_worker.memory:  # otherwise its device takes no memory worth freeing
+            if why := shortage():
+                raise DeviceError(f"the device is not booted: {why}")
+            threading.Thread(target=self._give_up_at_shortage, name="node-memory", daemon=True).start()
+        super().boot()
+
+    def _give_up_at_shortage(self) -> None:
+        why, lock = wait_for_shortage()
+        logger.error("device %d is given up: %s", self._index, why)
+        self.give_up(why)
+        time.sleep(_GIVING_UP_S)  # with an episode on it, its runner knows by then, and the manager kills this process
+        if self._device is None:  # a boot cannot be interrupted
+            os._exit(1)
+        self.close()
+        lock.close()
 
     def place(self) -> str:
         """Returns the short node id, the host and the process id."""

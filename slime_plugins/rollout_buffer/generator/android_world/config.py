@@ -56,11 +56,9 @@ KEYS_OF_EMULATORS = frozenset(
 """A file with one of these keys and no ``device`` means real emulators, never simulated phones."""
 KEY_OF_A_FARM = "num_workers"
 """So does a file with this key, unless its pool is local (for tests and debugging)."""
-DEFAULTS_OF_REAL_DEVICES: Mapping[str, Any] = {
-    "num_workers": 64,
-    "resources_per_worker": {"num_cpus": 4, "memory": 8 * 1024**3},
-    "boot_stagger_s": 1,
-}
+MIN_MEMORY_OF_AN_EMULATOR = 8 * 1024**3
+MEMORY_BESIDE_THE_GUEST = 3 * 1024**3
+"""Memory of an emulator beside what its flag ``-memory`` gives to Android, and of its worker."""
 
 
 class AndroidWorldSettings(GuiAgentSettings):
@@ -194,9 +192,12 @@ def _with_device(layers: Sequence[config_sources.Layer]) -> config_sources.Layer
 
 def _defaults_of(layer: config_sources.Layer) -> config_sources.Layer:
     """Returns the default number and resources of real devices; nothing for other devices."""
-    return config_sources.Layer(
-        values=dict(DEFAULTS_OF_REAL_DEVICES) if layer.values.get("device") == REAL_DEVICE else {}
-    )
+    if layer.values.get("device") != REAL_DEVICE:
+        return config_sources.Layer()
+    guest_mb = re.search(r"-memory\s+(\d+)", str(layer.values.get("emulator_flags", "")))
+    needed = int(guest_mb[1]) * 1024**2 + MEMORY_BESIDE_THE_GUEST if guest_mb else 0
+    resources = {"num_cpus": 4, "memory": max(MIN_MEMORY_OF_AN_EMULATOR, needed)}
+    return config_sources.Layer(values={"num_workers": 64, "resources_per_worker": resources, "boot_stagger_s": 1})
 
 
 def _validated(layer: config_sources.Layer) -> AndroidWorldSettings:

@@ -211,3 +211,9 @@ def test_real_devices_have_the_documented_defaults_and_variables_win(
     assert load_settings({}).num_workers == 3
     monkeypatch.delenv("ROLLOUT_BUFFER_ANDROID_WORLD__DEVICE")
     assert load_settings({}).resources_per_worker.num_cpus == 0.1
+
+
+def test_a_real_device_reserves_what_its_emulator_takes_with_its_memory_flag(config_file: Path) -> None:
+    for flags, gib in (("-gpu host", 8), ("-memory 4096", 8), ("-no-audio -memory 8192", 11)):
+        config_file.write_text(f"device: android_world\nemulator_flags: {flags}\n", encoding="utf-8")
+        assert read_settings(config_file).resources_per_worker.memory == gib * 1024**3
