@@ -364,12 +364,13 @@ class Buffer:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
         """
         brought = attempts.AttemptResult(fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory)
-        with self.store.read() as connection:
-            # Checked before its payload is stored: a refused trajectory must not use disk space.
-            if attempts.is_duplicate(connection, brought):
-                return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
-            pending = attempts.pending_payload(trajectory)
-            self.contents.check_named(connection, pending)
+        pending = attempts.pending_payload(trajectory)
+        if pending.needs_pack:
+            with self.store.read() as connection:
+                # Checked before its payload is stored: a refused trajectory must not use disk space.
+                if attempts.is_duplicate(connection, brought):
+                    return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
+                self.contents.check_named(connection, pending)
         (payload,) = self.contents.store([pending])
         return self.store.commit(
             lambda connection: attempts.add_trajectory(connection, self._clock(), brought, payload)

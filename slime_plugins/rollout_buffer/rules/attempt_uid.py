@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 _PARTS = 5
 _MAX_PART = 16
@@ -20,7 +20,7 @@ class AttemptUid:
     attempt: int
 
     def __str__(self) -> str:
-        return ".".join(str(part) for part in astuple(self))
+        return f"{self.job_key}.{self.epoch}.{self.position}.{self.slot}.{self.attempt}"
 
     @classmethod
     def parse(cls, text: str) -> AttemptUid | None:

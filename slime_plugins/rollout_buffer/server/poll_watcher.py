@@ -1,7 +1,7 @@
 """Wakes waiting polls: one query of the database for all of them after each commit.
 
-A waiting poll is a future, not a thread. A single thread checks every few milliseconds whether the database has
-changed, and only then whether a poll is affected.
+A waiting poll is a future, not a thread. A single thread checks whether the database has changed, and only then whether
+a poll is affected: every few milliseconds for a poll that has just come, less often the longer all polls have waited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
-POLL_INTERVAL_S = 0.01
+MIN_INTERVAL_S = 0.01
+MAX_INTERVAL_S = 0.1
+INTERVAL_SHARE = 0.05
+"""The interval's share of the time that the newest poll has waited."""
 MAX_WAITING = 1024
 """Limit of waiting polls in a worker; further ones are answered at once."""
 
@@ -25,6 +28,7 @@ logger = logging.getLogger(__name__)
 class _Waiting:
     check: Callable[[], bool | None]
     news: asyncio.Future[bool]
+    since: float
 
 
 class PollWatcher:
@@ -47,7 +51,8 @@ class PollWatcher:
 
         ``check`` is called in a thread, at once and after each change of the database.
         """
-        waiting = _Waiting(check, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(check, loop.create_future(), loop.time())
         self._waiting.add(waiting)
         self._seen = None  # so that earlier commits are checked, too
         if self._task is None or self._task.done():
@@ -68,7 +73,11 @@ class PollWatcher:
         while self._waiting:
             for waiting, news in await loop.run_in_executor(self._thread, self._changed):
                 _resolve(waiting, news)
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(self._interval_s(loop.time()))
+
+    def _interval_s(self, now: float) -> float:
+        waited_s = min((now - waiting.since for waiting in self._waiting), default=0.0)
+        return min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, INTERVAL_SHARE * waited_s))
 
     def _changed(self) -> list[tuple[_Waiting, bool]]:
         try:

@@ -17,7 +17,6 @@ from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload, S
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
-from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Trajectory, WriteStatus
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 
@@ -33,21 +32,21 @@ class AttemptResult:
     trajectory: Trajectory
 
 
-def check_fence(connection: Connection, job_key: int, fence: int) -> JobRecord:
-    """Returns the job if the runner may write.
+def check_fence(connection: Connection, job_key: int, fence: int) -> JobState:
+    """Returns the job's state if the runner may write.
 
     Raises:
         StaleAttemptError: another runner has taken over the job.
     """
-    job = job_rows.get_job(connection, job_key)
-    if job.fence != fence:
-        raise StaleAttemptError(f"runner {fence} was replaced by runner {job.fence}: its results are refused")
-    return job
+    current, state = job_rows.fence_and_state(connection, job_key)
+    if current != fence:
+        raise StaleAttemptError(f"runner {fence} was replaced by runner {current}: its results are refused")
+    return state
 
 
 def begin_attempt(connection: Connection, now: float, fence: int, group: GroupRecord, slot: int) -> int | None:
     """Begins an attempt; see ``Buffer.begin_attempt``."""
-    state = check_fence(connection, group.job_key, fence).state
+    state = check_fence(connection, group.job_key, fence)
     if state in job_states.FINAL_STATES:
         raise StaleAttemptError(f"the job is {state.value}: no attempt begins")
     if state is JobState.PAUSED:

@@ -74,6 +74,21 @@ async def test_nobody_looks_while_nothing_is_committed(watcher: PollWatcher, dat
     assert await waiting is True
 
 
+async def test_a_poll_that_has_waited_long_is_looked_for_less_often_than_a_new_one(
+    watcher: PollWatcher, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poll_watcher, "INTERVAL_SHARE", 50.0)  # two milliseconds count as a long wait
+    old = asyncio.create_task(database.wait(watcher, "old"))
+    await until(lambda: database.looks)
+    for _ in range(30):
+        database.commit()
+        await asyncio.sleep(0.01)
+    looks = len(database.looks)
+    assert looks <= 6  # one each MAX_INTERVAL_S, of 30 commits
+    database.commit(old=True)
+    assert await old is True
+
+
 async def test_what_was_committed_before_it_began_to_wait_is_found(watcher: PollWatcher, database: Database) -> None:
     database.commit(poll=True)
     assert await database.wait(watcher, "poll") is True

@@ -116,6 +116,12 @@ def get_job(connection: Connection, key: int) -> JobRecord:
     return as_job(connection.execute("SELECT * FROM jobs WHERE key = ?", (key,)).fetchone())
 
 
+def fence_and_state(connection: Connection, key: int) -> tuple[int, JobState]:
+    """Returns what each write of a runner is checked by, without the rest of the row."""
+    fence, state = connection.execute("SELECT fence, state FROM jobs WHERE key = ?", (key,)).fetchone()
+    return fence, JobState(state)
+
+
 def last_job(connection: Connection) -> JobRecord | None:
     """Returns the newest job; None when there was none yet."""
     row = connection.execute("SELECT * FROM jobs ORDER BY key DESC LIMIT 1").fetchone()
