@@ -28,7 +28,7 @@ from slime.rollout.agent_rollout_advantages import (
     set_advantages,
 )
 from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
-from slime.rollout.agent_rollout_batch import replace_trajectories_without_log_probs, rule_of
+from slime.rollout.agent_rollout_batch import played, replace_trajectories_without_log_probs, rule_of
 from slime.rollout.agent_rollout_data_source import GroupStore
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_postprocess import (
@@ -108,12 +108,14 @@ COUNTED = (
     "image_tensor_bytes",
     "images",
     "images_missing",
+    "left_out_trajectories",
     "malformed_items",
     "old_tokens",
     "old_trajectories",
     "record_problems",
     "row_tokens",
     "rows",
+    "short_groups",
     "surplus_items",
     "tokens_from_generations",
     "tokens_from_messages",
@@ -406,7 +408,11 @@ class _TrainingRollout:
             self._converter.counts["without_log_probs"] += replace_trajectories_without_log_probs(seen)
             if not self._missing(seen):
                 seen = await self._acknowledged(seen)
-        return self._rule.batch(seen)
+        batch = self._rule.batch(seen)
+        counts = self._converter.counts
+        counts["short_groups"] = sum(played(group) < self._rule.members for group in seen)
+        counts["left_out_trajectories"] = sum(map(played, seen)) - sum(map(played, batch))
+        return batch
 
     def _missing(self, seen: Sequence[Group]) -> int:
         """Returns the number of missing groups, including replacements for members that could not be played."""

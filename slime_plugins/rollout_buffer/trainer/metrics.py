@@ -54,6 +54,8 @@ METRICS: Mapping[str, str] = {
     "rebuilt_conversation: those that came as messages only, by how their rows were made",
     "rollout/buffer/wait_s": "seconds that the rollout waited for groups",
     "rollout/buffer/dummies": "members that stand for one that could not be played or trained",
+    "rollout/buffer/short_groups": "groups of which a member could not be played, left out ones included",
+    "rollout/buffer/left_out_trajectories": "played trajectories without a place in the batch (refill)",
     "rollout/buffer/malformed_items": "items that came malformed",
     "rollout/buffer/surplus_items": "members beyond the group's size",
     "rollout/buffer/untrained_trajectories": "trajectories of which no token is trained",

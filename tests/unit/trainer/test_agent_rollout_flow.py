@@ -657,6 +657,9 @@ def test_a_place_that_was_not_played_is_taken_by_a_member_of_the_next_group() ->
         names, sizes = zip(*shapes(first), strict=True)
         assert (names, sorted(sizes)) == (("task-0", "task-1", "task-2"), [2, 3, 3])
         assert not any(sample.remove_sample for sample in first.samples)
+        left_out = [record.metrics["rollout/buffer/left_out_trajectories"] for record in (first, second)]
+        assert left_out == [3, 0]
+        assert [record.metrics["rollout/buffer/short_groups"] for record in (first, second)] == [1, 0]
         assert shapes(second) == [("task-3", 4), ("task-4", 4)]
         assert all(group.state == "delivered" for group in buffer.only_job().groups[:5])
 
