@@ -57,7 +57,9 @@ class Generation:
 
     ``images`` are the sha256 of the images of the prompt's placeholders, in order; None if unknown. ``prompt_tokens``
     is the engine's count of prompt tokens with images expanded, and ``cached_tokens`` the number of them in its prefix
-    cache; None if unknown. ``records`` are the token records by kind (``mask_token_records``).
+    cache; None if unknown. ``records`` are the token records by kind (``mask_token_records``). ``engine_s`` are the
+    seconds that the turn waited for the engine, retries included, ``environment_s`` those from its reply to the next
+    request or the end of the episode; None if unknown.
     """
 
     prompt_ids: Sequence[int]
@@ -72,6 +74,8 @@ class Generation:
     cached_tokens: int | None = None
     records: Mapping[str, RecordBytes] = field(default_factory=dict)
     prompt_receipt: PromptReceipt | None = None
+    engine_s: float | None = None
+    environment_s: float | None = None
 
     @property
     def is_trained(self) -> bool:

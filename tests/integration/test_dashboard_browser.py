@@ -303,10 +303,14 @@ def test_two_members_are_compared_from_their_first_difference_on(visit: Callable
     for uid, end, reward in (("c0", "success", 1.0), ("c1", "failure", 0.0)):
         body = episode(uid, "later-57", reward)
         body["messages"][-1] = reply(action="terminate", status=end)
+        turn = {"prompt_ids": [1], "output_ids": [2], "environment_s": 0.5}
+        body["generations"] = [{**turn, "engine_s": seconds} for seconds in (0.2, 4.5 - reward, 1)]
         site.post("/buffer/write", {"job_id": JOB, **body})
     here = visit(390, 844)
     page = here.open("jobs", JOB, "trajectories", "c1")
     assert page.evaluate(FIRST_DIFFERENCES) == [None, [1, "reply"], [1, "seen"], [2, "seen", 0], [1, "reply", 2]]
+    took = [one.inner_text() for one in page.locator(".took").all()]
+    assert took == [f"engine {seconds} · environment 0.5 s" for seconds in ("0.2 s", "4.5 s", "1 s")]
     with page.expect_download() as saved:
         page.get_by_role("link", name="Download").click()
     assert '"uid":"c1"' in saved.value.path().read_text()
@@ -314,7 +318,8 @@ def test_two_members_are_compared_from_their_first_difference_on(visit: Callable
     page.get_by_text("Turn 3: what they replied is the same").wait_for()
     assert [mark.inner_text().split('"')[0] for mark in page.locator("mark").all()] == ["failure", "success"]
     assert page.get_by_role("row", name="reward +0.00 +1.00 +1.00", exact=True).count() == 1
-    assert page.get_by_role("row", name="generate, mean per turn 1.5 s 1.5 s 0 s").count() == 1
+    assert page.get_by_role("row", name="generate, mean per turn 1 s 1 s 0 s").count() == 1
+    assert page.get_by_role("row", name="slowest turn, engine 4.5 s 3.5 s −1 s").count() == 1
     page.get_by_text("The same in both: 2 turns").click()
     assert page.locator(".versus").count() == 3
     here.check()

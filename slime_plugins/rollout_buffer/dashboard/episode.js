@@ -23,8 +23,10 @@ export function readEpisode(trajectory) {
     } else seen.push(message);
   }
   const earned = Array.isArray(trajectory.turn_rewards) ? [...trajectory.turn_rewards] : [];
+  const timings = trajectory.turn_timings ?? [];
   turns.forEach((turn, at) => {
     turn.reward = turn.trained ? (earned.shift() ?? null) : null;
+    turn.timing = timings.length === turns.length ? timings[at] : null;
     turn.result = at + 1 < turns.length ? turns[at + 1].seen : seen;
     turn.deletes = deletions.filter((one) => one.turn === turn.number).flatMap((one) => one.ids);
     turn.deletedIn = (message) => deletions.find((one) => one.ids.includes(message.msg_id))?.turn ?? null;

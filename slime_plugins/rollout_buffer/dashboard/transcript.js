@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { actionInWords, textOf } from "./episode.js";
-import { count, plural, reward, short } from "./format.js";
+import { count, plural, reward, short, span } from "./format.js";
 import { jsonTree, parsedJson } from "./json_tree.js";
 import { markdown } from "./markdown.js";
 
@@ -82,6 +82,7 @@ function step(turn, at, { body, hrefOf, onChoose, formatted }) {
     !turn.trained && h("span", { class: "pill skipped" }, "not trained"),
     turn.reward !== null && h("span", { class: "pill", title: "What this turn earned" }, `reward ${reward(turn.reward)}`),
     deletedIn !== null && deletedPill(deletedIn),
+    timeOf(turn.timing),
   );
   const thumbnail = turn.image && h("button", { type: "button", class: "thumb", "aria-label": `Show the screen of turn ${turn.number}`, onclick: choose }, h("img", { src: `/images/${turn.image}`, alt: "", loading: "lazy", decoding: "async" }));
   return h(
@@ -90,6 +91,13 @@ function step(turn, at, { body, hrefOf, onChoose, formatted }) {
     heading,
     h("div", { class: "step-body" }, h("div", { class: "step-text" }, turn.seen.map((message) => messageBox(message, turn, body)), replyBox(turn, body, formatted)), thumbnail),
   );
+}
+
+/** How long a turn took: the engine, and what came after its reply; null where nobody measured it. */
+function timeOf(timing) {
+  const { engine_s: engine = null, environment_s: environment = null } = timing ?? {};
+  const parts = [engine !== null && `engine ${span(engine)}`, environment !== null && `environment ${span(environment)}`].filter(Boolean);
+  return parts.length ? h("small", { class: "muted took", title: "Until the engine's reply, retries included; from it to the next request or the end" }, parts.join(" · ")) : null;
 }
 
 function replyBox(turn, body, formatted) {

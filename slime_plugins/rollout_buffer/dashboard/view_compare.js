@@ -82,6 +82,8 @@ function comparison(jobId, pair, [a, b]) {
     row("turns", (one) => one.turns, count),
     row("sampled tokens", (one) => one.sampled_tokens, count),
     ...phases.flatMap(phaseRows).filter(Boolean),
+    row("slowest turn, engine", slowest("engine_s"), span),
+    row("slowest turn, environment", slowest("environment_s"), span),
     row("oldest weights", (one) => one.oldest_version, words),
   ];
   return [
@@ -89,6 +91,8 @@ function comparison(jobId, pair, [a, b]) {
     ...turnsOf(episodes, hrefs, pair),
   ];
 }
+
+const slowest = (name) => (one) => (one.turn_timings ?? []).map((timing) => timing[name]).reduce((most, seconds) => (seconds === null ? most : Math.max(most ?? 0, seconds)), null);
 
 /** Where they differ first, in words; then their turns, those before it folded. */
 function turnsOf(episodes, hrefs, pair) {

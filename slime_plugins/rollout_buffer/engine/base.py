@@ -42,7 +42,7 @@ class GenerateReply:
     per-token records by kind (``slime.utils.mask_token_records``), at positions of the expanded sequence: top-p ids of
     the sampled tokens, and experts of each token whose experts the engine has not reported before. ``prompt_receipt``
     is the result of the prompt check; ``ran_prompt_ids`` are the ids that the engine ran, if they differ from those
-    sent.
+    sent. ``engine_s`` are the seconds that the turn took, retries included; None if the client does not measure them.
     """
 
     output_ids: tuple[int, ...]
@@ -55,6 +55,7 @@ class GenerateReply:
     records: Mapping[str, TokenRecords] = field(default_factory=dict)
     prompt_receipt: PromptReceipt | None = None
     ran_prompt_ids: Sequence[int] | None = None
+    engine_s: float | None = field(default=None, compare=False)
 
     def as_generation(
         self, prompt_ids: Sequence[int], *, images: tuple[str, ...] | None = None, length: int | None = None
@@ -82,6 +83,7 @@ class GenerateReply:
             cached_tokens=self.cached_tokens,
             records=self.record_bytes(len(self.output_ids) - kept),
             prompt_receipt=self.prompt_receipt,
+            engine_s=self.engine_s,
         )
 
     def record_bytes(self, cut: int = 0) -> dict[str, RecordBytes]:

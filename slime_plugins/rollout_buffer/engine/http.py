@@ -171,6 +171,7 @@ class HttpEngine:
             EngineError: the engine refused the request, sent an invalid reply, or exceeded ``retry_timeout_s`` or the
                 deadline. An ``EngineAwayError`` if it answers no other request either.
         """
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._settings.deadline_s):
                 reply = await self._generate_until_finished(request)
@@ -180,7 +181,7 @@ class HttpEngine:
             ) from error
         self._turns += 1
         self._tokens += len(reply.output_ids)
-        return reply
+        return replace(reply, engine_s=time.monotonic() - began)
 
     async def check_records(self, params: SamplingParams) -> None:
         """Requests tokens with the per-token records of ``params``; an engine that gives no answer yet passes.

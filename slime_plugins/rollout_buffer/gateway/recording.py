@@ -46,6 +46,7 @@ class Turn:
     cached_tokens: int | None
     records: Mapping[str, RecordBytes]
     prompt_receipt: PromptReceipt | None
+    engine_s: float | None
     ran_prompt_ids: array[int] | None
     reply: bytes
     from_start: bool
@@ -172,6 +173,7 @@ class Recording:
             cached_tokens=sampled.cached_tokens,
             records=sampled.record_bytes(),
             prompt_receipt=sampled.prompt_receipt,
+            engine_s=sampled.engine_s,
             ran_prompt_ids=None if sampled.ran_prompt_ids is None else array("i", sampled.ran_prompt_ids),
             reply=reply,
             from_start=from_start,
@@ -249,4 +251,5 @@ def _generation(turn: Turn, prompt_ids: list[int], images: tuple[str, ...]) -> G
         cached_tokens=turn.cached_tokens,
         records=turn.records,
         prompt_receipt=turn.prompt_receipt,
+        engine_s=turn.engine_s,
     )

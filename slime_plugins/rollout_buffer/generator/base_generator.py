@@ -253,7 +253,7 @@ class MultiTurnGenerator:
             turn_rewards=score.turn_rewards,
             outcome=outcome,
             stop_reason=stop_reason,
-            generations=tuple(chat.generations),
+            generations=chat.timer.with_environment_times(chat.generations),
             extra_info={
                 "finish_reason": last,
                 "output_tokens": sum(len(one.output_ids) for one in chat.generations),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from slime_plugins.rollout_buffer.observability import tracing
+from slime_plugins.rollout_buffer.types import Generation
 
 
 class PhaseTimer:
-    """Sums seconds by phase. ``clock`` returns monotonic seconds."""
+    """Sums seconds by phase. ``clock`` returns monotonic seconds. Each turn has one phase ``generate``."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._requests: list[tuple[float, float]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -25,7 +28,16 @@ class PhaseTimer:
             with tracing.phase(name):
                 yield
         finally:
-            self._seconds[name] += self._clock() - start
+            end = self._clock()
+            self._seconds[name] += end - start
+            if name == "generate":
+                self._requests.append((start, end))
 
     def seconds(self) -> dict[str, float]:
         return dict(self._seconds)
+
+    def with_environment_times(self, generations: Sequence[Generation]) -> tuple[Generation, ...]:
+        """Returns an episode's generations with the seconds from each reply to the next request, the last until now."""
+        starts = [start for start, _ in self._requests[1:]] + [self._clock()]
+        gaps = [start - end for start, (_, end) in zip(starts, self._requests, strict=False)]
+        return tuple(replace(one, environment_s=gap) for one, gap in zip(generations, gaps, strict=False))

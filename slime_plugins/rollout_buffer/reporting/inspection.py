@@ -333,9 +333,10 @@ def _find_trajectory(connection: Connection, uid: str, job_id: str | None) -> sq
 
 
 def without_generations(body: bytes) -> bytes:
-    """Returns a stored payload without its token ids and log-probs."""
+    """Returns a stored payload without its token ids and log-probs; the times of the turns are kept."""
     payload = orjson.loads(body)
-    payload.pop("generations", None)
+    generations = payload.pop("generations", None) or ()
+    payload["turn_timings"] = [{name: one.get(name) for name in ("engine_s", "environment_s")} for one in generations]
     return orjson.dumps(payload)
 
 

@@ -26,6 +26,7 @@ MAX_GENERATION_IDS = 2**25
 """Ids of all generations of one item, each prompt counted again: with ``keep``, a short body can mean any number."""
 
 Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 TokenRecords = Annotated[
     dict[Literal["routed_experts", "top_p_tokens"], Sha256],
     MustBe(f"records of {ROUTED_EXPERTS} or {TOP_P_TOKENS} by their sha256 in lower-case hex"),
@@ -102,6 +103,10 @@ class GenerationEntry(WireRecord):
     """What the engine told of single tokens: the sha256 of each record, which `/images` knows."""
     prompt_receipt: PromptReceiptEntry | None = None
     """What the engine said of the prompt that it ran."""
+    engine_s: Seconds | None = None
+    """Seconds that the turn waited for the engine, retries included."""
+    environment_s: Seconds | None = None
+    """Seconds from its reply to the next request, or to the end of the episode."""
 
     @model_validator(mode="after")
     def _has_one_log_prob_per_output_id(self) -> GenerationEntry:
@@ -199,6 +204,8 @@ def _joined(
         cached_tokens=entry.cached_tokens,
         records={kind: RecordBytes(sha256) for kind, sha256 in entry.records.items()},
         prompt_receipt=_receipt(entry.prompt_receipt, prompt_ids, sent, f"{where}.prompt_receipt"),
+        engine_s=entry.engine_s,
+        environment_s=entry.environment_s,
     )
 
 
@@ -281,6 +288,10 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
         entry["records"] = {kind: one.sha256 for kind, one in generation.records.items()}
     if generation.prompt_receipt is not None:
         entry["prompt_receipt"] = _encode_receipt(generation.prompt_receipt, generation.prompt_ids)
+    if generation.engine_s is not None:
+        entry["engine_s"] = round(generation.engine_s, 4)
+    if generation.environment_s is not None:
+        entry["environment_s"] = round(generation.environment_s, 4)
     if generation.weight_version_spans:
         entry["weight_version_spans"] = [
             {"weight_version": span.weight_version, "start": span.start, "end": span.end}

@@ -146,6 +146,15 @@ class SearchPage(TypedDict):
     """Send it as `cursor` to search on; null when all were searched."""
 
 
+class TurnTiming(TypedDict):
+    """Seconds of one generation; null where nobody measured them."""
+
+    engine_s: float | None
+    """Until its reply, retries included."""
+    environment_s: float | None
+    """From its reply to the next request, or to the end of the episode."""
+
+
 class StoredTrajectory(TrajectoryEntry):
     """A trajectory with its payload."""
 
@@ -163,6 +172,8 @@ class StoredTrajectory(TrajectoryEntry):
     """sha256 of each screenshot."""
     timings_s: NotRequired[dict[str, Any]]
     """Seconds by phase of the episode."""
+    turn_timings: NotRequired[list[TurnTiming]]
+    """One for each generation, where `generations=false` leaves them out."""
 
 
 class DescribedRows(TypedDict):

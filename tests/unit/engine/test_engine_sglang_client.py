@@ -193,6 +193,8 @@ class TestWhatComesBack:
             cached_tokens=64,
             prompt_receipt=PromptReceipt(PromptCheck.UNKNOWN),
         )
+        assert reply.engine_s is not None
+        assert reply.as_generation([1]).engine_s == reply.engine_s
 
     async def test_versions_per_token_win_over_the_version_of_the_reply(self) -> None:
         spans = [{"version": "7", "start": 0, "end": 2}, {"version": "8", "start": 2, "end": 3}]

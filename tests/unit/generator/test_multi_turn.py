@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import Chat, MultiTurnGenerator, Score
+from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.registry import load_file
 from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
 from slime_plugins.rollout_buffer.testing.episodes import episode_request, play_episode
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.wire import decode_generations, encode_generations
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
 
@@ -59,6 +63,31 @@ async def test_an_episode_reports_success_parts_and_seconds() -> None:
     assert trajectory.extra_info["reward_breakdown"] == {"success": True, "right": 1.0}
     assert trajectory.turn_rewards == [0.0, 0.5]
     assert trajectory.timings_s.keys() == {"generate", "act"}
+
+
+class Slow(FakeEngine):
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        return replace(await super().generate(request), engine_s=3.0)
+
+
+class Acts(MultiTurnGenerator):
+    """Acts for 7 seconds after the first reply, and for 2 after the second."""
+
+    async def converse(self, chat: Chat, instance: Instance) -> float:
+        now = 100.0
+        chat.timer = PhaseTimer(lambda: now)
+        for seconds in (7, 2):
+            await chat.sample("What now?")
+            now += seconds
+        return 1.0
+
+
+async def test_each_turn_reports_the_engines_seconds_and_those_until_the_next_request_or_the_end() -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    engine = Slow(["A.", "B."], tokenizer=tokenizer)
+    trajectory = await play_episode(Acts(), episode_request({"instance_id": "a"}), engine, tokenizer=tokenizer)
+    stored = decode_generations(encode_generations(trajectory.generations))
+    assert [(one.engine_s, one.environment_s) for one in stored] == [(3.0, 7.0), (3.0, 2.0)]
 
 
 async def test_a_reply_that_is_cut_ends_the_episode_without_reward() -> None:

@@ -137,6 +137,13 @@ def _numbers(found: Mapping[str, Any]) -> RenderableType:
         versions = ", ".join(sorted({str(one.get("weight_version")) for one in generations}))
         summary = f"{len(generations)} generations, {sampled} sampled tokens, weight version {versions}"
         grid.add_row(Text("engine", style="bold"), Text(summary))
+    for name in ("engine_s", "environment_s"):
+        seconds = [(one[name], turn) for turn, one in enumerate(generations, start=1) if one.get(name) is not None]
+        if seconds:
+            longest, turn = max(seconds)
+            mean = sum(one for one, _ in seconds) / len(seconds)
+            summary = f"{mean:.3g} s a turn, longest {longest:.3g} s in turn {turn}"
+            grid.add_row(Text(name.removesuffix("_s") + " time", style="bold"), Text(summary))
     return grid
 
 

@@ -263,10 +263,11 @@ class ContextEditingEpisode:
 
     def _trained_generations(self) -> tuple[Generation, ...]:
         """Returns all turns; without ``train_before_deletion`` only those after the last deleting turn."""
+        generations = self._stopwatch.with_environment_times(self._generations)
         if self._settings.train_before_deletion or not self._marks:
-            return tuple(self._generations)
+            return generations
         last = self._marks[-1].turn
-        return tuple(replace(one, trained=turn > last) for turn, one in enumerate(self._generations))
+        return tuple(replace(one, trained=turn > last) for turn, one in enumerate(generations))
 
     def _extra_info(self, ending: _Ending, score: Score | None) -> dict[str, Any]:
         return {

@@ -233,7 +233,7 @@ class Episode:
             turn_rewards=self._turn_rewards(breakdown.reward),
             outcome=ending.outcome,
             stop_reason=ending.stop_reason,
-            generations=tuple(self._conversation.generations),
+            generations=self._timer.with_environment_times(self._conversation.generations),
             images=tuple(self._conversation.distinct_images()),
             extra_info=self._extra_info(first, ending, breakdown),
             timings_s=self._timer.seconds(),
