@@ -44,6 +44,11 @@ class PendingPayload:
     name: str
     uid: str
 
+    @property
+    def needs_pack(self) -> bool:
+        """True if storing it may write to a pack."""
+        return bool(self.needs) or len(self.body) > INLINE_BODY_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class StoredPayload:
