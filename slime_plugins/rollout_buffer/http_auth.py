@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.errors import ForbiddenError, UnauthorizedErro
 SESSION_LENGTH_S = 7 * 86_400
 OPEN_ROUTES = frozenset({"/health", "/", "/sign_in", "/sign_out"})
 OPEN_FOLDER = "/dashboard/"
-"""The dashboard's own files: they hold no data, and the sign-in page is among them."""
+"""The static files of the dashboard, which contain no data."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -55,18 +55,18 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
 
 
 def is_open(path: str) -> bool:
-    """Returns True if anybody may ask for a path, without a token."""
+    """Returns True if a path needs no token."""
     return path in OPEN_ROUTES or path.startswith(OPEN_FOLDER)
 
 
 def bearer_of(authorization: str | None) -> str:
-    """Returns what an ``Authorization`` header brings as its bearer; empty when it brings nothing."""
+    """Returns the bearer token of an ``Authorization`` header; empty without one."""
     scheme, _, given = (authorization or "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def has_bearer(authorization: str | None, *tokens: str) -> bool:
-    """Returns True if an ``Authorization`` header brings one of the tokens, in a time that tells nothing about them."""
+    """Returns True if an ``Authorization`` header has one of the tokens; compares in constant time."""
     given = bearer_of(authorization)
     matches = [
         is_token(given, token) for token in tokens
@@ -86,7 +86,7 @@ def check_bearer(authorization: str | None, *tokens: str | None) -> None:
 
 
 def why_unauthorized(authorization: str | None) -> str:
-    """Says what is wrong with an ``Authorization`` header that does not let its request pass."""
+    """Returns a sentence on what is wrong with an ``Authorization`` header."""
     scheme, _, given = (authorization or "").partition(" ")
     if not scheme:
         return "no token came: send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)"
@@ -96,12 +96,12 @@ def why_unauthorized(authorization: str | None) -> str:
 
 
 def is_token(given: str, token: str) -> bool:
-    """Returns True if that is the token, in a time that does not tell how much of it is right."""
+    """Returns True if ``given`` is the token; compares in constant time."""
     return hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode("utf-8", "replace"))
 
 
 def cookie_name(token: str) -> str:
-    """Names the cookie after the token: buffers on one host, on several ports, share their cookies."""
+    """Returns the name of the cookie, which depends on the token: buffers on other ports of a host share cookies."""
     return f"rollout_buffer_{_signed(token, 'name')[:12]}"
 
 
@@ -198,7 +198,7 @@ def _without_port(host: str) -> str:
 
 
 def _is_loopback(name: str) -> bool:
-    """Returns True for an address of loopback, and for 0.0.0.0 and ::, which reach this machine alone as well."""
+    """Returns True for loopback addresses, and for 0.0.0.0 and ::, which also reach only this machine."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:

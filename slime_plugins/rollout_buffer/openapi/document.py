@@ -1,4 +1,4 @@
-"""What ``GET /openapi.json`` says: the OpenAPI 3.1 description of every route.
+"""The document of ``GET /openapi.json``: the OpenAPI 3.1 description of every route.
 
 A test holds it against the routes that are really there, and Schemathesis against what they really answer.
 """
@@ -76,7 +76,7 @@ def _query_parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Puts definitions in place of references: a parameter's schema is easier to read whole."""
+    """Inlines references in a parameter's schema."""
     if isinstance(schema, dict) and "$ref" in schema:
         found = _resolved(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
         return {
@@ -91,7 +91,7 @@ def _resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query parameter is left out, never null."""
+    """Removes null from the schema of a query parameter, which is left out instead."""
     kept = [option for option in schema.get("anyOf", []) if option != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key != "anyOf" and not (key == "default" and value is None)}
     if len(kept) == 1:
@@ -112,7 +112,7 @@ _BOUNDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "ex
 
 
 def _bounds_by_name(schema: Any) -> Any:
-    """Spells bounds as JSON Schema does: behind a validator of ours, pydantic leaves them as it spells them itself."""
+    """Replaces pydantic's names of bounds by JSON Schema's: behind custom validators pydantic does not do so."""
     if isinstance(schema, list):
         return [_bounds_by_name(entry) for entry in schema]
     if isinstance(schema, dict):
@@ -121,7 +121,7 @@ def _bounds_by_name(schema: Any) -> Any:
 
 
 def _numbers_also_as_strings(schema: Any) -> Any:
-    """slime's trainer sends numbers as strings: what takes a number takes it so, within the same bounds."""
+    """Also allows strings for numbers, because slime's trainer sends them."""
     if isinstance(schema, list):
         return [_numbers_also_as_strings(entry) for entry in schema]
     if not isinstance(schema, dict):

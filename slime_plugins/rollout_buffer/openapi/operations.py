@@ -1,4 +1,4 @@
-"""What callers need to know of one route with one method; ``server/routing.py`` makes it of the route's function."""
+"""One route with one method for OpenAPI; ``server/routing.py`` builds it from the route's function."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Operation:
-    """One route with one method, as callers need to know it."""
+    """One route with one method."""
 
     route: str
     """Method and path."""
@@ -51,24 +51,24 @@ class Operation:
     body_types: tuple[str, ...] = (JSON,)
     query: type[BaseModel] | None = None
     errors: tuple[int, ...] = ()
-    """Statuses beside those that follow from the rest."""
+    """Error statuses in addition to those that ``statuses`` derives."""
     content_types: tuple[str, ...] = (JSON,)
     other_replies: Mapping[int, tuple[str, Schema]] = field(default_factory=dict)
     needs_token: bool = True
 
     @property
     def method(self) -> str:
-        """In lower case, as OpenAPI has it."""
+        """The method in lower case."""
         return self.route.split()[0].lower()
 
     @property
     def path(self) -> str:
-        """With its parameters in braces."""
+        """The path with parameters in braces."""
         return self.route.split()[1]
 
     @property
     def statuses(self) -> set[int]:
-        """Every status of an error that it may answer with."""
+        """All error statuses of the route."""
         found = {403, *self.errors}
         if self.body is not None:
             found |= {400, 413, 415}
@@ -87,5 +87,5 @@ def text(**more: Any) -> Schema:
 
 
 def ref(name: str) -> Schema:
-    """Returns the schema that stands under a name among the components."""
+    """Returns a reference to a schema of the components."""
     return {"$ref": f"#/components/schemas/{name}"}

@@ -19,7 +19,7 @@ REPLIES = (delivery_replies, group_replies, job_replies, trajectory_replies)
 
 
 def _schemas() -> dict[str, Schema]:
-    """Makes a schema of every reply and of the bodies of writes; enumerations stand where they are used."""
+    """Returns the schemas of all replies and of the bodies of writes, with enumerations inlined."""
     replies = _reply_types()
     kinds = [*replies.values(), Error, StartReply, Item, ItemOfJob, ItemsOfJob]
     adapters = [(kind.__name__, "validation", TypeAdapter[Any](kind)) for kind in kinds]
@@ -45,7 +45,7 @@ def _reply_types() -> dict[str, Any]:
 
 
 def _describe_inherited(name: str, kind: Any, definitions: dict[str, Schema]) -> None:
-    """Takes over what the bases say of their fields: pydantic reads the docstrings of a class alone."""
+    """Copies descriptions of inherited fields: pydantic reads only the docstrings of the class itself."""
     for base in get_original_bases(kind) if is_typeddict(kind) else ():
         if base.__name__ in definitions:
             _describe_inherited(base.__name__, base, definitions)
@@ -54,7 +54,7 @@ def _describe_inherited(name: str, kind: Any, definitions: dict[str, Schema]) ->
 
 
 def _readable(schema: Any, enums: Mapping[str, Schema]) -> Any:
-    """Leaves titles out, puts enumerations in place of references to them, and null beside a plain type."""
+    """Removes titles, inlines enumerations, and writes a nullable plain type as a list of types."""
     if isinstance(schema, list):
         return [_readable(entry, enums) for entry in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Replies of what carries data: polls, writes, acknowledgements, past deliveries, screenshots."""
+"""Replies on data: polls, writes, acknowledgements, past deliveries, screenshots."""
 
 from __future__ import annotations
 
@@ -13,129 +13,129 @@ from slime_plugins.rollout_buffer.wire.items import Item
 
 
 class Acknowledged(TypedDict):
-    """What acknowledged deliveries were, by their ids."""
+    """Results of acknowledgements: delivery ids."""
 
     acked: list[str]
-    """Received, now or earlier."""
+    """Acknowledged now or earlier."""
     expired: list[str]
-    """Too late: their groups went out in another delivery; do not train them."""
+    """Too late: their groups were delivered to another consumer; do not train them."""
     unknown: list[str]
-    """Never heard of."""
+    """Unknown ids."""
 
 
 class ShortGroup(TypedDict):
-    """A delivered group with fewer members than it should have."""
+    """A group with fewer members than slots."""
 
     group_index: int
-    """One per group."""
+    """Number of the group, unique in the buffer."""
     instance_id: str
-    """The line of the input that it belongs to."""
+    """Id of the instance, one line of the input."""
     members: int
-    """Played members."""
+    """Number of played members."""
     group_size: int
     """Slots of the group."""
     delivered: bool
-    """False: too few are left, and the group has failed."""
+    """False if the group failed because too few members are left."""
 
 
 class MetaInfo(RewardStatistics):
-    """What a delivery says of itself and of the job, and what its generator says of the groups."""
+    """Statistics of a delivery and its job, with those of the generator."""
 
     finished_groups: list[str]
     """instance_id of each group delivered, filtered or failed since the last one."""
     delivery_id: str | None
-    """What to acknowledge; null when nothing was delivered."""
+    """Id to acknowledge; null if nothing was delivered."""
     job_id: NotRequired[str]
     """The job's id."""
     job_state: NotRequired[str]
-    """Only when nothing was delivered."""
+    """State of the job; only if nothing was delivered."""
     job_cause: NotRequired[str]
-    """Why the job is in that state, when there is a reason; only when nothing was delivered."""
+    """The reason for that state, if there is one; only if nothing was delivered."""
     outcomes: dict[str, int]
     """Trajectories since the last delivery by outcome."""
     exhausted: bool
-    """Nothing will ever be ready again, and nothing is leased to anybody else."""
+    """True if no group can become ready any more and none is leased to another consumer."""
     acknowledged: NotRequired[Acknowledged]
-    """What became of the deliveries that the poll acknowledged."""
+    """Results of the poll's acknowledgements."""
     reward_version: NotRequired[int]
-    """Which rewards its trajectories have: 0 is what was played; left out when nothing was delivered."""
+    """Version of the rewards: 0 are the played ones; absent if nothing was delivered."""
     weight_version: NotRequired[int | None]
-    """The newest that is known in this run of the trainer."""
+    """The newest weight version of the trainer's present run."""
     stale_groups: NotRequired[list[int]]
     """`group_index` of groups that are too old, where `staleness_policy` is `flag`."""
     note: NotRequired[str]
-    """What was done otherwise than asked: a `batch_size` below one group."""
+    """Deviation from the request: `batch_size` is below one group."""
     short_groups: NotRequired[list[ShortGroup]]
-    """Groups with fewer members than they should have, for a client that takes no dummies."""
+    """Groups with fewer members than slots; only if dummies are not delivered."""
 
 
 class DeliveredGroups(TypedDict):
     """The groups of a delivery."""
 
     data: list[Item]
-    """Whole groups, one after the other."""
+    """Items of whole groups, group by group."""
     meta_info: MetaInfo
-    """What the delivery says of itself."""
+    """Statistics of the delivery."""
 
 
 class PollReply(TypedDict):
-    """What a poll gets: whole groups; or `success: false` and no data when nothing is ready."""
+    """Reply to a poll: whole groups, or `success: false` without data if none is ready."""
 
     success: bool
-    """False when nothing was ready; ask again."""
+    """False if no group was ready."""
     message: str
     """A sentence for people."""
     data: DeliveredGroups
-    """The groups, and what is said of them."""
+    """The groups and their statistics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteResult:
-    """What became of one written item."""
+    """Result of one written item."""
 
     uid: str
-    """Names the trajectory."""
+    """Id of the trajectory."""
     status: WriteStatus
-    """stored; duplicate: it was there, nothing changed; late: kept, but its group had closed."""
+    """`stored`; `duplicate`: it was stored before; `late`: stored after its group had closed."""
 
 
 class WriteReply(TypedDict):
-    """What became of the items of one write."""
+    """Results of one write."""
 
     success: bool
-    """True unless something was refused."""
+    """True if no item was refused."""
     message: str
     """A sentence for people."""
     job_id: str
     """The job's id."""
     results: list[WriteResult]
-    """One per item, in order."""
+    """One result per item, in order."""
 
 
 class ImageReply(TypedDict):
     """A screenshot that is stored."""
 
     sha256: str
-    """Of the bytes, in hex."""
+    """sha256 of the bytes, hexadecimal."""
     created: bool
-    """False when it was there already."""
+    """False if it was stored before."""
 
 
 class DeliveryEntry(TypedDict):
     """One past delivery."""
 
     delivery_id: str
-    """The delivery it is in."""
+    """Id of the delivery."""
     state: DeliveryState
-    """popped: handed out for good."""
+    """`popped`: delivered without a lease."""
     consumer_id: str | None
-    """Who polled, where it said so."""
+    """`consumer_id` of the poll, if it had one."""
     poll_id: str | None
-    """Which poll it was, where it said so."""
+    """`poll_id` of the poll, if it had one."""
     created_at: float
     """Seconds since 1970, as all times."""
     lease_expires_at: float | None
-    """When its groups come back unless it is acknowledged."""
+    """Time at which its groups become deliverable again without an acknowledgement."""
     groups: int
     """How many groups."""
     samples: int

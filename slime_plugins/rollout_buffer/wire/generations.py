@@ -1,4 +1,4 @@
-"""Generations on the wire: each prompt is what it shares with the sequence before it, plus the new ids."""
+"""Generations on the wire: each prompt is the length of the prefix shared with the previous sequence, plus new ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.wire.checks import (
 )
 
 MAX_GENERATION_IDS = 2**25
-"""Ids of all generations of one item, each prompt counted again: with ``keep``, a short body can mean any number."""
+"""Limit of the decoded ids of one item: with ``keep``, a short body can stand for any number of ids."""
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -34,75 +34,75 @@ TokenRecords = Annotated[
 
 
 class SpanOfWeights(WireRecord):
-    """A stretch of sampled tokens, and the weights that sampled it."""
+    """A span of sampled tokens with one weight version."""
 
     weight_version: WeightVersion | None = None
-    """The engine's weights that sampled them."""
+    """Weight version of the engine that sampled the span."""
     start: int
-    """The first token of it."""
+    """First token of the span."""
     end: int
-    """The first token behind it."""
+    """End of the span, exclusive."""
 
 
 class SentIds(WireRecord):
-    """The ids that were sent to an engine: the middle, between a beginning and an end of the prompt that it ran."""
+    """The ids that were sent to the engine, encoded as a difference to the prompt that it ran."""
 
     keep: Count = 0
-    """The first so many ids of the prompt come first."""
+    """Number of ids shared at the beginning of the prompt."""
     ids: TokenIds = Field(default_factory=list)
-    """What was sent between them."""
+    """The differing ids in between."""
     keep_end: Count = 0
-    """The last so many ids of the prompt come last."""
+    """Number of ids shared at the end of the prompt."""
 
 
 class PromptReceiptEntry(WireRecord):
-    """What the engine said of the prompt that it ran ([fidelity](fidelity.md))."""
+    """The engine's report on the prompt that it ran ([fidelity](fidelity.md))."""
 
     check: Annotated[PromptCheck, Field(strict=False)]
-    """Whether it ran what it was sent."""
+    """Whether the engine ran the prompt that was sent."""
     image_tokens: list[Annotated[int, Field(gt=0)]] | None = None
-    """Tokens of each image."""
+    """Number of tokens of each image."""
     keep_images: Count = 0
-    """The first so many images that it was sent for the generation before come first."""
+    """Number of leading images shared with the previous generation."""
     images: list[Sha256] | None = None
-    """sha256 of each image that it was sent, after the kept ones."""
+    """sha256 of each further image that was sent."""
     untrained_because: str = ""
-    """Why the generation is kept out of the loss."""
+    """Why the generation is not trained; empty if it is."""
     sent: SentIds | None = None
-    """What it was sent, where it ran other ids."""
+    """The ids that were sent, if the engine ran other ids."""
 
 
 class GenerationEntry(WireRecord):
     """What the engine sampled in one turn."""
 
     keep: Count = 0
-    """The first so many ids of the generation before (prompt and output) come first."""
+    """Number of leading ids shared with the previous generation (prompt and output)."""
     prompt_ids: TokenIds
-    """Prompt token ids after the kept ones."""
+    """Further prompt token ids."""
     output_ids: TokenIds
     """Sampled token ids."""
     output_log_probs: LogProbs | None = None
-    """One per output id."""
+    """Log-prob of each output id."""
     finish_reason: str = "stop"
     """stop, length or abort."""
     weight_version: WeightVersion | None = None
-    """The engine's weights that sampled it."""
+    """Weight version of the engine that sampled it."""
     trained: bool = True
-    """False keeps its tokens out of the loss."""
+    """False if its tokens are not trained."""
     weight_version_spans: list[SpanOfWeights] = Field(default_factory=list)
-    """Weights by stretch of output."""
+    """Weight versions of spans of the output."""
     keep_images: Count = 0
-    """The first so many images of the generation before come first."""
+    """Number of leading images shared with the previous generation."""
     images: list[Sha256] | None = None
-    """sha256 of the image behind each placeholder of the prompt, after the kept ones."""
+    """sha256 of the image of each further placeholder in the prompt."""
     prompt_tokens: int | None = None
-    """The engine's count of the prompt with its images expanded."""
+    """Number of prompt tokens in the engine, with images expanded."""
     cached_tokens: int | None = None
-    """How many of them the engine had in its cache."""
+    """Number of prompt tokens from the engine's prefix cache."""
     records: TokenRecords = Field(default_factory=dict)
-    """What the engine told of single tokens: the sha256 of each record, which `/images` knows."""
+    """Records of single tokens from the engine: sha256 of each, stored under `/images`."""
     prompt_receipt: PromptReceiptEntry | None = None
-    """What the engine said of the prompt that it ran."""
+    """The engine's report on the prompt that it ran."""
     engine_s: Seconds | None = None
     """Seconds that the turn waited for the engine, retries included."""
     environment_s: Seconds | None = None
@@ -117,7 +117,7 @@ class GenerationEntry(WireRecord):
 
 
 class WrittenGeneration(WrittenRecord, GenerationEntry):
-    """What the engine sampled in one turn. It has no keys of its writer's own."""
+    """What the engine sampled in one turn. Other keys are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -244,7 +244,7 @@ def named_records(body: bytes) -> list[str]:
 
 
 def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]]:
-    """Encodes each prompt as what it shares with the sequence before it, plus the new ids: linear in the episode."""
+    """Encodes each prompt as the length of the prefix shared with the previous sequence, plus new ids."""
     encoded: list[dict[str, Any]] = []
     held: list[int] = []
     shown: tuple[str, ...] = ()
@@ -263,7 +263,7 @@ def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]
 
 
 def _encode_images(images: Sequence[str], before: Sequence[str]) -> dict[str, Any]:
-    """Encodes the images of a turn as its ids are: how many of the turn before, and the new ones."""
+    """Encodes the images of a turn: the number shared with the previous turn, and the new ones."""
     keep = common_prefix_length(before, images)
     return {"keep_images": keep, "images": list(images[keep:])}
 
@@ -301,7 +301,7 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
 
 
 def _encode_receipt(receipt: PromptReceipt, ran_ids: Sequence[int]) -> dict[str, Any]:
-    """Encodes the ids that were sent as what stands between a beginning and an end that they share with the prompt."""
+    """Encodes the receipt; sent ids without the beginning and end that they share with the prompt."""
     entry: dict[str, Any] = {"check": receipt.check.value}
     if receipt.image_tokens is not None:
         entry["image_tokens"] = list(receipt.image_tokens)

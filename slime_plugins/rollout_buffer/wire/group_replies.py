@@ -17,29 +17,29 @@ class GroupEntry(TypedDict):
     group_index: int
     """As in a delivered item."""
     epoch: int
-    """Which pass over the input, from 0."""
+    """Epoch of the input, from 0."""
     position: int | None
     """Line of its instance in the input, from 0."""
     instance_id: str
-    """The line of the input that it belongs to."""
+    """Id of the instance, one line of the input."""
     state: GroupState
-    """Where it stands."""
+    """Its state."""
     cause: str
-    """Why it was filtered, failed or skipped."""
+    """The reason for being filtered, failed or skipped."""
     cause_code: CauseCode
-    """The same for programs: one of a few stable codes, or empty."""
+    """Stable code of the cause; empty without one."""
     message: str
-    """The same as a sentence for people."""
+    """The cause as a sentence."""
     group_size: int
     """Slots of the group."""
     opened_at: float | None
-    """When its first attempt began or its first item came."""
+    """Time of its first attempt or first item."""
     last_write_at: float | None
-    """When a trajectory of it came last."""
+    """Time of its last trajectory."""
     closed_at: float | None
-    """When it was judged."""
+    """Time at which it closed."""
     delivery_id: str | None
-    """The delivery it is in."""
+    """Id of the delivery."""
     members: list[GroupMember]
     """Its trajectories in slot order."""
 
@@ -52,28 +52,28 @@ class GroupPage(TypedDict):
     group_size: int
     """Slots of the group."""
     groups: list[GroupEntry]
-    """The last touched first."""
+    """Last changed first."""
     next_cursor: str | None
     """Send it as `cursor` for the next page; null on the last one."""
 
 
 class FailedAttempt(TypedDict):
-    """An attempt that died of its surroundings. It has no reward."""
+    """A failed attempt. It has no reward."""
 
     uid: str
-    """Names what it would have brought, in logs and traces."""
+    """Uid that its trajectory would have had, as in logs and traces."""
     group_index: int
     """As in a delivered item."""
     epoch: int
-    """Which pass over the input, from 0."""
+    """Epoch of the input, from 0."""
     instance_id: str
-    """The line of the input that it belongs to."""
+    """Id of the instance, one line of the input."""
     slot: int
-    """Place in the group, from 0."""
+    """Slot in the group, from 0."""
     attempt: int
-    """Which try to fill its slot, from 1."""
+    """Number of the attempt at the slot, from 1."""
     error_code: str | None
-    """The same for programs: a stable code."""
+    """Stable code of the error."""
     error_message: str | None
     """Why it failed."""
     started_at: float
@@ -81,11 +81,11 @@ class FailedAttempt(TypedDict):
     ended_at: float
     """When it failed."""
     traceback: str | None
-    """Where its generator raised; of the newest, and null where something else failed."""
+    """Traceback of the generator's error, for the newest attempts; null for other errors."""
     has_transcript: bool
-    """Whether what was said in it was kept: that of the newest is."""
+    """True if its messages are stored, as for the newest attempts."""
     messages: list[dict[str, Any]] | None
-    """What was said in it, long texts shortened, where `transcripts` asks for it and it was kept."""
+    """Its stored messages with long texts shortened; only with `transcripts`."""
 
 
 class FailedAttemptPage(TypedDict):
@@ -94,59 +94,59 @@ class FailedAttemptPage(TypedDict):
     job_id: str
     """The job's id."""
     log: str | None
-    """The file on the buffer's host in which its runner logs; null where nothing is played here."""
+    """Log file of the runner on the buffer host; null without a runner."""
     attempts: list[FailedAttempt]
-    """The last ended first."""
+    """Last ended first."""
     next_cursor: str | None
     """Send it as `cursor` for the next page; null on the last one."""
 
 
 class GroupAttempt(TypedDict):
-    """One try to fill a slot."""
+    """One attempt at a slot."""
 
     slot: int
-    """Place in the group, from 0."""
+    """Slot in the group, from 0."""
     attempt: int
-    """Which try to fill its slot, from 1."""
+    """Number of the attempt at the slot, from 1."""
     state: AttemptState
-    """Where it stands."""
+    """Its state."""
     error_code: str | None
-    """Why it failed, for programs; null where it did not."""
+    """Stable code of the error; null without one."""
     error_message: str | None
-    """The same for people."""
+    """Message of the error."""
     started_at: float
     """When it began."""
     ended_at: float | None
-    """When it ended; null while it runs."""
+    """Time of its end; null while it runs."""
 
 
 class DeliveredGroupMember(TypedDict):
-    """One place of a group as a trainer is given it."""
+    """One member of a group as it is delivered."""
 
     source_uid: str | None
-    """The trajectory it was made of; null for a dummy."""
+    """Uid of the trajectory that it was made from; null for a dummy."""
     reward: float | None
-    """What the trainer is to use; null for a dummy."""
+    """The reward for the trainer; null for a dummy."""
     raw_reward: float | None
-    """What the episode earned, when that differs."""
+    """The reward before normalisation, if it differs."""
     remove_sample: bool
-    """A dummy that stands for a missing member."""
+    """True for a dummy in place of a missing member."""
     ordinal: int
-    """Place in what is delivered, from 0."""
+    """Position in the delivered group, from 0."""
     uid: str
-    """Names the trajectory."""
+    """Id of the trajectory."""
 
 
 class Group(GroupEntry):
-    """A group with all that is known of it."""
+    """A group with its attempts, delivered members and instance."""
 
     job_id: str
     """The job's id."""
     task_type: str
-    """Which generator plays it."""
+    """The job's task type."""
     attempts: list[GroupAttempt]
-    """Every try to fill a slot, with its error when it failed."""
+    """All attempts at its slots, with errors."""
     delivered: list[DeliveredGroupMember]
-    """What a trainer is given."""
+    """Its members as they are delivered."""
     instance: dict[str, Any]
-    """Its line of the input."""
+    """Its instance, the line of the input."""

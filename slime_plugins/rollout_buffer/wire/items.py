@@ -1,4 +1,4 @@
-"""Items on the wire: what a program writes, what a trainer is given, and what is stored of both."""
+"""Items on the wire: as a program writes them, as a trainer receives them, and as they are stored."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ MESSAGE_KEYS = frozenset(
         "refusal", "step_loss_mask",
     }
 )  # fmt: skip
-"""What chat templates and loss masks read; beside them a message may hold anything."""
+"""Keys that chat templates and loss masks read; a message may have others."""
 IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "observation", "ipython", "model"})
-"""Those that are often used: what a misspelt one may have meant. Any other is the template's business."""
+"""Common roles, to suggest corrections of misspelt ones. Other roles are accepted: the chat template decides."""
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def _with_role(message: Message) -> Message:
 
 
 def _with_content(message: Message) -> Message:
-    """Refuses what a chat template would skip in silence: a gap in training."""
+    """Refuses messages that a chat template would skip silently, so that they were missing in training."""
     if not message.keys() <= MESSAGE_KEYS:
         refuse_misspelt(message, MESSAGE_KEYS)
     role, content = message["role"], message.get("content")
@@ -95,57 +95,57 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 class _ItemFields(WireRecord):
-    """What a written item and a delivered one have in common."""
+    """Fields of written and of delivered items."""
 
     uid: Identifier
-    """Names the trajectory; the same uid twice is one item. A dummy has one of its own."""
+    """Id of the trajectory; writing the same uid again changes nothing. Dummies have uids too."""
     instance_id: Identifier
-    """The line of the input that it belongs to."""
+    """Id of the instance, one line of the input."""
     messages: list[ChatMessage]
     """OpenAI messages; screenshots as data URIs of PNG, JPEG or WebP, or by hash."""
     reward: Reward
-    """What the trainer is to use; finite."""
+    """The reward for the trainer; finite."""
     raw_reward: Reward | None = None
-    """What the episode earned, when that differs."""
+    """The reward before normalisation, if it differs."""
     turn_rewards: list[Reward] | None = None
-    """What each turn earned: one finite number for each generation that is trained, or, without generations, for each
-    assistant message that is; left out where nobody said."""
+    """Rewards of turns: one finite number for each trained generation or, without generations, for each trained
+    assistant message; absent if unknown."""
     token_rewards: list[list[Reward] | None] | None = None
-    """What single tokens earned beside: for each of those turns null, or a number for each output id."""
+    """Additional rewards of tokens: for each of those turns null, or a number for each output id."""
     extra_info: dict[str, Any] = Field(default_factory=dict)
-    """What the generator says of it; `finish_reason: length` means truncated."""
+    """Further fields of the generator; `finish_reason: length` means truncated."""
     generations: GenerationEntries | None = None
     """Token ids and log-probabilities as sampled; empty when not known."""
     timings_s: dict[str, Any] = Field(default_factory=dict)
     """Seconds by phase of the episode."""
     remove_sample: bool = False
-    """A dummy that stands for a missing member: never train it, never write it."""
+    """True for a dummy in place of a missing member, which must not be trained or written."""
 
 
 class Item(_ItemFields):
     """One member of a delivered group."""
 
     extra_info: dict[str, Any]
-    """What the generator says of it."""
+    """Further fields of the generator."""
     images: list[Sha256] = Field(default_factory=list)
     """sha256 of each screenshot, in order of first appearance."""
     group_index: int = -1
-    """One per group."""
+    """Number of the group, unique in the buffer."""
     epoch: int = 0
-    """Which pass over the input, from 0."""
+    """Epoch of the input, from 0."""
     slot: int = 0
-    """Place in the group, from 0."""
+    """Slot in the group, from 0."""
     outcome: Annotated[Outcome, Field(strict=False)] = Outcome.COMPLETED
     """How the attempt ended."""
     stop_reason: Annotated[StopReason, Field(strict=False)] = StopReason.STOP
     """Why the episode stopped."""
     weight_version: int | None = None
-    """The oldest weights that sampled it; null when it is unknown."""
+    """The oldest weight version that sampled some of its tokens; null if unknown."""
 
 
 class WrittenItemBody(WrittenRecord, _ItemFields):
-    """A finished trajectory. Any other key is kept in `extra_info`, but one that is nearly one of these is refused as a
-    slip. `weight_version` stands in each of `generations`, which have no keys of your own."""
+    """A finished trajectory. Other keys are stored in `extra_info`, except near misspellings of these keys, which are
+    refused. `weight_version` belongs into each entry of `generations`, which accept no other keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -160,11 +160,11 @@ class WrittenItemBody(WrittenRecord, _ItemFields):
         ]
         | None
     ) = None
-    """completed when left out."""
+    """`completed` by default."""
     stop_reason: Annotated[StopReason, Field(strict=False)] | None = None
-    """stop when left out."""
+    """`stop` by default."""
     tools: list[Any] | None = None
-    """Shown to the chat template; kept as `extra_info.tools`."""
+    """Tools for the chat template; stored as `extra_info.tools`."""
 
     @model_validator(mode="after")
     def _is_to_be_trained(self) -> WrittenItemBody:
@@ -200,21 +200,21 @@ class ItemOfJob(WrittenItemBody):
     """The body of a write of one item."""
 
     job_id: Identifier | None = None
-    """The job it belongs to; may be left out while only one is open."""
+    """The job; may be left out while only one job is open."""
 
 
 class ItemsOfJob(WireRecord):
     """The body of a write of several items."""
 
     job_id: Identifier | None = None
-    """The job they belong to; may be left out while only one is open."""
+    """The job; may be left out while only one job is open."""
     items: Annotated[list[WrittenItemBody], Field(min_length=1, max_length=MAX_ITEMS)]
-    """All are checked before one is kept."""
+    """The items; either all are stored or none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenItem:
-    """One item that a generator somewhere posted to ``/buffer/write``, checked and with its images taken out."""
+    """An item from a body of ``/buffer/write``: checked, with its images extracted."""
 
     uid: str
     instance_id: str
@@ -224,19 +224,19 @@ class WrittenItem:
     stop_reason: StopReason
     body: dict[str, Any]
     images: Mapping[str, Image]
-    """Screenshots that came with it, by hash; of other items of the same call as well."""
+    """Screenshots of the request by hash, including those of its other items."""
     generations: tuple[Generation, ...] = ()
     largest_id: int = -1
-    """Of all token ids that came; -1 when none did."""
+    """The largest token id of the item; -1 without token ids."""
 
     @property
     def extra_info(self) -> Mapping[str, Any]:
-        """What the generator says of it."""
+        """Further fields of the generator."""
         return self.body["extra_info"]  # type: ignore[no-any-return]  # the body is JSON, checked when it came
 
     @property
     def timings_s(self) -> Mapping[str, Any]:
-        """Seconds by phase."""
+        """Seconds by phase of the episode."""
         return self.body["timings_s"]  # type: ignore[no-any-return]  # as above
 
 
@@ -284,7 +284,7 @@ def _largest_id(entry: WrittenGeneration) -> int:
 
 
 def encode_body(trajectory: Trajectory) -> dict[str, Any]:
-    """Encodes the part of a trajectory that only readers care about; what the buffer decides by stays in columns."""
+    """Encodes the payload of a trajectory: what only readers need. What the buffer's rules need is in columns."""
     extra_info = {
         **trajectory.extra_info,
         "outcome": trajectory.outcome.value,
@@ -306,7 +306,7 @@ def encode_body(trajectory: Trajectory) -> dict[str, Any]:
 def encode_turn_rewards(
     turn_rewards: Sequence[float] | None, token_rewards: Sequence[Sequence[float] | None] | None
 ) -> dict[str, Any]:
-    """Encodes the rewards of turns and tokens; no key where there are none."""
+    """Encodes the rewards of turns and tokens; without rewards there is no key."""
     encoded: dict[str, Any] = {}
     if turn_rewards is not None:
         encoded["turn_rewards"] = [float(reward) for reward in turn_rewards]
@@ -316,7 +316,7 @@ def encode_turn_rewards(
 
 
 TurnRewards = tuple[tuple[float, ...] | None, tuple[tuple[float, ...] | None, ...] | None]
-"""What turns earned, and what their tokens earned beside."""
+"""``turn_rewards`` and ``token_rewards``."""
 
 
 def checked_turn_rewards(
@@ -340,7 +340,7 @@ def checked_turn_rewards(
 
 
 def trained_turns(messages: Sequence[Message], generations: Sequence[Generation]) -> list[int | None]:
-    """Returns the sampled tokens of each turn that is trained; None of a trajectory that came as messages alone."""
+    """Returns the number of sampled tokens of each trained turn; None for turns without recorded generations."""
     if generations:
         return [len(one.output_ids) for one in generations if one.trained]
     return [None for one in messages if one.get("role") == "assistant" and one.get("step_loss_mask", 1) == 1]

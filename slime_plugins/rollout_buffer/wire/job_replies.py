@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.types import JobState
 
 
 class Severity(StrEnum):
-    """How much it matters."""
+    """Severity of an explanation."""
 
     OK = "ok"  # it moves, or it is done
     WAIT = "wait"  # it stands still for a reason that ends by itself
@@ -26,39 +26,39 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """Why something moves or stands still."""
+    """An explanation of progress or standstill."""
 
     code: str
-    """Stable, for programs."""
+    """Stable code for programs."""
     severity: Severity
     """stopped: until somebody acts; wait: it ends by itself; ended: somebody cancelled it."""
     message: str
-    """What is."""
+    """A sentence that states the fact."""
     advice: str = ""
-    """What to do; empty when there is nothing to do."""
+    """What to do; empty if nothing can be done."""
 
 
 class JobProgress(TypedDict):
-    """A job and how far it is."""
+    """A job and its progress."""
 
     job_id: str
     """The job's id."""
     task_type: str
-    """Which generator plays it."""
+    """The job's task type."""
     state: JobState
-    """Where it stands."""
+    """Its state."""
     cause: str
-    """Why it is in that state, when there is a reason."""
+    """The reason for the state, if there is one."""
     cause_code: CauseCode
-    """The same for programs: one of a few stable codes, or empty."""
+    """Stable code of the cause; empty without one."""
     group_size: int
     """Slots of each group."""
     created_at: float
     """Seconds since 1970, as all times."""
     finished_at: float | None
-    """When it ended; null while it has not."""
+    """Time of its end; null before."""
     last_poll_at: float | None
-    """When a trainer last asked for its data."""
+    """Time of the last poll."""
     groups: dict[str, int]
     """Groups by state."""
     slots: dict[str, int]
@@ -69,31 +69,31 @@ class Job(JobProgress):
     """A job, its progress and its accounting."""
 
     engine_url: str | None
-    """The engine that its episodes ask."""
+    """Address of the engine that samples its episodes."""
     instances: int
     """Lines of the input."""
     epochs: int
-    """How often the input is gone through."""
+    """Number of epochs of the input."""
     updated_at: float
-    """When it changed last."""
+    """Time of the last change."""
     attempts: dict[str, int]
     """Attempts by state, and `failed:CODE` by error code."""
     outcomes: dict[str, int]
     """Trajectories by outcome."""
     late: int
-    """Trajectories that came after their group had closed."""
+    """Trajectories that were stored after their group had closed."""
     damaged: int
-    """Trajectories that could not be read when they were to be delivered."""
+    """Trajectories that could not be read for a delivery."""
     refused_items: int
-    """Written items that were refused; of requests without the token, only now and then one is counted."""
+    """Refused items; requests without the token are counted only sometimes."""
     trainer_run: int
-    """Weight versions are ordered within one; every start of the trainer opens the next."""
+    """Number of the trainer's run; weight versions are ordered within a run."""
     measures: dict[str, dict[str, float]]
     """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions, `log_prob_gap`
     and `poll_wait_seconds` (mean, max), `bias` by kind, `prompts` ([fidelity](fidelity.md)); what is unknown is left
     out."""
     prompt_findings: list[str]
-    """What its engine was found to do to prompts ([fidelity](fidelity.md)): each follows "the engine"."""
+    """Findings on how the engine changes prompts ([fidelity](fidelity.md)); each completes "the engine …"."""
     bias: list[BiasRow]
     """Trained against submitted, of the newest groups that are over; empty while they have fewer than 16 members."""
     causes: dict[str, Any]
@@ -124,63 +124,63 @@ class OverviewJob(JobProgress):
     newest: dict[str, Any]
     """The newest 200 trajectories: episodes, mean reward, success."""
     explanation: list[Explanation]
-    """Why it moves or stands still, the most pressing first."""
+    """Explanations of its progress or standstill, most severe first."""
 
 
 class Overview(TypedDict):
-    """How the buffer is, and a page of jobs."""
+    """State of the buffer, and a page of jobs."""
 
     now: float
     """The buffer's time."""
     supervisor_age_s: float | None
     """Seconds since its heartbeat; null when there is none."""
     task_types: list[str]
-    """What can be started."""
+    """Task types that can be started."""
     extensions: list[InstalledExtension]
-    """What installed packages add."""
+    """Extensions by installed packages."""
     disk_free_bytes: int
-    """Room on the disk of the data directory."""
+    """Free bytes on the disk of the data directory."""
     explanation: list[Explanation]
-    """Why it moves or stands still, the most pressing first."""
+    """Explanations of its progress or standstill, most severe first."""
     jobs: list[OverviewJob]
     """Newest first."""
     next_cursor: int | None
     """Send it as `cursor` for the next page; null on the last one."""
     needs_token: bool
-    """The server asks for a token."""
+    """True if the server requires a token."""
 
 
 class JobExplanation(TypedDict):
-    """Why a job moves or stands still, with the numbers behind the words."""
+    """Explanations of a job's progress or standstill, with the figures behind them."""
 
     job_id: str
     """The job's id."""
     now: float
     """The buffer's time."""
     explanation: list[Explanation]
-    """Why it moves or stands still, the most pressing first."""
+    """Explanations of its progress or standstill, most severe first."""
     weight_version: int | None
-    """The newest that any trajectory was sampled with."""
+    """The newest weight version of any trajectory."""
     trainer_run: int
-    """Weight versions are ordered within one; every start of the trainer opens the next."""
+    """Number of the trainer's run; weight versions are ordered within a run."""
     running_attempts: int
-    """Episodes that are being played."""
+    """Number of running attempts."""
     trajectory_age_s: float | None
-    """Seconds since one ended."""
+    """Seconds since the last trajectory was stored."""
     poll_age_s: float | None
-    """Seconds since a trainer asked."""
+    """Seconds since the last poll."""
     trainer_waits_s: float | None
-    """Seconds that a trainer has polled in vain; null when none waits."""
+    """Seconds since a trainer's first poll without groups; null if none waits."""
     recent_failures: dict[str, int]
     """Failed attempts of the last ten minutes by error code."""
     last_failure: str
-    """What the last of them said."""
+    """Message of the last failure."""
     devices: dict[str, Any]
-    """What the runner says of its devices; empty when it does not."""
+    """The runner's report on its devices; empty without one."""
     engine: dict[str, Any]
-    """What the runner says of its engine; empty when it does not."""
+    """The runner's report on its engine; empty without one."""
     concurrency: dict[str, Any]
-    """How many episodes may play at once (`limit`) and whether that is steered (`auto`); then why (`reason`)."""
+    """Number of concurrent episodes (`limit`), whether it adapts (`auto`), and then its `reason`."""
     newest: dict[str, Any]
     """The newest 200 trajectories: episodes, mean reward, success."""
 
@@ -189,13 +189,13 @@ class CountedColumns(TypedDict):
     """What is counted in each bucket of time: 0 where nothing happened."""
 
     episodes: list[int]
-    """Trajectories that came."""
+    """Trajectories that were stored."""
     completed: list[int]
-    """Of them, completed."""
+    """Completed trajectories."""
     truncated: list[int]
-    """Of them, truncated."""
+    """Truncated trajectories."""
     aborted: list[int]
-    """Of them, aborted."""
+    """Aborted trajectories."""
     failed: list[int]
     """Attempts that failed."""
     groups_valid: list[int]
@@ -205,7 +205,7 @@ class CountedColumns(TypedDict):
     groups_failed: list[int]
     """Groups that failed."""
     deliveries: list[int]
-    """Deliveries that went out."""
+    """Number of deliveries."""
 
 
 class MeasuredColumns(TypedDict):
@@ -214,9 +214,9 @@ class MeasuredColumns(TypedDict):
     reward_mean: list[float | None]
     """Mean reward."""
     reward_min: list[float | None]
-    """The lowest of them."""
+    """Lowest reward."""
     reward_max: list[float | None]
-    """The highest of them."""
+    """Highest reward."""
     success: list[float | None]
     """Share of trajectories that solved their task."""
     behind_mean: list[float | None]
@@ -224,9 +224,9 @@ class MeasuredColumns(TypedDict):
     behind_max: list[float | None]
     """Weight versions behind, at most."""
     turns: list[float | None]
-    """How many turns were played; null when unknown."""
+    """Number of turns; null if unknown."""
     sampled_tokens: list[float | None]
-    """How many tokens were sampled; null when unknown."""
+    """Number of sampled tokens; null if unknown."""
     generating: list[float | None]
     """Episodes that waited for the engine, on average."""
     playing: list[float | None]
@@ -241,7 +241,7 @@ class SeriesColumns(CountedColumns, MeasuredColumns):
     """What happened to a job, one entry per bucket of time."""
 
     t: list[float]
-    """Where each bucket starts."""
+    """Start of each bucket."""
 
 
 class Series(TypedDict):
@@ -258,22 +258,22 @@ class Series(TypedDict):
 
 
 class SignedIn(TypedDict):
-    """Whether the browser may ask now."""
+    """Result of signing in."""
 
     signed_in: bool
-    """True when the token was right."""
+    """True if the token was right."""
 
 
 class Health(TypedDict):
-    """Whether the service works: it is well, or degraded and serving, and `reason` says why."""
+    """State of the service; a degraded service still answers."""
 
     status: Literal["ok", "degraded"]
-    """Degraded: `reason` says by what."""
+    """`degraded` has a `reason`."""
     reason: str | None
-    """What is not well, and since when; null when all is."""
+    """What is wrong, and since when; null if nothing is."""
     supervisor: str
     """`alive` or `not seen`."""
     task_types: list[str]
-    """What can be started."""
+    """Task types that can be started."""
     extensions: list[InstalledExtension]
-    """What installed packages add."""
+    """Extensions by installed packages."""

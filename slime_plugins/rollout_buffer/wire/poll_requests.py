@@ -16,27 +16,27 @@ class PollPayload(Body):
     """The body of ``get_rollout_data``; ``{}`` pops everything that is ready, as it always did."""
 
     job_id: Identifier | None = None
-    """Whose groups; may be left out while only one job has something to come."""
+    """The job; may be left out while only one job has groups to deliver."""
     batch_size: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
-    """How many samples at most; whole groups, one at least (`meta_info.note` says when that is more)."""
+    """Maximum number of samples, rounded down to whole groups; at least one group, then with a `meta_info.note`."""
     max_groups: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
-    """How many groups at most; all that are ready when neither is given."""
+    """Maximum number of groups; without either limit all ready groups."""
     wait_s: Annotated[Number, Field(ge=0, le=MAX_WAIT_S)] = 0.0
-    """How many seconds to wait when nothing is ready."""
+    """Maximum time to wait for a ready group, in seconds."""
     lease_s: Annotated[Number, Field(gt=0, le=7 * 86400)] | None = None
-    """Leases the groups for so many seconds instead of handing them out for good: not acknowledged, they come back."""
+    """Leases the groups for so many seconds; not acknowledged, they are delivered again. Default: no lease."""
     ack: Annotated[list[Identifier], Field(max_length=10_000)] = Field(default=[])
-    """Deliveries that are acknowledged before this poll is answered."""
+    """Deliveries to acknowledge before groups are taken."""
     consumer_id: Identifier | None = None
-    """Who polls; together with `poll_id`."""
+    """Id of the client; only together with `poll_id`."""
     poll_id: Identifier | None = None
-    """One id per intended poll: the same pair gets the same delivery again."""
+    """Id of this poll: a repeated (`consumer_id`, `poll_id`) gets the same delivery."""
     images: Literal["inline", "hash"] = "inline"
-    """Screenshots as data URIs, or by the hash under which `/images` has them."""
+    """Screenshots as data URIs, or as hashes for `/images`."""
     dummies: bool | None = None
-    """Members with `remove_sample` come too (true), or played ones alone (false); who leases gets them by default."""
+    """Whether dummies (`remove_sample`) are delivered. Default: only with a lease."""
     weight_version: Annotated[Count, Field(ge=0)] | None = None
-    """The trainer's newest weight version. Staleness is measured by it, or by what the engine said if that is newer."""
+    """The trainer's newest weight version. Staleness is relative to it, or to the engine's version if that is newer."""
 
     @property
     def knows_dummies(self) -> bool:
@@ -56,7 +56,7 @@ class AckPayload(Body):
     """The body of ``ack``: one delivery or several."""
 
     delivery_id: Identifier | None = None
-    """The `delivery_id` of `meta_info`."""
+    """`meta_info.delivery_id` of the delivery."""
     delivery_ids: Annotated[list[Identifier], Field(max_length=10_000)] = Field(default=[])
     """Several `delivery_id`s at once."""
 

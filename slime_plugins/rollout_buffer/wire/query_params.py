@@ -158,7 +158,7 @@ class TrajectoryQuery(Body):
     job_id: Identifier | None = None
     """The job it belongs to; needed only when several jobs have that uid."""
     images: Literal["inline", "hash"] = "hash"
-    """Screenshots as data URIs, or by the hash under which `/images` has them."""
+    """Screenshots as data URIs, or as hashes for `/images`."""
     generations: bool = True
     """Whether the token ids and log-probs come along: most of the bytes, and nothing that a reader of texts needs."""
 

@@ -1,4 +1,4 @@
-"""The body of ``start_rollout``: what a job keeps of it (``JobSettings``), and what a start brings beside that.
+"""The body of ``start_rollout``: the stored settings of the job (``JobSettings``), its input, and how it starts.
 
 Keys that the job does not know are its generator's options.
 """
@@ -47,10 +47,10 @@ MAX_GROUPS = 2_000_000
 MAX_SETTINGS_ELEMENTS = 10_000
 """Entries of all lists and objects in the settings and options of a job."""
 MAX_SETTINGS_BYTES = 256 * 1024
-"""Of settings and options as JSON."""
+"""Limit of settings and options as JSON."""
 TOO_MANY_BYTES = f"have more than {MAX_SETTINGS_BYTES // 1024} KB"
 LISTS = frozenset({"instances", "skip_instance_ids"})
-"""What a start brings beside its settings; it is stored elsewhere, and has limits of its own."""
+"""Keys that are stored apart from the settings and have their own limits."""
 ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "drain", "deliveries", "explanation", "groups", "series"})
 
 ENGINES_OWN = (
@@ -60,18 +60,18 @@ ENGINES_OWN = (
     "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_regex", "stop_token_ids", "structural_tag",
     "top_k",
 )  # fmt: skip
-"""Sampling parameters that the engine knows, beside those of slime: what a misspelt one may have meant."""
+"""Sampling parameters of the engine that slime does not have, to suggest corrections of misspelt ones."""
 SAMPLING_ALONE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty")
-"""Sampling parameters that mean nothing else: beside ``sampling_params`` they are in the wrong place."""
+"""Sampling parameters that are certainly misplaced outside of ``sampling_params``."""
 GATEWAYS_OWN = "pin_sampling_params"
-"""An option that is like a field, and none."""
+"""An option of the gateway that resembles a field."""
 
 MAX_ATTEMPTS = 100
 """Limit of the attempts at one slot, retries after it was given up included."""
 
 
 def _nameable(value: str) -> str:
-    """A job is named in URLs: clients resolve dots in paths, and what follows the id there must not be part of it."""
+    """Refuses ids that are ambiguous in URLs: clients resolve dots in paths, and routes follow the id."""
     segments = value.split("/")
     if "." in segments or ".." in segments:
         raise ValueError("must not have . or .. between slashes: no URL can name it")
@@ -91,7 +91,7 @@ Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r
 
 
 def _lines(value: Any) -> list[dict[str, Any]]:
-    """Checks one by one, as pydantic does in one go: of a million, others are served in between."""
+    """Checks line by line, so that other threads run in between; pydantic would hold the lock for all lines."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INLINE_INSTANCES:
         raise ValueError(f"must be a list of 1 to {MAX_INLINE_INSTANCES} objects")
     for at, line in enumerate(value):
@@ -148,79 +148,79 @@ SHORT_NAMES: Final = {
     "samples": "num_repeat_per_sample",
     "tokenizer": "tokenizer_path",
 }
-"""Names of the command line, and slime's names of the same keys: a payload may use either."""
+"""Short names, as on the command line, and slime's names of the same keys."""
 AUTO: Final = "auto"
 FIXED_NUM_PROCESS: Final = 100
 
 
 class JobSettings(BaseModel):
-    """What a job keeps of its payload: the work, how it samples, and by what its groups are measured."""
+    """The settings of a job, which are stored with it: input, sampling, rules for groups, limits."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     task_type: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    """Which generator plays it; `external` is filled through `/buffer/write` alone."""
+    """The generator of the job; the items of `external` jobs come only through `/buffer/write`."""
     input_file: Path | None = None
-    """JSONL or Parquet under the server's data roots, one instance a line; `path@[a:b]` takes a slice."""
+    """JSONL or Parquet file under the server's data roots, one instance per line; `path@[a:b]` is a slice."""
     num_process: Annotated[Count, Field(ge=1, le=100_000)] | Literal["auto"] = FIXED_NUM_PROCESS
-    """How many episodes are played at once; `auto` follows engine, devices and trainer, within the next two."""
+    """Number of concurrent episodes; `auto` adapts it to engine, devices and trainer, within the next two limits."""
     num_process_min: Annotated[Count, Field(ge=1, le=100_000)] | None = None
-    """What `num_process: auto` does not go below. None is n, the size of a group."""
+    """Lower limit of `num_process: auto`. None: n, the size of a group."""
     num_process_max: Annotated[Count, Field(ge=1, le=100_000)] = 1024
-    """What `num_process: auto` does not go beyond."""
+    """Upper limit of `num_process: auto`."""
     num_epoch: Annotated[Count, Field(ge=1, le=1_000_000)] = 1
-    """How often the input is gone through."""
+    """Number of epochs of the input."""
     num_repeat_per_sample: Annotated[Count, Field(ge=1, le=4096)] = 1
-    """n, the slots of each group, or `samples`."""
+    """n, the number of slots of each group. Short name: `samples`."""
     tokenizer_path: Path | None = DEFAULTS.tokenizer_path
-    """The trainer's tokenizer: a folder on the buffer host. Or `tokenizer`."""
+    """Folder of the trainer's tokenizer on the buffer host. Short name: `tokenizer`."""
     max_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
-    """Cap of one generation when `sampling_params` has none; 4096 when neither says."""
+    """Maximum tokens of one generation if `sampling_params` sets none. Default of both: 4096."""
     sampling_params: SamplingPayload = SamplingPayload()
-    """How the engine samples."""
+    """Sampling parameters for the engine."""
     evaluation: bool = DEFAULTS.evaluation
-    """The results are measured and not trained: no group is filtered for having equal rewards."""
+    """True for a job whose results are not trained: groups with equal rewards are not filtered."""
     engine_api: Annotated[str, AfterValidator(_known_engine_api)] = "sglang"
-    """How the engine is asked: SGLang's `/generate`, or `/chat/completions` of any server, for evaluations alone."""
+    """Protocol of the engine: SGLang's `/generate`, or for evaluations `/chat/completions` (`openai`)."""
     engine_model: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
-    """The model's name at an engine of the kind `openai`, which needs one."""
+    """Name of the model; required with `engine_api: openai`."""
     exact_prompts: Literal["report", "require"] = "report"
-    """`require` refuses an engine that changes prompts, or does not say what it runs ([fidelity](fidelity.md))."""
+    """`require` fails a job whose engine changes prompts or does not report what it ran ([fidelity](fidelity.md))."""
     sampling_seed: Annotated[Count, Field(ge=0)] | None = None
-    """Each slot samples with a seed of its own that is made of it, as far as the engine heeds seeds."""
+    """Seed of the job, from which each slot gets its own seed; effective if the engine supports seeds."""
 
     min_valid_group_size_ratio: Ratio = DEFAULTS.min_valid_group_size_ratio
-    """Fraction of n that must have come for a group to be valid."""
+    """Fraction of n that a valid group must have."""
     min_valid_item_size_ratio: Ratio = DEFAULTS.min_valid_item_size_ratio
-    """Fraction of n that must be left after `filter_item`; else the group is filtered."""
+    """Fraction of n that must remain after `filter_item`; otherwise the group is filtered."""
     min_timeout_group_size_ratio: Ratio = DEFAULTS.min_timeout_group_size_ratio
-    """Fraction of n from which a group whose time ran out is delivered, padded; below it the group fails."""
+    """A short group is padded and delivered from this fraction of n on, and fails below it."""
     group_timeout_seconds: Annotated[Number, Field(gt=0)] | None = DEFAULTS.group_timeout_seconds
-    """A begun group ends after so long without item and open session. None: 300, and unlimited where a runner plays."""
+    """A begun group closes after this time without an item or open session. None: 300; for played jobs unlimited."""
     reward_range: Annotated[tuple[Number, Number], AfterValidator(_in_order)] | None = DEFAULTS.reward_range
-    """Items whose rewards lie outside are refused (422). Without it only a generator's own range holds, if any."""
+    """Items with a reward outside of it are refused (422). None: the generator's own range, if it has one."""
     normalize_rewards: bool = DEFAULTS.normalize_rewards
-    """Z-score the rewards of each group here; tell the trainer ``--disable-rewards-normalization`` then."""
+    """Z-scores the rewards of each group; the trainer then needs ``--disable-rewards-normalization``."""
     padding: Literal["dummy", "copy"] = DEFAULTS.padding
-    """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
+    """How short groups are filled up to n: ``remove_sample`` dummies, or slime's copies with halved rewards."""
     max_attempts: Annotated[Count, Field(ge=1, le=MAX_ATTEMPTS)] = DEFAULTS.max_attempts
-    """How often a slot is tried before it is given up as failed."""
+    """Number of failed attempts after which a slot is given up."""
     attempt_timeout_seconds: Annotated[Number, Field(gt=0)] | None = 3600.0
-    """An attempt of a runner that plays for more seconds, the wait for a device aside, fails. None is unlimited."""
+    """An attempt that plays longer fails; the wait for a device does not count. None is unlimited."""
     stop_hopeless_groups: bool = False
-    """Gives up what still runs of a group that fails whatever it brings: too many of its slots were given up."""
+    """Ends the running attempts of a group that must fail because too many of its slots were given up."""
     stop_after_failures: Annotated[Count, Field(ge=0, le=MAX_COUNT)] = 16
-    """A job fails when so many attempts in a row, of two instances or more, failed with one error code. 0: never."""
+    """A job fails after so many consecutive attempts, of at least two instances, with one error code. 0: never."""
     max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = DEFAULTS.max_groups_ahead
     """New groups wait while this many are played, ready or leased. None is unlimited."""
     max_groups_ready: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = DEFAULTS.max_groups_ready
     """New groups wait while this many are ready. None is unlimited; slime's trainer sends the groups of a rollout."""
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = DEFAULTS.max_weight_version_lag
-    """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
+    """A group is stale if a member was sampled by weights that are more versions behind. None is unlimited."""
     staleness_policy: Literal["admit", "drop", "flag"] | None = DEFAULTS.staleness_policy
-    """How the lag is kept: begin later, drop, only name. `admit` where a runner begins episodes, else `drop`."""
+    """How the lag is limited: later starts, `drop`, or only a `flag`. Default: `admit` for played jobs, else `drop`."""
     pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = DEFAULTS.pause_when_idle_s
-    """A job with groups ready that nobody polls for this long pauses itself; the next poll resumes it. None: never."""
+    """A job with undelivered groups is paused after so long without a poll; the next poll resumes it. None: never."""
 
     @model_validator(mode="after")
     def _has_a_range_of_concurrency(self) -> Self:
@@ -229,16 +229,16 @@ class JobSettings(BaseModel):
         return self
 
     def places(self) -> int:
-        """Returns how many episodes play at once in a form that is never steered: slime's, which has threads."""
+        """Returns the number of threads of a plain generator: ``num_process``, or its default with ``auto``."""
         return FIXED_NUM_PROCESS if self.num_process == AUTO else int(self.num_process)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keys that only the generator understands."""
+        """Keys for the generator: those that are no settings."""
         return dict(self.model_extra or {})
 
     def sampling(self) -> SamplingParams:
-        """Returns how the engine is to sample; the cap of one generation is the first that was given."""
+        """Returns the sampling parameters; the cap is ``max_new_tokens``, else ``max_tokens`` there, else the job's."""
         params = self.sampling_params
         cap = params.max_new_tokens or params.max_tokens or self.max_tokens or 4096
         return SamplingParams(
@@ -249,30 +249,30 @@ class JobSettings(BaseModel):
         )
 
     def plain_sampling_params(self) -> dict[str, Any]:
-        """Returns the sampling parameters in slime's form: what was sent, with a ``max_tokens`` in any case."""
+        """Returns the sampling parameters in slime's form, always with ``max_tokens``."""
         sent = self.sampling_params.model_dump(mode="json", exclude_none=True, exclude={"max_new_tokens"})
         return {**sent, "max_tokens": self.sampling().max_new_tokens}
 
 
 class StartPayload(JobSettings):
-    """The body of ``start_rollout``: the trainer's payload, and what this buffer understands beyond it."""
+    """The body of ``start_rollout``: the settings of the job, its input, and how it starts."""
 
     instances: Annotated[list[dict[str, Any]], PlainValidator(_lines), _LINES_SCHEMA] | None = None
-    """The lines themselves, where the buffer host cannot see the trainer's file."""
+    """The lines of the input, if the buffer host cannot read the trainer's file."""
     remote_engine_url: HttpUrl | None = None
-    """The address of the trainer's SGLang router, or `engine_url`; not needed for `external`."""
+    """Address of the trainer's SGLang router; not needed for `external`. Short name: `engine_url`."""
     remote_buffer_url: HttpUrl | None = None
-    """Where slime's own generators post to; this buffer knows its address and ignores it."""
+    """Ignored: the address to which slime's generators write."""
     skip_instance_ids: Annotated[list[str | int], PlainValidator(_skipped), _SKIPPED_SCHEMA] | None = None
-    """What the trainer consumed already: each entry skips that instance in one epoch, the earliest first."""
+    """Ids of instances that the trainer has consumed: each entry skips one epoch of that instance, from the first."""
     job_id: JobName | None = None
-    """Names the job; without it, the payload itself does."""
+    """Id of the job. Default: derived from the payload."""
     fresh: bool = False
-    """Starts again: the job of that id is cancelled and renamed, unless it waits for a trainer and this is one."""
+    """Starts a new job: one with that id is cancelled and renamed, unless it waits for a trainer and this is one."""
     start_id: Identifier | None = None
-    """One id per intended start: a call that repeats it, also a late one or a ``fresh`` one, changes nothing."""
+    """Id of this start: a call that repeats it changes nothing, even with ``fresh``."""
     retry_given_up: bool = False
-    """Opens the slots of an evaluation that were given up, for ``max_attempts`` more tries."""
+    """Opens the given-up slots of an evaluation for ``max_attempts`` more attempts."""
 
     @model_validator(mode="before")
     @classmethod
@@ -291,7 +291,7 @@ class StartPayload(JobSettings):
     @model_validator(mode="before")
     @classmethod
     def _may_use_short_names(cls, body: Any) -> Any:
-        """Takes the names that the command line has; it is called before the check for misspelt keys."""
+        """Replaces short names; runs before the check for misspelt keys."""
         if not isinstance(body, dict):
             return body
         both = [short for short in SHORT_NAMES if short in body and SHORT_NAMES[short] in body]
@@ -302,7 +302,7 @@ class StartPayload(JobSettings):
     @model_validator(mode="before")
     @classmethod
     def _can_be_kept_and_shown(cls, body: Any) -> Any:
-        """Comes first: pydantic calls the validator that was defined last before the others."""
+        """Runs first: pydantic calls ``before`` validators in reverse order of definition."""
         shown = {key: value for key, value in body.items() if key not in LISTS} if isinstance(body, dict) else {}
         if reason := why_too_large(shown):
             raise ValueError(f"settings and options {reason}; what is larger belongs into a file that they name")
@@ -349,12 +349,12 @@ class StartPayload(JobSettings):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Returns what the job keeps beside its options, as JSON; not what may change from one start to the next."""
+        """Returns the settings as JSON, without the options."""
         settings: dict[str, Any] = self.model_dump(mode="json", include=set(JobSettings.model_fields))
         return settings
 
     def named_settings(self) -> dict[str, Any]:
-        """Returns those of ``settings`` that the caller named, and no default."""
+        """Returns the settings that the payload contains, without defaults."""
         settings: dict[str, Any] = self.model_dump(
             mode="json", include=set(JobSettings.model_fields), exclude_unset=True, exclude_none=True
         )
@@ -362,21 +362,21 @@ class StartPayload(JobSettings):
 
     @property
     def has_input(self) -> bool:
-        """Returns True if it brings instances."""
+        """Returns True if the payload has an input."""
         return self.input_file is not None or self.instances is not None
 
     @property
     def is_trainers(self) -> bool:
-        """Returns True if a trainer starts the job: it says what it has consumed, be that nothing."""
+        """Returns True if a trainer starts the job: its payload has a skip list, possibly empty."""
         return self.skip_instance_ids is not None
 
     def identity(self) -> str:
-        """Names the work itself: two payloads with one identity are the same job."""
+        """Returns the digest of the payload: payloads with the same digest are the same job."""
         return self._identity
 
     @functools.cached_property
     def _identity(self) -> str:
-        """The digest of the whole as canonical JSON, made line by line: of a million, others are served in between."""
+        """Hashes canonical JSON line by line, so that other threads run in between if there are a million lines."""
         content = {**self.settings(), **self.options, "instances": self.instances}
         content = {key: value for key, value in content.items() if key not in CHANGEABLE}
         content["group_timeout_seconds"] = 300.0  # it was a part of the work once: those jobs are still found
@@ -412,11 +412,11 @@ CHANGEABLE = frozenset(
         "exact_prompts",
     }
 )
-"""Settings that an attaching payload may bring again: they say how the work is done, not which."""
+"""Settings that an attaching payload may change: they do not identify the work."""
 
 
 def why_too_large(settings: Mapping[str, Any]) -> str | None:
-    """Says why settings and options are too large to be kept, or None; looks at no more than it needs for that."""
+    """Returns why settings and options are too large to be stored, or None; stops at the first exceeded limit."""
     level: list[Any] = [settings]
     elements = characters = 0
     for _ in range(MAX_NESTING + 1):
@@ -436,7 +436,7 @@ def why_too_large(settings: Mapping[str, Any]) -> str | None:
 
 
 def _misplaced(given: Iterable[str], known: Sequence[str]) -> list[str]:
-    """Says of each sampling parameter beside ``sampling_params`` where it belongs: there it would do nothing."""
+    """Returns a correction for each sampling parameter outside of ``sampling_params``, where it has no effect."""
     found = []
     for key in given:
         near = nearest(str(key), [*known, *SAMPLING_ALONE])

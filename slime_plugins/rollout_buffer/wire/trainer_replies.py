@@ -1,4 +1,4 @@
-"""What a trainer reads: replies of ``start_rollout`` and ``get_rollout_data``, and errors."""
+"""Replies as a trainer decodes them: ``start_rollout``, ``get_rollout_data``, and errors."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class ErrorBody(WireRecord):
     """What went wrong."""
 
     code: str
-    """Stable, for programs."""
+    """Stable code for programs."""
     message: str
-    """A sentence that says what to do."""
+    """A sentence for people."""
     detail: dict[str, Any] | None = None
-    """More of it, for programs."""
+    """Details for programs."""
 
 
 class Error(WireRecord):
-    """Every reply that is not as wished."""
+    """The reply to a request that failed."""
 
     error: ErrorBody
-    """What went wrong, for programs and people."""
+    """The error."""
 
 
 class StartReply(WireRecord):
@@ -39,17 +39,17 @@ class StartReply(WireRecord):
     message: str = ""
     """`Rollout started` or `Rollout attached`."""
     job_id: str
-    """Use it in every later call."""
+    """Id of the job, for later calls."""
     state: Annotated[JobState, Field(strict=False)]
-    """Where it stands."""
+    """Its state."""
     attached: bool = False
-    """The job was there already."""
+    """True if the job existed."""
     groups: int = 0
     """Instances times epochs."""
     group_size: int = 0
     """Slots of each group."""
     notes: list[str] = Field(default_factory=list)
-    """What its settings do to the data."""
+    """Warnings about effects of the settings on the data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ class RolloutItem:
 
 
 class _Groups(WireRecord):
-    """Groups of a delivery whose items are still to be checked, each by itself."""
+    """Groups of a delivery before their items are checked."""
 
     data: list[Any]
     meta_info: dict[str, Any] = Field(default_factory=dict)
@@ -109,18 +109,18 @@ class RolloutData:
 
     @property
     def delivery_id(self) -> str | None:
-        """What to acknowledge; None when nothing was delivered."""
+        """Id to acknowledge; None if nothing was delivered."""
         value = self.meta_info.get("delivery_id")
         return value if isinstance(value, str) else None
 
     @property
     def group_numbers(self) -> frozenset[int]:
-        """The ``group_index`` of each group in it."""
+        """The ``group_index`` of each group of the delivery."""
         return frozenset(item.group_index for item in self.items if item.group_index >= 0)
 
     @property
     def exhausted(self) -> bool:
-        """True when every group of the job is finished and nothing more will ever be ready."""
+        """True if no group of the job can become ready any more."""
         return self.meta_info.get("exhausted") is True
 
 
@@ -201,12 +201,12 @@ def _integer_or(value: Any, default: int) -> int:
 
 
 def encode_error(code: str, message: str, detail: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the reply to a request that failed: a stable code, a sentence, and what a program may read."""
+    """Returns the reply to a request that failed: stable code, sentence, and details for programs."""
     return {"error": {"code": code, "message": message, "detail": dict(detail or {})}}
 
 
 def decode_error(content: bytes) -> tuple[str, str, dict[str, Any]] | None:
-    """Returns code, message and detail of such a reply; None for what is none."""
+    """Returns code, message and detail of an error reply; None for other content."""
     try:
         error = Error.model_validate_json(content).error
     except ValueError:

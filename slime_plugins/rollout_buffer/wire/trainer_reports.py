@@ -23,7 +23,7 @@ class ReportedRow(Body):
     log_probs: Annotated[list[float], Field(max_length=MAX_TOKENS)] | None = None
     """The trainer's own, of the trained tokens (mask 1) in order."""
     advantage: float | None = None
-    """What its tokens were weighted with."""
+    """Advantage of its tokens."""
     entropy: float | None = None
     """Mean over its trained tokens, in nats."""
     loss_share: float | None = None

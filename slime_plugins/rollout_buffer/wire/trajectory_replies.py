@@ -1,4 +1,4 @@
-"""Replies on trajectories: lists, search, tokens and turns of one, and what a trainer said of its rows."""
+"""Replies on trajectories: lists, search, tokens and turns of one, and a trainer's report on its rows."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ class GroupMember(TypedDict):
     """A trajectory as one of a group's members."""
 
     uid: str
-    """Names the trajectory."""
+    """Id of the trajectory."""
     reward: float
-    """As it was written."""
+    """The stored reward."""
     slot: int
-    """Place in the group, from 0."""
+    """Slot in the group, from 0."""
     attempt: int
-    """Which try to fill its slot, from 1."""
+    """Number of the attempt at the slot, from 1."""
     outcome: Outcome
     """How the attempt ended."""
     stop_reason: StopReason
     """Why the episode stopped."""
     raw_reward: float | None
-    """What the episode earned, when that differs."""
+    """The reward before normalisation, if it differs."""
     late: bool
-    """It came after its group had closed."""
+    """True if it was stored after its group had closed."""
     created_at: float
-    """When it came."""
+    """Time at which it was stored."""
     success: float | None
-    """In [0, 1]: what the environment said, before any shaping; null when unknown."""
+    """The environment's score in [0, 1], before reward shaping; null if unknown."""
     turns: int | None
-    """How many turns were played; null when unknown."""
+    """Number of turns; null if unknown."""
     sampled_tokens: int | None
-    """How many tokens were sampled; null when unknown."""
+    """Number of sampled tokens; null if unknown."""
     generate_s: float | None
     """Seconds it waited for the engine."""
     played_s: float | None
     """Seconds of all its phases."""
     oldest_version: int | None
-    """Of the weights that sampled it."""
+    """The oldest weight version that sampled it."""
     versions_behind: int | None
-    """How far that was behind the job's newest when it was written."""
+    """Versions between `oldest_version` and the job's newest at the time of the write."""
 
 
 class TrajectoryEntry(GroupMember):
@@ -54,44 +54,44 @@ class TrajectoryEntry(GroupMember):
     job_id: str
     """The job's id."""
     instance_id: str
-    """The line of the input that it belongs to."""
+    """Id of the instance, one line of the input."""
     epoch: int | None
-    """Which pass over the input, from 0."""
+    """Epoch of the input, from 0."""
     group_state: str | None
     """State of its group; null when it has none."""
     group_index: int | None
     """As in a delivered item."""
     delivery_id: str | None
-    """The delivery its group is in."""
+    """Id of the delivery of its group."""
     body_bytes: int
     """Size of the payload without screenshots."""
 
 
 class ListedTrajectory(TrajectoryEntry):
-    """A trajectory as a list has it."""
+    """A trajectory in a list."""
 
     goal: NotRequired[str | None]
-    """With `previews`: what was asked, on one line."""
+    """With `previews`: the question on one line."""
     answer: NotRequired[str | None]
-    """With `previews`: what was answered, on one line."""
+    """With `previews`: the answer on one line."""
 
 
 class TrajectoryPage(TypedDict):
     """A page of trajectories."""
 
     trajectories: list[ListedTrajectory]
-    """In the order that was asked for."""
+    """In the requested order."""
     next_cursor: int | None
     """Send it as `cursor` for the next page; null on the last one."""
 
 
 class TrajectorySummary(TypedDict):
-    """What all trajectories that filters let through have in common."""
+    """Statistics of the trajectories that pass the filters."""
 
     trajectories: int
-    """How many there are."""
+    """Number of trajectories."""
     reward_mean: float | None
-    """Mean reward; null when there are none, as all that follows."""
+    """Mean reward; null without trajectories, as the following fields."""
     reward_min: float | None
     """Lowest reward."""
     reward_max: float | None
@@ -116,15 +116,15 @@ class FoundText(TypedDict):
     turn: int
     """The first turn that has it, from 1."""
     role: str
-    """Of the message that has it."""
+    """Role of the message with the text."""
     before: str
-    """What stands before it."""
+    """The text before it."""
     found: str
     """The text as it was written."""
     after: str
-    """What stands after it."""
+    """The text after it."""
     places: int
-    """How many texts of the trajectory have it."""
+    """Number of texts of the trajectory that contain it."""
 
 
 class SearchHit(TrajectoryEntry, FoundText):
@@ -132,18 +132,18 @@ class SearchHit(TrajectoryEntry, FoundText):
 
 
 class SearchPage(TypedDict):
-    """A page of what a search found."""
+    """A page of search results."""
 
     hits: list[SearchHit]
     """Newest first."""
     searched: int
-    """Trajectories that were looked through for this page."""
+    """Number of trajectories searched for this page."""
     unreadable: int
-    """Those among them whose payload is gone or damaged."""
+    """Number of these whose payload is deleted or damaged."""
     out_of_time: bool
-    """The time was up before the page was full: go on with `next_cursor`."""
+    """True if the time limit ended the search: continue with `next_cursor`."""
     next_cursor: int | None
-    """Send it as `cursor` to search on; null when all were searched."""
+    """Send it as `cursor` to continue; null at the end."""
 
 
 class TurnTiming(TypedDict):
@@ -161,11 +161,11 @@ class StoredTrajectory(TrajectoryEntry):
     messages: list[ChatMessage]
     """OpenAI messages."""
     extra_info: dict[str, Any]
-    """What the generator says of it."""
+    """Further fields of the generator."""
     turn_rewards: NotRequired[list[float]]
-    """What each trained turn earned, in order; left out where nobody said."""
+    """Reward of each trained turn, in order; absent if unknown."""
     token_rewards: NotRequired[list[list[float] | None]]
-    """What the sampled tokens of each trained turn earned beside; null for a turn without."""
+    """Additional rewards of the sampled tokens of each trained turn; null for a turn without."""
     generations: NotRequired[list[GenerationEntry]]
     """Token ids and log-probabilities as sampled."""
     images: NotRequired[list[str]]
@@ -184,154 +184,154 @@ class DescribedRows(TypedDict):
     rows: list[dict[str, Any]]
     """Each training row: tokens, trained, generations."""
     row: int
-    """Which one `pieces` are of."""
+    """The row that `pieces` belong to."""
     pieces: list[dict[str, Any]]
-    """Context in stretches, trained tokens in whole characters with log-probs."""
+    """The row's text: spans of context, and trained tokens with log-probs."""
 
 
 class TokenRows(DescribedRows):
     """The training rows of a trajectory, token by token."""
 
     uid: str
-    """Names the trajectory."""
+    """Id of the trajectory."""
     job_id: str
     """The job's id."""
     why_no_texts: str
-    """Empty when there are texts."""
+    """Why there are no texts; empty if there are."""
     trainer: dict[str, Any] | None
-    """What the trainer said of the row: `log_probs` of its trained tokens, `advantage` …; null when nothing."""
+    """The trainer's report on the row: `log_probs` of its trained tokens, `advantage` …; null without one."""
 
 
 class TurnOfTree(TypedDict):
-    """A turn, and what it stands on."""
+    """A turn and its parent."""
 
     turn: int
-    """Its place among the generations, from 0."""
+    """Index of the generation, from 0."""
     parent: int | None
-    """The turn whose tokens its prompt continues exactly; null where it begins a tree."""
+    """The turn whose tokens its prompt continues exactly; null for a root."""
     sampled_as: int | None
-    """Which turn of the session it was, from 1, in the order of being sampled; null when nobody noted it."""
+    """Number of the turn in the session by time of sampling, from 1; null if not recorded."""
     new_tokens: int
     """Context tokens that its prompt adds to its parent's."""
     output_tokens: int
-    """Tokens that were sampled."""
+    """Number of sampled tokens."""
     mean_log_prob: float | None
-    """Of the sampled tokens; null when none were recorded."""
+    """Mean log-prob of the sampled tokens; null if not recorded."""
     finish_reason: str
     """Why sampling ended."""
     row: int | None
     """The training row it is in; null when it is not trained."""
     context: str | None
-    """What its prompt adds, as text; null without a tokenizer."""
+    """Text of the context that its prompt adds; null without a tokenizer."""
     output: str | None
-    """What was sampled, as text; null without a tokenizer."""
+    """Sampled text; null without a tokenizer."""
 
 
 class TurnTree(TypedDict):
     """The turns of a trajectory as a tree."""
 
     uid: str
-    """Names the trajectory."""
+    """Id of the trajectory."""
     job_id: str
     """The job's id."""
     turns: list[TurnOfTree]
-    """Branch after branch, each turn after the one it stands on."""
+    """Branch by branch, each turn after its parent."""
     why_no_texts: str
-    """Empty when there are texts."""
+    """Why there are no texts; empty if there are."""
 
 
 class Neighbours(TypedDict):
-    """What was written to a job before and after a trajectory."""
+    """The trajectories stored before and after one."""
 
     uid: str
-    """Names the trajectory."""
+    """Id of the trajectory."""
     job_id: str
     """The job's id."""
     older: str | None
-    """The uid of the one that was written just before; null for the first."""
+    """Uid of the trajectory stored before it; null for the first."""
     newer: str | None
-    """The uid of the one that was written just after; null for the last."""
+    """Uid of the trajectory stored after it; null for the last."""
 
 
 class RefusedRow(TypedDict):
     """A row that does not fit its trajectory."""
 
     uid: str
-    """The trajectory that was named."""
+    """Uid in the report."""
     row: int
-    """The row that was named."""
+    """Row in the report."""
     reason: str
-    """Why it was left out."""
+    """Why the row was refused."""
 
 
 class TrainerRowsKept(TypedDict):
-    """What became of the rows that a trainer reported."""
+    """Results of a trainer's report on rows."""
 
     kept: int
-    """How many rows."""
+    """Number of stored rows."""
     refused: list[RefusedRow]
-    """The others, each with the reason."""
+    """Refused rows with reasons."""
 
 
 class MeanGap(TypedDict):
-    """A distance between train and rollout log-prob."""
+    """Absolute difference between the log-probs of trainer and engine."""
 
     tokens: int
-    """Trained tokens that were compared."""
+    """Number of compared trained tokens."""
     mean: float
-    """Mean over them."""
+    """Mean difference."""
     max: float
     """The largest."""
 
 
 class TurnMismatch(MeanGap):
-    """The distance in one turn of a conversation, over all rows."""
+    """The difference in one turn of the conversation, over all rows."""
 
     turn: int
     """The generation, from 0."""
 
 
 class LagMismatch(MeanGap):
-    """The distance of tokens that weights of one age sampled."""
+    """The difference for tokens sampled by weights of one age."""
 
     weight_lag: int | None
     """Versions between the weights that sampled them and those that trained them; null when it is unknown."""
 
 
 class WorstTurn(TypedDict):
-    """A turn in which trainer and engine are far apart."""
+    """A turn with a large difference."""
 
     uid: str
-    """Names the trajectory."""
+    """Id of the trajectory."""
     row: int
     """Its training row, from 0."""
     turn: int
     """The generation, from 0."""
     at: int
-    """The worst token's place among the row's trained ones."""
+    """Index of the worst token among the row's trained tokens."""
     gap: float
-    """The distance there."""
+    """The difference at that token."""
     mean: float
     """Mean over the turn."""
     weight_lag: int | None
     """Versions between the weights that sampled it and those that trained it."""
     advantage: float | None
-    """What its tokens were weighted with."""
+    """Advantage of its tokens."""
     step: int | None
-    """The trainer's count."""
+    """The trainer's step."""
 
 
 class Mismatch(TypedDict):
-    """How far the log-probs of a job's trainer and engine are apart."""
+    """Differences between the log-probs of a job's trainer and engine."""
 
     job_id: str
     """The job's id."""
     rows: int
-    """Rows that were compared: the 5000 with the largest distance at most."""
+    """Number of compared rows: at most the 5000 with the largest difference."""
     tokens: int
-    """Their trained tokens."""
+    """Number of trained tokens of these rows."""
     mean: float | None
-    """Mean over all tokens of the job that were compared; null when none were."""
+    """Mean over all compared tokens of the job; null without any."""
     max: float | None
     """The largest of them."""
     by_turn: list[TurnMismatch]
@@ -339,4 +339,4 @@ class Mismatch(TypedDict):
     by_weight_lag: list[LagMismatch]
     """By age of the weights."""
     worst: list[WorstTurn]
-    """The turns with the largest distance, worst first."""
+    """The turns with the largest difference, worst first."""
