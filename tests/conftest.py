@@ -16,6 +16,7 @@ from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.generator.registry import load
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.http import ServerContext
@@ -106,7 +107,12 @@ def make_client(tmp_path: Path) -> Iterator[Callable[..., FlaskClient]]:
         contexts.append(context)
         known: dict[str, Any] = {name: {"needs_ray": False} for name in ("external", "math")}
         known["remote_rollout"] = {"needs_ray": False, "required_keys": ["tokenizer_path", "remote_rollout_url"]}
-        known["strict"] = {"needs_ray": False, "required_keys": ["place"], "option_keys": ["max_turns"]}
+        known["strict"] = {
+            "needs_ray": False,
+            "required_keys": ["place"],
+            "option_keys": ["max_turns"],
+            "option_sections": load("statelm").option_sections,
+        }
         context.buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": known, "broken_generators": {}})
         return app.test_client()
 

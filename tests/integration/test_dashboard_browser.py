@@ -409,7 +409,7 @@ def test_a_text_is_found_in_one_job_and_over_all_and_leads_to_its_turn(visit: Ca
     page.keyboard.press("Enter")
     page.wait_for_url("**text=STEP**")
     page.get_by_text("were searched").wait_for()
-    page.get_by_role("link", name="later-57").click()
+    page.get_by_role("link", name="later-57").first.click()
     current(page, 2).wait_for()
     assert page.evaluate("CSS.highlights.get('found').size") > 0
     page.get_by_role("link", name="Search").click()

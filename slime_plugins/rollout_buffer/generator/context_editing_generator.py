@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from slime_plugins.rollout_buffer.generator.context_editing.generator import ContextEditingGenerator
-from slime_plugins.rollout_buffer.generator.context_editing.settings import LOWEST_PENALTY
+from slime_plugins.rollout_buffer.generator.context_editing.settings import LOWEST_PENALTY, OPTION_SECTIONS
+
+__all__ = ["OPTION_SECTIONS", "REQUIRED_KEYS", "REWARD_RANGE", "TASK_TYPE", "create_generator"]
 
 TASK_TYPE = "statelm"
 REQUIRED_KEYS = ("tokenizer_path",)

@@ -8,9 +8,10 @@ package names in the group ``rollout_buffer.task_types`` (``extensions.py``). It
 
 It may define ``REWARD_RANGE = (low, high)``, ``NEEDS_RAY = True`` (or a function of this host's settings),
 ``REQUIRED_KEYS = ("tokenizer_path",)`` (required keys of the start payload; a class in the module may define them
-instead), ``OPTION_KEYS = ("max_turns",)`` (further allowed keys; a job with any other key is refused) and any of the
-five group functions with slime's signatures. A file that fails to load is reported with its traceback and does not
-affect other files.
+instead), ``OPTION_KEYS = ("max_turns",)`` (further allowed keys; a job with any other key is refused),
+``OPTION_SECTIONS = {"mine.nested": ("max_turns",)}`` (keys of an option that is an object, by its path; a job that
+misspells one is refused) and any of the five group functions with slime's signatures. A file that fails to load is
+reported with its traceback and does not affect other files.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Plugin:
     required_keys: tuple[str, ...] = ()
     option_keys: tuple[str, ...] | None = None
     """None allows any option."""
+    option_sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
     create_generator: Callable[[], Generator] | None = None
     run_rollout: Callable[[dict[str, Any]], Any] | None = None
 
@@ -137,6 +139,7 @@ def _load_file(path: Path) -> Plugin | None:
         needs_ray=_needs_ray(module),
         required_keys=_required_keys(module),
         option_keys=tuple(module.OPTION_KEYS) if hasattr(module, "OPTION_KEYS") else None,
+        option_sections={path: tuple(keys) for path, keys in getattr(module, "OPTION_SECTIONS", {}).items()},
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
         functions=group_functions_of(module),
         create_generator=create,
@@ -189,6 +192,7 @@ def describe(catalog: Catalog, files: Mapping[str, str]) -> str:
             "needs_ray": plugin.needs_ray,
             "required_keys": plugin.required_keys,
             "option_keys": plugin.option_keys,
+            "option_sections": plugin.option_sections,
             "source": str(plugin.source),
         }
         for name, plugin in catalog.plugins.items()

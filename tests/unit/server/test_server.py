@@ -141,6 +141,20 @@ WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
         400,
         "zebra is not known to task_type strict: it takes max_turns, place",
     ),
+    (
+        {"task_type": "strict", "place": "a", "statelm": {"max_turn": 3}},
+        400,
+        "statelm.max_turn is not known; did you mean statelm.max_turns?",
+    ),
+    (
+        {
+            "task_type": "strict",
+            "place": "a",
+            "actor_rollout_ref": {"rollout": {"multi_turn": {"statelm_enable": False, "max_turns": 3}}},
+        },
+        400,
+        "multi_turn.statelm_enable is not known; did you mean actor_rollout_ref.rollout.multi_turn.statelm_enabled?",
+    ),
     ({"input_file": "/etc/passwd"}, 400, "start serve with --data-root /etc, or"),
     ({"input_file": "../../etc/passwd"}, 400, "outside the data roots"),
     ({"input_file": "no_such.jsonl"}, 400, "is not a file the buffer host can see"),

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.rules.typos import misspelt
 from slime_plugins.rollout_buffer.serve_settings import validation_messages
 
 SECTION = "statelm"
@@ -53,23 +52,24 @@ class ContextEditingSettings(BaseModel):
     """Forbids sampling of tokens that only a template may write."""
 
 
+OPTION_SECTIONS = {
+    SECTION: tuple(ContextEditingSettings.model_fields),
+    **{".".join(NESTED_PATH[:depth]): (*SEED_NAMES, *NESTED_PATH[1:]) for depth in (1, 2, 3)},
+}
+"""The sections of a payload whose misspelt keys are refused at a job's start."""
+
+
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings in a config in the layout of StateLM's description: nested, innermost ``multi_turn``.
 
-    Such a config has keys of other programs, which are left alone; keys that resemble ours are misspelt.
-
-    Raises:
-        ConfigError: a key is misspelt.
+    Such a config has keys of other programs, which are left alone; ``OPTION_SECTIONS`` has misspelt ones refused.
     """
     found: dict[str, Any] = {}
     section: Any = options
-    path = ""
     for name in NESTED_PATH:
-        path, section = f"{path}{name}.", section.get(name)
+        section = section.get(name)
         if not isinstance(section, Mapping):
             return found
-        if wrong := misspelt(map(str, section), [*SEED_NAMES, *NESTED_PATH[1:]], prefix=path):
-            raise ConfigError("; ".join(wrong))
         found |= {key: section[key] for key in SEED_NAMES if key in section}
     return found
 

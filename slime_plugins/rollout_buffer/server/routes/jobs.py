@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job, settings_for_display
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
+from slime_plugins.rollout_buffer.rules.typos import misspelt
 from slime_plugins.rollout_buffer.serve_settings import generator_files
 from slime_plugins.rollout_buffer.server.http import (
     json_object_of_parts,
@@ -147,7 +148,13 @@ def _check_required_keys(payload: StartPayload, required: Sequence[str]) -> None
 
 
 def _check_options(payload: StartPayload, task: Mapping[str, Any]) -> None:
-    """Refuses options unknown to a generator that declares its options."""
+    """Refuses options unknown to a generator that declares its options, and misspelt keys of declared sections."""
+    for path, keys in task.get("option_sections", {}).items():
+        section: Any = payload.options
+        for name in path.split("."):
+            section = section.get(name) if isinstance(section, Mapping) else None
+        if isinstance(section, Mapping) and (wrong := misspelt(map(str, section), keys, f"{path}.")):
+            raise InvalidPayloadError("; ".join(wrong))
     if task.get("option_keys") is None:
         return
     known = [*task["option_keys"], *task.get("required_keys", ())]

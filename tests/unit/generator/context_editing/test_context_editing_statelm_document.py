@@ -42,8 +42,6 @@ def test_the_nested_config_is_read_where_it_stands() -> None:
     assert load_settings({**yaml.safe_load(PASTED), "statelm": {"max_model_length": 99}}).max_model_length == 99
     with pytest.raises(ConfigError, match="context_length_penalty"):
         load_settings({"actor_rollout_ref": {"rollout": {"multi_turn": {"context_length_penalty": 1}}}})
-    with pytest.raises(ConfigError, match=r"multi_turn\.statelm_enable is not known; did you mean .*statelm_enabled"):
-        load_settings({"actor_rollout_ref": {"rollout": {"multi_turn": {"statelm_enable": False, "max_turns": 3}}}})
 
 
 def test_what_was_sampled_before_a_deletion_is_not_trained_unless_asked() -> None:
