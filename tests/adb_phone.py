@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from slime_plugins.rollout_buffer.devices import device_process
-from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
 from slime_plugins.rollout_buffer.generator.android_world.emulator import device
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH
 
 ADB_S = 60.0
 HELD_TASKS = "held_tasks"
+UNKNOWN_TASK = "NoSuchTask"
 
 
 class AdbPackage:
@@ -41,7 +42,7 @@ class AdbPackage:
     def connect(self, endpoint: AndroidEndpoint) -> None:
         self._before = [endpoint.adb_path, "-P", str(endpoint.adb_server_port)]
         listed = [line.split("\t")[0] for line in self._run("devices").splitlines()[1:] if line]
-        if listed != [endpoint.serial]:
+        if endpoint.console_port is not None and listed != [endpoint.serial]:
             raise DeviceError(f"crossed: the adb server of {endpoint.serial} knows {listed}")
         self._before += ["-s", endpoint.serial]
 
@@ -50,10 +51,18 @@ class AdbPackage:
 
     def new_task(self, name: str, params_idx: int, suite_seed: int) -> AdbTask:
         del params_idx, suite_seed
+        if name == UNKNOWN_TASK:
+            raise EnvironmentSetupError(f"there is no task {name}")
         return AdbTask(self, name)
 
     def app_packages(self, task: Any) -> list[str]:
         del task
+        return ["org.example.notes"]
+
+    def sets_the_clock(self, task_name: str) -> bool:
+        return task_name != UNKNOWN_TASK
+
+    def task_names(self) -> list[str]:
         return []
 
     def adb(self, *words: str) -> str:

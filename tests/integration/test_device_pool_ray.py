@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.pool import (
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.errors import DeviceError
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, read_settings
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
@@ -35,6 +35,7 @@ from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
 from tests.android_world_expert import expert_replies, turn_of
+from tests.bad_adb import make_adb, set_devices
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 pytestmark = [
@@ -47,6 +48,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+ROOT = Path(__file__).resolve().parents[2]
 LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 
@@ -297,6 +299,40 @@ def request_for(task_name: str) -> EpisodeRequest:
         attempt=0,
         sampling_params=SamplingParams(max_new_tokens=1024),
     )
+
+
+async def test_attached_devices_play_in_workers_and_one_that_drops_is_connected_again(
+    cluster: str, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -m tests.adb_phone "$@"\n')
+    python.chmod(0o755)
+    addresses = ("10.0.0.7:5555", "10.0.0.8:5555")
+    set_devices(tmp_path, **{address: {"state": "device"} for address in addresses})
+    inventory = tmp_path / "phones.yaml"
+    inventory.write_text(
+        "devices:\n" + "".join(f"  phone{n}: {{connect: '{at}', restore: apps}}\n" for n, at in enumerate(addresses))
+    )
+    config = tmp_path / "farm.yaml"
+    config.write_text(
+        f"device: attached\ndevice_options: {{inventory: {inventory}}}\nadb_path: {make_adb(tmp_path, ROOT)}\n"
+        f"android_world_python: {python}\nresources_per_worker: {{num_cpus: 0.1, memory: 0}}\n"
+    )
+    settings = read_settings(config).for_devices().model_copy(update={"farm": "attached"})
+    inventory.unlink()  # other nodes do not have it
+    pool = RayDevicePool(settings, ray_address=cluster, owner="job")
+    try:
+        await pool.start()
+        for state in ("device", ""):
+            set_devices(tmp_path, **{address: {"state": state, "comes_back": True} for address in addresses})
+            async with await pool.acquire() as one, await pool.acquire() as other:
+                for device in (one, other):
+                    assert (await device.reset("Tap", 0)).goal == "Tap for Tap."
+                    await device.step(CLICK)
+                    assert await device.score() == 1.0
+        assert [entry["failures"] for entry in await pool.counters()] == [{}, {}]
+    finally:
+        await pool.close()
 
 
 def test_local_ray_ends_with_its_parent(token: None, tmp_path: Path) -> None:

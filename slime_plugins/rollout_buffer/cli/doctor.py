@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import SHIPPED_KINDS, AndroidKind, kind_of
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
     allocated_bytes,
     running_emulator,
@@ -74,7 +75,6 @@ _PACKAGES = (
 _ENGINE_S = 5.0
 _IMPORT_S = 60.0
 _CLUSTER_S = 90.0
-_REAL = "android_world"
 
 
 class State(StrEnum):
@@ -108,9 +108,9 @@ class Examination:
     kvm: Path = Path("/dev/kvm")
 
     @property
-    def real_devices(self) -> bool:
-        """True if the settings use emulators."""
-        return self.settings.device == _REAL
+    def kind(self) -> AndroidKind:
+        """The kind of devices that the settings name."""
+        return kind_of(self.settings.device)
 
     @property
     def emulators(self) -> int:
@@ -120,9 +120,11 @@ class Examination:
 
 def examine(examination: Examination) -> list[Finding]:
     """Returns the findings of all checks, in the order of installation."""
-    emulators = (_memory, _kvm, _ports, _sdk, _avd, _package, _ffmpeg) if examination.real_devices else ()
+    emulators = (_memory, _kvm, _ports, _sdk, _avd) if examination.kind.boots_emulators else ()
+    package = (_package, _ffmpeg) if examination.kind.uses_package else ()
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
-        _python, _two_slimes, _extras, _extensions, _browser, _ray, _ray_cluster, _disk, *emulators, _engine, _prompts,
+        _python, _two_slimes, _extras, _extensions, _browser, _ray, _ray_cluster, _disk,
+        *emulators, _of_the_kind, *package, _engine, _prompts,
     )  # fmt: skip
     return [finding for check in checks for finding in check(examination)]
 
@@ -196,7 +198,7 @@ def _extensions(examination: Examination) -> list[Finding]:
     """Reports each installed extension; one that does not load, or whose configured device does not, is missing."""
     found = []
     device = examination.settings.device
-    if device != _REAL and ":" not in device and device not in installed(Group.DEVICES):
+    if device not in SHIPPED_KINDS and ":" not in device and device not in installed(Group.DEVICES):
         found.append(Finding(name=f"devices {device}", state=State.MISSING, detail=missing(Group.DEVICES, device)))
     for extension in (extension for group in Group for _, extension in sorted(installed(group).items())):
         name, detail = f"{extension.group.name.lower()} {extension.name}", f"{extension.package}, {extension.target}"
@@ -249,7 +251,7 @@ def _ray_cluster(examination: Examination) -> list[Finding]:
 def _disk(examination: Examination) -> list[Finding]:
     settings = examination.settings
     places = [("disk of the data folder", examination.data_dir, _FREE_BYTES_SERVER)]
-    if examination.real_devices:
+    if examination.kind.boots_emulators:
         wanted = examination.emulators * _FREE_BYTES_PER_EMULATOR
         places.append(("disk of the virtual devices", Path(settings.android_avd_home).expanduser(), wanted))
     findings = []
@@ -350,6 +352,16 @@ def _clones(examination: Examination, base: Path) -> list[Finding]:
     )
     enough = shutil.disk_usage(base.parent).free >= space
     return [*findings, *_found("copies of the base device", enough, detail, "free space on that disk", needed=True)]
+
+
+def _of_the_kind(examination: Examination) -> list[Finding]:
+    """Reports what the kind of devices itself examines."""
+    checks = examination.kind.examine(examination.settings)
+    return [
+        finding
+        for check in checks
+        for finding in _found(check.name, check.passed, check.detail, check.remedy, needed=True)
+    ]
 
 
 def _package(examination: Examination) -> list[Finding]:

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind, PoolSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Group, installed, missing
 from slime_plugins.rollout_buffer.generator import config_sources
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import SHIPPED_KINDS, kind_of, read_options
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ImageFormat
 
@@ -34,8 +35,6 @@ JOB_KEYS = GuiAgentSettings.OF_EPISODES | {"reward"}
 
 DEVICE_KIND = "slime_plugins.rollout_buffer.generator.android_world.device_factory:from_options"
 """Address of the factory of these devices."""
-PREPARATION = "slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device"
-"""Address of the function that prepares the files of a real device before its boot."""
 _NOT_OF_A_DEVICE = set(PoolSettings.model_fields) - {"boot_timeout_s"}
 
 REAL_DEVICE = "android_world"
@@ -56,9 +55,6 @@ KEYS_OF_EMULATORS = frozenset(
 """A file with one of these keys and no ``device`` means real emulators, never simulated phones."""
 KEY_OF_A_FARM = "num_workers"
 """So does a file with this key, unless its pool is local (for tests and debugging)."""
-MIN_MEMORY_OF_AN_EMULATOR = 8 * 1024**3
-MEMORY_BESIDE_THE_GUEST = 3 * 1024**3
-"""Memory of an emulator beside what its flag ``-memory`` gives to Android, and of its worker."""
 
 
 class AndroidWorldSettings(GuiAgentSettings):
@@ -67,6 +63,7 @@ class AndroidWorldSettings(GuiAgentSettings):
     reward: RewardSettings = RewardSettings()
 
     device: str = "simulated"
+    device_options: dict[str, Any] = Field(default_factory=dict, validate_default=True)
     image_format: ImageFormat = ImageFormat.PNG
     simulated_latency_s: float = Field(default=0.0, ge=0)
 
@@ -103,17 +100,22 @@ class AndroidWorldSettings(GuiAgentSettings):
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, device: str) -> str:
-        by_name = (REAL_DEVICE, *OF_THE_LAB[Group.DEVICES])  # the lab's device is the default, even if not installed
+        by_name = (*SHIPPED_KINDS, *OF_THE_LAB[Group.DEVICES])  # the lab's device is the default, even if not installed
         if device not in by_name and device.count(":") != 1 and device not in installed(Group.DEVICES):
             known = f"must be {', '.join(by_name)}, module:function of your own factory, or a device of a package"
             raise ValueError(f"{known}: {missing(Group.DEVICES, device)}")
         return device
 
+    @field_validator("device_options")
+    @classmethod
+    def _kind_accepts_them(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return read_options(info.data["device"], options) if "device" in info.data else options
+
     def for_devices(self) -> DevicePoolSettings:
         """Returns the settings of the pool and of its devices, without those of jobs."""
         farm = self.model_dump(include=set(PoolSettings.model_fields))
         options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | _NOT_OF_A_DEVICE)
-        prepare = PREPARATION if self.device == "android_world" else ""
+        prepare = kind_of(self.device).prepare
         return DevicePoolSettings(kind=DEVICE_KIND, device_options=options, prepare=prepare, **farm)
 
 
@@ -191,17 +193,15 @@ def _with_device(layers: Sequence[config_sources.Layer]) -> config_sources.Layer
 
 
 def _defaults_of(layer: config_sources.Layer) -> config_sources.Layer:
-    """Returns the default number and resources of real devices; nothing for other devices."""
-    if layer.values.get("device") != REAL_DEVICE:
-        return config_sources.Layer()
-    guest_mb = re.search(r"-memory\s+(\d+)", str(layer.values.get("emulator_flags", "")))
-    needed = int(guest_mb[1]) * 1024**2 + MEMORY_BESIDE_THE_GUEST if guest_mb else 0
-    resources = {"num_cpus": 4, "memory": max(MIN_MEMORY_OF_AN_EMULATOR, needed)}
-    return config_sources.Layer(values={"num_workers": 64, "resources_per_worker": resources, "boot_stagger_s": 1})
+    """Returns the defaults of the kind of devices, given the settings in the layer."""
+    device = layer.values.get("device")
+    return config_sources.Layer(values=dict(kind_of(device).defaults(layer.values)) if isinstance(device, str) else {})
 
 
 def _validated(layer: config_sources.Layer) -> AndroidWorldSettings:
-    return config_sources.validated(AndroidWorldSettings, layer)
+    settings = config_sources.validated(AndroidWorldSettings, layer)
+    kind_of(settings.device).check(settings)
+    return settings
 
 
 def setting_names() -> Iterator[str]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
 from slime_plugins.rollout_buffer.devices.interface import Device
-from slime_plugins.rollout_buffer.devices.kinds import load_kind
 from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_KIND, AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import kind_of
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
-
-DeviceFactory = Callable[[AndroidWorldSettings, int], Device[Action]]
-"""Creates device number ``index``. May take as long as a boot."""
 
 
 def from_options(options: Mapping[str, Any], index: int) -> Device[Action]:
@@ -39,24 +36,15 @@ def make_virtual_device(options: Mapping[str, Any], index: int) -> None:
 def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
     """Returns a device that is ready for its first ``reset``.
 
-    ``device: android_world`` is the real package on an emulator; with ``android_world_python`` it runs in a process of
-    that Python.
+    Kinds that use the package ``android_world`` run in a process of ``android_world_python``, if it is set.
 
     Raises:
         ConfigError: the settings name no device that can be created here.
         DeviceError: the device did not come up.
     """
-    if settings.device == "android_world":
-        return _android_world(settings, index)
-    return cast("DeviceFactory", load_kind(settings.device))(settings, index)
-
-
-def _android_world(settings: AndroidWorldSettings, index: int) -> Device[Action]:
-    if settings.android_world_python:
+    kind = kind_of(settings.device)
+    if kind.uses_package and settings.android_world_python:
         # There it is this Python, so the setting is empty from there on.
         options = settings.for_devices().device_options | {"android_world_python": ""}
         return DeviceProcess(settings.android_world_python, DEVICE_KIND, options, index, setting="android_world_python")
-    from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
-    from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
-
-    return AndroidWorldDevice(settings, index, EmulatorProcess(settings, index))
+    return kind(settings, index)

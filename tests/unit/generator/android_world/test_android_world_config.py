@@ -132,7 +132,7 @@ def test_the_environment_comes_before_the_file_and_the_command_line_before_both(
         ("=4", "--android =4: must be KEY=VALUE"),
         ("num_workers=0", "--android num_workers=0: num_workers: Input should be greater than or equal to 1, not 0"),
         ("reward.step_deca=1", "reward.step_deca is not a setting; did you mean reward.step_decay?"),
-        ("device=toaster", "--android device=toaster: device: must be android_world, simulated"),
+        ("device=toaster", "--android device=toaster: device: must be android_world, attached, simulated"),
     ],
 )
 def test_a_wrong_option_is_named_before_anything_starts(assignment: str, message: str) -> None:

@@ -1,0 +1,235 @@
+"""``AttachedHost``: an Android that somebody else runs, reached through adb."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO
+
+from slime_plugins.rollout_buffer.devices.capabilities import Capability
+from slime_plugins.rollout_buffer.devices.file_locks import try_lock
+from slime_plugins.rollout_buffer.devices.kinds import misconfigured
+from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
+from slime_plugins.rollout_buffer.generator.android_world.attached.adb import AdbServer
+from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import RestoreWay, inventory_of
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+
+logger = logging.getLogger(__name__)
+
+_NAME_KEY = "rollout_buffer_device"
+"""The global setting on the device that holds its name in the inventory: found by it after its serial has changed."""
+_SHARE_OF_ANDROID = 0.8
+_RECONNECT_S = 20.0
+_OFFLINE_S = 10.0
+_RESTORE_S = 240.0
+_POLL_S = 0.5
+_SHARED_STORAGE = (
+    "Alarms", "Audiobooks", "DCIM", "Documents", "Download", "Movies", "Music", "Notifications", "Pictures",
+    "Podcasts", "Recordings", "Ringtones",
+)  # fmt: skip
+# android_env restarts the adb server after every failed command, which would disconnect all other devices of the
+# server; its command is ADB -P PORT VERB.
+_ADB_WITHOUT_RESTART = """#!/bin/sh
+case "$3" in kill-server | start-server) exit 0 ;; esac
+exec {adb} "$@"
+"""
+
+
+class AttachedHost:
+    """The ``AndroidHost`` of entry ``index`` of the inventory. Nobody else on this host uses it until ``close``."""
+
+    def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
+        inventory = inventory_of(settings.device_options)
+        self.name, self._entry = list(inventory.items())[index]
+        others = (entry for name, entry in inventory.items() if name != self.name)
+        self._of_others = {entry.listed_as for entry in others if entry.adb_server == self._entry.adb_server}
+        self._index = index
+        self._start_s = settings.boot_timeout_s * _SHARE_OF_ANDROID
+        self._adb_path = str(Path(settings.adb_path).expanduser())
+        self._server = AdbServer(self._adb_path, self._entry.adb_server)
+        self._serial = self._entry.listed_as
+        self._lock: IO[str] | None = None
+        self._folder: WorkerFolder | None = None
+
+    def start(self) -> AndroidEndpoint:
+        """As ``AndroidHost.start``: connects, and waits until Android is up."""
+        if not os.access(self._adb_path, os.X_OK):
+            raise misconfigured(f"device: attached needs adb: adb_path names no program at {self._adb_path}")
+        self._take()
+        try:
+            self._await_up(self._start_s)
+            return AndroidEndpoint(
+                serial=self._serial,
+                adb_path=self._written_adb(),
+                adb_server_port=self._server.port,
+                console_port=self._entry.console_port,
+                grpc_port=self._entry.grpc_port,
+                capabilities=self._capabilities(),
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def check_alive(self) -> bool:
+        """As ``AndroidHost.check_alive``: a device that dropped is connected again."""
+        if self._lock is None:
+            raise DeviceError(f"the device {self.name} is not started")
+        if self._server.run("-s", self._serial, "get-state") == (True, "device"):
+            return True
+        logger.info("the device %s dropped: connecting again", self.name)
+        self._await_up(_RECONNECT_S)
+        return False
+
+    def restore(self, packages: Collection[str]) -> bool:
+        """As ``AndroidHost.restore``, in the entry's way."""
+        kept = self.check_alive()
+        way = self._entry.restore
+        if not isinstance(way, RestoreWay):
+            self._clear(packages)
+            return kept
+        if way.snapshot is not None:
+            self._server.must(["-s", self._serial, "emu", "avd", "snapshot", "load", way.snapshot], says="OK")
+        else:
+            self._run_command(way.command or [])
+        self._await_up(_RESTORE_S)
+        return False
+
+    def lost(self) -> str:
+        """Returns "": a device that drops is connected again by the next call."""
+        return ""
+
+    def close(self) -> None:
+        """Lets the device go; it and its adb server are the owner's."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
+
+    def _take(self) -> None:
+        """Locks the device against other device workers of this host."""
+        if self._lock is not None:
+            return
+        locks = Path(os.environ.get("ROLLOUT_BUFFER_PORT_LOCKS", f"/tmp/rollout_buffer_ports_{os.getuid()}"))
+        locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = re.sub(r"[^A-Za-z0-9.-]", "_", f"{self._entry.adb_server}-{self._entry.listed_as}")
+        self._lock = try_lock(locks / f"attached-{key}.lock")
+        if self._lock is None:
+            raise DeviceError(f"the device {self.name} is used by another device worker of this host")
+
+    # ---- connecting
+
+    def _await_up(self, timeout_s: float) -> None:
+        """Returns once Android answers; connects as often as needed.
+
+        Raises:
+            DeviceError: it does not within the timeout, with adb's last words; at once if adb may not use it.
+        """
+        deadline = time.monotonic() + timeout_s
+        offline_until = time.monotonic() + min(_OFFLINE_S, timeout_s / 2)
+        while True:
+            problem = self._problem()
+            if not problem:
+                self._server.must(["-s", self._serial, "shell", "settings", "put", "global", _NAME_KEY, self.name])
+                return
+            if "unauthorized" in problem or "no permissions" in problem:
+                raise misconfigured(f"adb may not use the device {self.name}: {problem}")
+            is_offline = "offline" in problem
+            if time.monotonic() >= (min(deadline, offline_until) if is_offline else deadline):
+                raise DeviceError(f"the device {self.name} did not come up: {problem}")
+            time.sleep(_POLL_S)
+
+    def _problem(self) -> str:
+        """Connects if needed; returns why the device cannot be used now, "" if it can."""
+        said = ""
+        try:
+            states = self._server.states()
+        except DeviceError as error:
+            return error.message
+        if self._entry.connect and states.get(self._entry.connect) != "device":
+            if states.get(self._entry.connect) == "offline":
+                self._server.run("disconnect", self._entry.connect)
+            _, said = self._server.run("connect", self._entry.connect)
+            states = self._server.states()
+        self._serial = self._found(states)
+        state = states.get(self._serial)
+        if state is None:
+            there = ", ".join(f"{serial} {state}" for serial, state in states.items()) or "no device"
+            return f"{said + '; ' if said else ''}adb lists {there}, not {self._serial}"
+        if state != "device":
+            if state == "offline":
+                self._server.run("-s", self._serial, "reconnect")
+            return f"{self._serial} {state}{'; ' + said if said else ''}"
+        booted, answer = self._server.run("-s", self._serial, "shell", "getprop", "sys.boot_completed")
+        if not booted or answer != "1":
+            return f"Android has not booted: {answer or 'sys.boot_completed is not set'}"
+        _, answer = self._server.run("-s", self._serial, "shell", "pm", "path", "android")
+        return "" if "package:" in answer else f"adb shell pm path android: {answer or 'no answer'}"
+
+    def _found(self, states: dict[str, str]) -> str:
+        """Returns the device's serial: the one of the inventory, else that of a device that holds our name."""
+        if self._entry.listed_as in states:
+            return self._entry.listed_as
+        for serial, state in states.items():
+            if state == "device" and serial not in self._of_others:
+                _, name = self._server.run("-s", serial, "shell", "settings", "get", "global", _NAME_KEY)
+                if name == self.name:
+                    logger.warning("the device %s is %s now, not %s", self.name, serial, self._entry.listed_as)
+                    return serial
+        return self._entry.listed_as
+
+    # ---- restoring
+
+    def _clear(self, packages: Collection[str]) -> None:
+        for package in packages:
+            installed, _ = self._server.run("-s", self._serial, "shell", "pm", "path", package)
+            if installed:
+                self._server.must(["-s", self._serial, "shell", "pm", "clear", package], says="Success")
+        folders = " ".join(f"/sdcard/{folder}/*" for folder in _SHARED_STORAGE)
+        self._server.must(["-s", self._serial, "shell", f"rm -rf {folders}"])
+
+    def _run_command(self, command: list[str]) -> None:
+        environment = os.environ | {"ANDROID_SERIAL": self._serial, "ROLLOUT_BUFFER_DEVICE_NAME": self.name}
+        environment["ANDROID_ADB_SERVER_PORT"] = str(self._server.port)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_RESTORE_S, check=False, env=environment
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise DeviceError(f"the restore command of {self.name} failed: {error}") from error
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).strip() or "no output"
+            raise DeviceError(f"the restore command of {self.name} exited with code {done.returncode}: {said[-600:]}")
+
+    # ---- the endpoint
+
+    def _written_adb(self) -> str:
+        """Returns the path of an adb that leaves the server alone."""
+        if self._folder is None:
+            self._folder = WorkerFolder(f"rollout_buffer_attached_{self._index}")
+        path = self._folder.path / "adb"
+        path.write_text(_ADB_WITHOUT_RESTART.format(adb=shlex.join([self._adb_path, *self._server.host_words])))
+        path.chmod(0o755)
+        return str(path)
+
+    def _capabilities(self) -> frozenset[Capability]:
+        """Returns the entry's capabilities, or those that can be seen."""
+        entry = self._entry
+        found = {Capability.RESTORE, Capability.CLOCK}
+        if entry.capabilities is not None:
+            found = set(entry.capabilities)
+        else:
+            found |= {Capability.ACCESSIBILITY, Capability.GRPC} if entry.grpc_port is not None else set()
+            found |= {Capability.SMS} if entry.console_port is not None else set()
+            _, user = self._server.run("-s", self._serial, "shell", "whoami")
+            found |= {Capability.ROOT} if user == "root" else set()
+        return frozenset(found - {Capability.CLOCK} if entry.shares_host_kernel else found)

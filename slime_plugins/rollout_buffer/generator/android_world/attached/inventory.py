@@ -1,0 +1,106 @@
+"""The inventory of attached devices: a YAML file with one entry for each, by name. docs/android_farm.md explains it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from slime_plugins.rollout_buffer.devices.capabilities import Capability
+from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator import config_sources
+
+_PORT = Field(default=None, ge=1, le=65535)
+
+
+class RestoreWay(SettingsSection):
+    """A snapshot of an emulator, or a command of the owner's."""
+
+    snapshot: str | None = Field(default=None, min_length=1)
+    command: list[str] | None = Field(default=None, min_length=1)
+
+
+def _way(value: Any) -> Any:
+    ways = set(value) if isinstance(value, Mapping) else {value} if isinstance(value, str) else set()
+    if ways not in ({"apps"}, {"snapshot"}, {"command"}) or value in ("snapshot", "command"):
+        raise ValueError("must be apps, {snapshot: NAME} or {command: [PROGRAM, ARGUMENT, …]}")
+    return value
+
+
+class AttachedDevice(SettingsSection):
+    """One entry. ``capabilities`` None: found out when the device is connected."""
+
+    serial: str = ""
+    connect: str = ""
+    adb_server: str = "127.0.0.1:5037"
+    restore: Annotated[Literal["apps"] | RestoreWay, BeforeValidator(_way)]
+    shares_host_kernel: bool = False
+    capabilities: list[Capability] | None = None
+    console_port: int | None = _PORT
+    grpc_port: int | None = _PORT
+
+    @field_validator("connect", "adb_server")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        if not re.fullmatch(r"[^\s:]+:\d{1,5}", address):
+            raise ValueError("must be HOST:PORT")
+        return address
+
+    @model_validator(mode="after")
+    def _can_be_found(self) -> AttachedDevice:
+        if bool(self.serial) == bool(self.connect):
+            raise ValueError("needs either serial, as `adb devices` shows it, or connect: HOST:PORT")
+        return self
+
+    @property
+    def listed_as(self) -> str:
+        """Its serial while it has not moved."""
+        return self.serial or self.connect
+
+
+class Inventory(SettingsSection):
+    """Entries by name, in the order of the file."""
+
+    devices: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")], AttachedDevice] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _each_is_one_device(self) -> Inventory:
+        seen: dict[tuple[str, str], str] = {}
+        for name, device in self.devices.items():
+            other = seen.setdefault((device.adb_server, device.listed_as), name)
+            if other != name:
+                raise ValueError(f"{other} and {name} are the same device {device.listed_as}")
+        return self
+
+
+def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``device_options`` with the inventory's content in the place of its path, so that every node has it.
+
+    Raises:
+        ConfigError: names each mistake with its line.
+    """
+    unknown = sorted(str(key) for key in options if key != "inventory")
+    if unknown or "inventory" not in options:
+        got = f", not {', '.join(unknown)}" if unknown else ""
+        raise ConfigError(f"device_options: device: attached needs inventory, the path of a YAML file{got}")
+    given = options["inventory"]
+    if isinstance(given, str):
+        path = Path(given).expanduser()
+        if not path.is_absolute():
+            raise ConfigError(f"device_options.inventory: must be an absolute path, not {given!r}")
+        layer = config_sources.from_file(path)
+    else:
+        layer = config_sources.Layer(values={"devices": given})
+    entries = config_sources.validated(Inventory, layer).devices
+    return {
+        "inventory": {name: entry.model_dump(mode="json", exclude_defaults=True) for name, entry in entries.items()}
+    }
+
+
+def inventory_of(options: Mapping[str, Any]) -> dict[str, AttachedDevice]:
+    """Returns the entries in options that ``read_options`` returned."""
+    return Inventory.model_validate({"devices": options["inventory"]}).devices

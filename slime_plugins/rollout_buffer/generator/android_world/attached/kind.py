@@ -1,0 +1,62 @@
+"""``device: attached``: the Android devices in an inventory file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_plugins.rollout_buffer.devices.interface import Device
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.attached.adb import AdbServer
+from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import inventory_of, read_options
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind, DeviceCheck
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
+
+
+def _create(settings: AndroidWorldSettings, index: int) -> Device[Action]:
+    from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost
+    from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+
+    return AndroidWorldDevice(settings, index, AttachedHost(settings, index))
+
+
+def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    options = values.get("device_options")
+    devices = read_options(options if isinstance(options, Mapping) else {})["inventory"]
+    return {"num_workers": len(devices), "resources_per_worker": {"num_cpus": 1, "memory": 1024**3}}
+
+
+def _check(settings: AndroidWorldSettings) -> None:
+    there, wanted = len(inventory_of(settings.device_options)), settings.num_workers + settings.spare_devices
+    if wanted > there:
+        raise ConfigError(f"num_workers and spare_devices ask for {wanted} devices, and the inventory has {there}")
+
+
+def _examine(settings: AndroidWorldSettings) -> list[DeviceCheck]:
+    adb_path = Path(settings.adb_path).expanduser()
+    if not os.access(adb_path, os.X_OK):
+        remedy = "install the Android SDK package platform-tools, or set adb_path"
+        return [DeviceCheck(name="adb", passed=False, detail=f"no program at {adb_path}", remedy=remedy)]
+    return [
+        _examined(AdbServer(str(adb_path), entry.adb_server), name, entry.serial, entry.connect)
+        for name, entry in inventory_of(settings.device_options).items()
+    ]
+
+
+def _examined(server: AdbServer, name: str, serial: str, connect: str) -> DeviceCheck:
+    """Returns what adb says about one device."""
+    said = server.run("connect", connect)[1] if connect else ""
+    try:
+        state = server.states().get(serial or connect, said or f"adb does not list {serial}")
+    except DeviceError as error:
+        state = error.message
+    remedy = "unlock its screen and allow USB debugging; `adb devices` must list it as device"
+    return DeviceCheck(name=f"device {name}", passed=state == "device", detail=state, remedy=remedy)
+
+
+KIND = AndroidKind(
+    create=_create, uses_package=True, read_options=read_options, defaults=_defaults, check=_check, examine=_examine
+)

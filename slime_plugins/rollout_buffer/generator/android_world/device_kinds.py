@@ -1,0 +1,91 @@
+"""Kinds of Android devices: what ``device`` names, with the kind's own options, defaults, preparation and checks."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slime_plugins.rollout_buffer.devices.interface import Device
+from slime_plugins.rollout_buffer.devices.kinds import load_kind
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Group, installed
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+
+_HERE = "slime_plugins.rollout_buffer.generator.android_world"
+_SHIPPED = {"android_world": f"{_HERE}.emulator.kind:KIND", "attached": f"{_HERE}.attached.kind:KIND"}
+SHIPPED_KINDS = tuple(_SHIPPED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceCheck:
+    """One line of ``rollout-buffer doctor``; ``remedy`` is for a failed check."""
+
+    name: str
+    passed: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AndroidKind:
+    """A kind of devices. A plain function (settings, index) → ``Device`` is one, too, without the rest.
+
+    ``create`` runs in the device worker, with ``uses_package`` in a process of ``android_world_python``; all else runs
+    also in the server. ``read_options`` returns ``device_options`` as plain JSON that needs no file of this host, and
+    raises ``ConfigError`` for a mistake. ``defaults`` are settings that such devices have where nothing is set, given
+    what is set. ``prepare`` is the address of a function that makes files on the device's host before its boot.
+    ``check`` raises ``ConfigError`` for settings that do not fit together. ``examine`` looks at this machine.
+    """
+
+    create: Callable[[AndroidWorldSettings, int], Device[Any]]
+    uses_package: bool = False
+    boots_emulators: bool = False
+    read_options: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    prepare: str = ""
+    check: Callable[[AndroidWorldSettings], None] = lambda _: None
+    examine: Callable[[AndroidWorldSettings], list[DeviceCheck]] = lambda _: []
+
+    def __call__(self, settings: AndroidWorldSettings, index: int) -> Device[Any]:
+        """Creates device ``index``."""
+        return self.create(settings, index)
+
+
+def kind_of(device: str) -> AndroidKind:
+    """Returns the kind that ``device`` names. What cannot be imported here has no options; its device worker says why.
+
+    A kind by ``module:function`` may exist on the devices' hosts only.
+    """
+    if device in _SHIPPED:
+        module, _, name = _SHIPPED[device].partition(":")
+        shipped: AndroidKind = getattr(importlib.import_module(module), name)
+        return shipped
+    if device in OF_THE_LAB[Group.DEVICES] or (":" not in device and device not in installed(Group.DEVICES)):
+        return _by_address(device)
+    try:
+        found = load_kind(device)
+    except ConfigError:
+        return _by_address(device)
+    return found if isinstance(found, AndroidKind) else AndroidKind(create=found, read_options=dict)
+
+
+def _by_address(device: str) -> AndroidKind:
+    return AndroidKind(create=lambda settings, index: load_kind(device)(settings, index))
+
+
+def read_options(device: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a kind, as its ``read_options`` does.
+
+    Raises:
+        ConfigError: the kind takes none, or there is a mistake in them.
+    """
+    read = kind_of(device).read_options
+    if read is not None:
+        return read(options)
+    if options:
+        raise ConfigError(f"device_options: device: {device} takes none, not {sorted(map(str, options))}")
+    return {}

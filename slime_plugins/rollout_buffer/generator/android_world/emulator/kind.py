@@ -1,0 +1,39 @@
+"""``device: android_world``: emulators of this project's own, on clones of a base device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.devices.interface import Device
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
+
+MIN_MEMORY_OF_AN_EMULATOR = 8 * 1024**3
+MEMORY_BESIDE_THE_GUEST = 3 * 1024**3
+"""Memory of an emulator beside what its flag ``-memory`` gives to Android, and of its worker."""
+
+
+def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    guest_mb = re.search(r"-memory\s+(\d+)", str(values.get("emulator_flags", "")))
+    needed = int(guest_mb[1]) * 1024**2 + MEMORY_BESIDE_THE_GUEST if guest_mb else 0
+    resources = {"num_cpus": 4, "memory": max(MIN_MEMORY_OF_AN_EMULATOR, needed)}
+    return {"num_workers": 64, "resources_per_worker": resources, "boot_stagger_s": 1}
+
+
+def _create(settings: AndroidWorldSettings, index: int) -> Device[Action]:
+    from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+    from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
+
+    return AndroidWorldDevice(settings, index, EmulatorProcess(settings, index))
+
+
+KIND = AndroidKind(
+    create=_create,
+    uses_package=True,
+    boots_emulators=True,
+    defaults=_defaults,
+    prepare="slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device",
+)

@@ -1,0 +1,96 @@
+"""An ``adb`` program that behaves as the real one does with devices that misbehave. For tests of attached devices.
+
+``python -S -m tests.bad_adb FOLDER WORDS…``. ``FOLDER/devices.json`` has the devices by serial, with ``state`` as
+``adb devices`` shows it ("" while it is away), ``slow_boot`` (questions until Android has booted), ``comes_back``
+(``connect`` or ``reconnect`` make it usable), ``is_full`` (its disk) and ``name`` (its marker). ``FOLDER/log`` has
+every command. As with the real program, ``connect`` exits with 0 whatever happened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+NO_SPACE = "cmd: Failure calling service: No space left on device"
+
+
+def make_adb(folder: Path, root: Path) -> Path:
+    """Writes the program; returns its path."""
+    program = folder / "adb"
+    program.write_text(f'#!/bin/sh\ncd {root}\nexec {sys.executable} -S -m tests.bad_adb {folder} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def set_devices(folder: Path, **devices: dict[str, Any]) -> None:
+    """Replaces the devices; a keyword's first underscore is a hyphen."""
+    (folder / "devices.json").write_text(json.dumps(devices))
+
+
+def _answer(devices: dict[str, dict[str, Any]], words: Sequence[str]) -> tuple[int, str]:
+    if words[0] == "devices":
+        listed = [f"{serial}\t{device['state']}" for serial, device in devices.items() if device["state"]]
+        return 0, "\n".join(["List of devices attached", *listed, ""])
+    if words[0] == "connect":
+        device = devices.get(words[1], {})
+        if device.get("comes_back"):
+            device["state"] = "device"
+        return 0, f"connected to {words[1]}" if device.get("state") else f"failed to connect to {words[1]}: refused"
+    if words[0] != "-s":
+        return 0, ""
+    serial, words = words[1], words[2:]
+    device = devices.get(serial, {})
+    if words[0] == "reconnect" and device.get("comes_back"):
+        device["state"] = "device"
+        return 0, "reconnecting"
+    if not device.get("state"):
+        return 1, f"error: device '{serial}' not found"
+    if device["state"] != "device":
+        return 1, f"error: device {device['state']}"
+    return _of_android(device, " ".join(words))
+
+
+def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
+    if said == "get-state":
+        return 0, "device"
+    if said == "shell getprop sys.boot_completed":
+        device["slow_boot"] = device.get("slow_boot", 0) - 1
+        return 0, "1" if device["slow_boot"] < 0 else ""
+    if said.startswith("shell settings get"):
+        return 0, device.get("name", "null")
+    if said.startswith("shell settings put"):
+        if device.get("is_full"):
+            return 1, NO_SPACE
+        device["name"] = said.split()[-1]
+    if said.startswith("shell pm path"):
+        return 0, "package:/data/app/base.apk"
+    if said.startswith("shell pm clear"):
+        return 0, "Failed" if device.get("cannot_clear") else "Success"
+    if said.startswith("emu avd snapshot load"):
+        return 0, "OK" if said.endswith(" clean") else "KO: no such snapshot"
+    return 0, said.removeprefix("shell ")
+
+
+def main(words: Sequence[str]) -> int:
+    """Answers one command; returns adb's exit code."""
+    folder, *words = words
+    while words and words[0] in ("-P", "-H"):
+        words = words[2:]
+    with (Path(folder) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = Path(folder) / "devices.json"
+        devices = json.loads(path.read_text())
+        code, text = _answer(devices, words)
+        path.write_text(json.dumps(devices))
+        with (Path(folder) / "log").open("a") as log:
+            log.write(" ".join(words) + "\n")
+    (sys.stderr if code else sys.stdout).write(text + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,293 @@
+"""Attached devices behind an adb that drops, refuses, boots slowly and renames them; inventories with mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slime_plugins.rollout_buffer.cli.doctor import Examination, State, examine
+from slime_plugins.rollout_buffer.devices.capabilities import Capability
+from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.attached import host as attached_host
+from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost
+from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import inventory_of
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, read_settings
+from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract
+from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
+from tests.adb_phone import UNKNOWN_TASK, AdbPackage
+from tests.bad_adb import NO_SPACE, make_adb, set_devices
+
+ROOT = Path(__file__).resolve().parents[4]
+PHONE = {"serial": "R58M1", "restore": "apps"}
+Farm = Callable[..., AndroidWorldSettings]
+
+
+@pytest.fixture
+def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
+    """Returns settings with an inventory of these entries, and ``settings`` besides."""
+    monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setattr(attached_host, "_RECONNECT_S", 0.6)
+    monkeypatch.setattr(attached_host, "_POLL_S", 0.05)
+    adb = make_adb(tmp_path, ROOT)
+    set_devices(tmp_path, R58M1={"state": "device"})
+
+    def made(settings: str = "", **entries: Any) -> AndroidWorldSettings:
+        (tmp_path / "phones.yaml").write_text(yaml.safe_dump({"devices": entries or {"bench": PHONE}}))
+        config = tmp_path / "farm.yaml"
+        config.write_text(
+            f"device: attached\ndevice_options: {{inventory: {tmp_path / 'phones.yaml'}}}\nadb_path: {adb}\n"
+            f"boot_timeout_s: 8\n{settings}\n"
+        )
+        return read_settings(config)
+
+    return made
+
+
+@pytest.fixture
+def host(farm: Farm) -> Iterator[AttachedHost]:
+    made = AttachedHost(farm(), 0)
+    yield made
+    made.close()
+
+
+class TestAttachedHost(AndroidHostContract):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self._folder = tmp_path
+
+    def break_down(self, host: AttachedHost) -> None:
+        set_devices(self._folder, R58M1={"state": ""})
+
+
+class TestAttachedDevice(DeviceContract):
+    task, unknown_task = ("Tap", 0), UNKNOWN_TASK
+
+    @pytest.fixture
+    def device(self, farm: Farm, tmp_path: Path) -> Iterator[AndroidWorldDevice]:
+        settings = farm()
+        package: Any = AdbPackage(tmp_path)
+        times = StabilityTimeouts(change_s=0.0, still_s=1.0, between_s=0.001)
+        made = AndroidWorldDevice(settings, 0, AttachedHost(settings, 0), package=package, times=times)
+        yield made
+        made.close()
+
+    def harmless_action(self) -> Action:
+        return Action(kind=ActionKind.WAIT, duration_s=0.01)
+
+
+def adb_log(folder: Path) -> list[str]:
+    return (folder / "log").read_text().splitlines()
+
+
+# ---- an adb at its worst ---------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_dropped_is_connected_again_before_it_is_given_up(tmp_path: Path, farm: Farm) -> None:
+    address = "10.0.0.7:5555"
+    set_devices(tmp_path, **{address: {"state": "device"}})
+    host = AttachedHost(farm(cloud={"connect": address, "restore": "apps"}), 0)
+    assert host.start().serial == address
+    for state in ("", "offline"):
+        set_devices(tmp_path, **{address: {"state": state, "comes_back": True}})
+        assert not host.check_alive()
+        assert host.check_alive()
+    set_devices(tmp_path, **{address: {"state": ""}})
+    with pytest.raises(DeviceError, match=f"failed to connect to {address}: refused; adb lists no device"):
+        host.check_alive()
+    host.close()
+
+
+def test_a_phone_on_usb_that_is_offline_is_reconnected(host: AttachedHost, tmp_path: Path) -> None:
+    set_devices(tmp_path, R58M1={"state": "offline", "comes_back": True})
+    assert host.start().serial == "R58M1"
+
+
+@pytest.mark.parametrize("state", ["unauthorized", "no permissions (user in plugdev group)"])
+def test_a_device_that_adb_may_not_use_is_given_up_at_once_in_adbs_words(
+    host: AttachedHost, tmp_path: Path, state: str
+) -> None:
+    set_devices(tmp_path, R58M1={"state": state})
+    with pytest.raises(DeviceError) as caught:
+        host.start()
+    assert caught.value.message == f"adb may not use the device bench: R58M1 {state}"
+    assert is_misconfigured(caught.value)
+
+
+def test_a_slow_boot_is_waited_for_and_a_full_disk_is_said(host: AttachedHost, tmp_path: Path) -> None:
+    set_devices(tmp_path, R58M1={"state": "device", "slow_boot": 3})
+    host.start()
+    host.close()
+    set_devices(tmp_path, R58M1={"state": "device", "is_full": True})
+    with pytest.raises(DeviceError, match=NO_SPACE):
+        host.start()
+
+
+def test_a_device_whose_serial_moved_is_found_by_its_name_and_another_is_never_taken_for_it(
+    host: AttachedHost, tmp_path: Path
+) -> None:
+    host.start()
+    set_devices(tmp_path, other={"state": "device"}, moved={"state": "device", "name": "bench"})
+    assert not host.check_alive()
+    assert host.start().serial == "moved"
+    set_devices(tmp_path, other={"state": "device"})
+    with pytest.raises(DeviceError, match="adb lists other device, not R58M1"):
+        host.check_alive()
+
+
+def test_a_failed_command_restarts_no_adb_server_that_others_use(host: AttachedHost, tmp_path: Path) -> None:
+    endpoint = host.start()
+    for verb in ("kill-server", "start-server", "devices"):
+        subprocess.run([endpoint.adb_path, "-P", "5037", verb], check=True, capture_output=True)
+    assert [line for line in adb_log(tmp_path) if "server" in line] == []
+    assert adb_log(tmp_path)[-1] == "devices"
+
+
+def test_two_workers_never_share_a_device(host: AttachedHost, farm: Farm) -> None:
+    host.start()
+    second = AttachedHost(farm(), 0)
+    with pytest.raises(DeviceError, match="bench is used by another device worker"):
+        second.start()
+    host.close()
+    second.start()
+    second.close()
+
+
+# ---- restoring -------------------------------------------------------------------------------------------------------
+
+
+def test_apps_are_cleared_with_the_shared_storage_or_the_reason_is_said(host: AttachedHost, tmp_path: Path) -> None:
+    host.start()
+    assert host.restore(["org.notes"])
+    assert "-s R58M1 shell pm clear org.notes" in adb_log(tmp_path)
+    assert any(line.startswith("-s R58M1 shell rm -rf ") and "/sdcard/Download/*" in line for line in adb_log(tmp_path))
+    set_devices(tmp_path, R58M1={"state": "device", "cannot_clear": True})
+    with pytest.raises(DeviceError, match=r"pm clear org.notes: Failed"):
+        host.restore(["org.notes"])
+
+
+@pytest.mark.parametrize(
+    ("way", "problem"),
+    [
+        ({"snapshot": "clean"}, ""),
+        ({"snapshot": "lost"}, "KO: no such snapshot"),
+        ({"command": ["sh", "-c", 'test "$ANDROID_SERIAL $ROLLOUT_BUFFER_DEVICE_NAME" = "R58M1 bench"']}, ""),
+        ({"command": ["sh", "-c", "echo no such image >&2; exit 3"]}, "exited with code 3: no such image"),
+    ],
+)
+def test_a_snapshot_or_a_command_of_the_owners_restores_and_connections_are_made_anew(
+    farm: Farm, way: dict[str, Any], problem: str
+) -> None:
+    host = AttachedHost(farm(bench=PHONE | {"restore": way}), 0)
+    host.start()
+    if problem:
+        with pytest.raises(DeviceError, match=problem):
+            host.restore([])
+    else:
+        assert not host.restore([])
+    host.close()
+
+
+def test_a_device_that_shares_its_hosts_kernel_is_never_asked_to_set_a_clock(farm: Farm, tmp_path: Path) -> None:
+    settings = farm(redroid=PHONE | {"shares_host_kernel": True, "capabilities": ["clock", "root"]})
+    package: Any = AdbPackage(tmp_path)
+    device = AndroidWorldDevice(settings, 0, AttachedHost(settings, 0), package=package)
+    with pytest.raises(EnvironmentSetupError, match="sets the clock"):
+        device.reset("Tap", 0)
+    device.close()
+    assert not any(" date" in line for line in adb_log(tmp_path))
+
+
+# ---- the inventory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("devices: {}", "phones.yaml: line 1: devices: Dictionary should have at least 1 item"),
+        ("devices:\n  a:\n    restore: apps", "line 2: devices.a: needs either serial, as `adb devices` shows it, or"),
+        ("devices:\n  a:\n    serial: x", "line 2: devices.a.restore: Field required"),
+        (
+            "devices:\n  a:\n    serial: x\n    restore: all",
+            "line 4: devices.a.restore: must be apps, {snapshot: NAME}",
+        ),
+        ("devices:\n  a: {connect: host, restore: apps}", "line 2: devices.a.connect: must be HOST:PORT, not 'host'"),
+        ("devices:\n  a: {serial: x, restore: apps}\n  b: {serial: x, restore: apps}", "a and b are the same device x"),
+        ("devices:\n  a: {serial: x, restore: apps, sereal: y}", "devices.a.sereal is not a setting"),
+        ("devices:\n  a: {serial: x, restore: apps, capabilities: [fly]}", "devices.a.capabilities.0: Input should be"),
+    ],
+)
+def test_a_mistake_in_the_inventory_is_one_sentence_with_its_line(
+    farm: Farm, tmp_path: Path, text: str, sentence: str
+) -> None:
+    farm()
+    (tmp_path / "phones.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_settings(tmp_path / "farm.yaml")
+    assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "device: attached needs inventory"),
+        ({"inventry": "/x"}, "device: attached needs inventory, the path of a YAML file, not inventry"),
+        ({"inventory": "phones.yaml"}, "must be an absolute path"),
+        ({"inventory": "/nowhere/phones.yaml"}, "cannot be read"),
+    ],
+)
+def test_options_that_the_kind_does_not_take_are_refused(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        AndroidWorldSettings(device="attached", device_options=options)
+    if options:
+        with pytest.raises(ValueError, match="device: simulated takes none"):
+            AndroidWorldSettings(device_options=options)
+
+
+def test_the_documented_inventory_is_read_as_it_stands(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "android_farm.md").read_text()
+    written = next(block for block in page.split("```yaml\n")[1:] if block.startswith("devices:")).partition("```")[0]
+    (tmp_path / "phones.yaml").write_text(written)
+    settings = AndroidWorldSettings(device="attached", device_options={"inventory": str(tmp_path / "phones.yaml")})
+    assert list(inventory_of(settings.device_options)) == ["bench-1", "cloud-7", "emulator-of-ci", "redroid-1"]
+
+
+def test_a_farm_has_as_many_workers_as_its_inventory_and_never_more(farm: Farm) -> None:
+    two = {"a": PHONE, "b": PHONE | {"serial": "R58M2"}}
+    settings = farm(**two)
+    assert (settings.num_workers, settings.resources_per_worker.num_cpus) == (2, 1)
+    with pytest.raises(ConfigError, match="ask for 3 devices, and the inventory has 2"):
+        farm("spare_devices: 1", **two)
+
+
+def test_every_node_gets_the_entries_themselves(farm: Farm, tmp_path: Path) -> None:
+    pool = farm().for_devices()
+    (tmp_path / "phones.yaml").unlink()
+    options = json.loads(json.dumps(pool.device_options))
+    host = AttachedHost(AndroidWorldSettings.model_validate(options), 0)
+    assert Capability.CLOCK in host.start().capabilities
+    host.close()
+    assert pool.prepare == ""
+
+
+def test_the_doctor_says_what_adb_says_of_each_device(farm: Farm, tmp_path: Path) -> None:
+    set_devices(tmp_path, R58M1={"state": "device"}, R58M2={"state": "unauthorized"})
+    settings = farm(a=PHONE, b=PHONE | {"serial": "R58M2"}, c=PHONE | {"serial": "R58M3"})
+    found = {one.name: one for one in examine(Examination(settings=settings, data_dir=tmp_path))}
+    states = {name: (found[f"device {name}"].state, found[f"device {name}"].detail) for name in "abc"}
+    assert states == {
+        "a": (State.OK, "device"),
+        "b": (State.MISSING, "unauthorized"),
+        "c": (State.MISSING, "adb does not list R58M3"),
+    }
+    assert "KVM" not in found
+    assert "package android_world" in found
