@@ -95,7 +95,7 @@ def _played_rewards(samples: Sequence[Sample], rewards: Sequence[float]) -> dict
 
 
 def _is_failed(sample: Sample) -> bool:
-    """Whether an episode that slime played itself broke: one from a buffer comes with its group's mean already."""
+    """Returns True for a failed episode of slime's own rollouts; dummies of the buffer have their group's mean."""
     return sample.remove_sample and "error" in (sample.metadata or {})
 
 
@@ -121,7 +121,7 @@ def played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
 
 
 def trajectory_key(sample: Sample, position: int) -> Any:
-    """Names the trajectory that a sample is a row of; one that names none is alone."""
+    """Returns the key of a sample's trajectory; a sample without one is its own trajectory."""
     execution = execution_of(sample)
     return execution if execution is not None else ("row", position)
 

@@ -120,7 +120,7 @@ _HOMES = {
     ),
     "wire": ("RolloutData", "RolloutItem", "StartReply"),
 }
-"""Where each public name is at home."""
+"""Module of each public name."""
 
 
 def __getattr__(name: str) -> Any:

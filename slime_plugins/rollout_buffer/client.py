@@ -27,13 +27,13 @@ __all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transp
 
 Result = TypeVar("Result")
 MAX_WRITE_BYTES = 16 * 1024 * 1024
-"""Of several items in one write, half of what the server parses in one go; a larger item is a write of its own."""
+"""Limit of a write with several items: half of what the server parses at once. A larger item is sent alone."""
 
 P = ParamSpec("P")
 
 
 class Request(NamedTuple):
-    """What a call sends: an HTTP method, a path with its query, and a body of JSON or None."""
+    """An HTTP request: method, path with query, and JSON body or None."""
 
     method: str
     path: str
@@ -62,7 +62,7 @@ def _jobs(content: bytes) -> list[dict[str, Any]]:
 
 
 def _encoded_lists(items: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yields the items of each write as a JSON list, at least one: a write without items is the server's to refuse."""
+    """Yields the items of each write as a JSON list; without items one empty list, which the server refuses."""
     encoded: list[bytes] = []
     size = 0
     for item in items:
@@ -96,7 +96,7 @@ def _headers(token: str | None) -> dict[str, str]:
 
 
 def _raise_for_status(status: int, content: bytes) -> None:
-    """Raises the member of the error tree that the server named; a plain one by status when it named none."""
+    """Raises the error of an error reply: by its code, or else by its status."""
     if status < 400:
         return
     text = content[:200].decode(errors="replace").strip() or "nothing more"
@@ -108,7 +108,7 @@ def _raise_for_status(status: int, content: bytes) -> None:
 def _refusal(
     kind: type[errors.RolloutBufferError], message: str, detail: Mapping[str, Any]
 ) -> errors.RolloutBufferError:
-    """Builds the error that the server named as one of aiohttp's too: loops over slime's buffer catch those."""
+    """Builds an error that is also an ``aiohttp.ClientError``, which loops written for slime's buffer catch."""
     if kind not in _REFUSALS:
 
         def reduce(self: errors.RolloutBufferError) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ def _refusal(
 
 
 _REFUSALS: dict[type[errors.RolloutBufferError], type[errors.RolloutBufferError]] = {}
-"""For each member of the error tree the class that is one of aiohttp's errors as well."""
+"""For each class of the error tree, its subclass that is also an ``aiohttp.ClientError``."""
 
 
 def _error_class(code: str, status: int) -> type[errors.RolloutBufferError]:
@@ -180,7 +180,7 @@ class _AiohttpTransport:
 
 
 class _BlockingTransport:
-    """Blocks, and awaits nothing. A session of its own for each request: threads share none."""
+    """Blocks instead of awaiting. Each request has its own session, so that threads share none."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
         self._base_url = base_url
@@ -197,7 +197,7 @@ class _BlockingTransport:
         return response.status_code, response.content
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: no connection is kept."""
 
 
 class AsyncRolloutBufferClient:
@@ -231,7 +231,7 @@ class AsyncRolloutBufferClient:
         await self._transport.close()
 
     async def start_rollout(self, payload: Mapping[str, Any]) -> StartReply:
-        """Starts a job, or attaches to it when it is there already."""
+        """Starts a job, or attaches to it if it exists."""
         return await self._post("/start_rollout", dict(payload), _start_reply)
 
     async def get_rollout_data(
@@ -317,7 +317,7 @@ class AsyncRolloutBufferClient:
         return await self._post(_job_path(job_id, "drain"), {"stop": stop}, _object)
 
     async def resume(self, job_id: str) -> dict[str, Any]:
-        """Goes on after ``pause``."""
+        """Resumes a paused job."""
         return await self._post(_job_path(job_id, "resume"), {}, _object)
 
     async def deliveries(self, job_id: str, *, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class AsyncRolloutBufferClient:
     async def delivery_body(
         self, delivery_id: str, *, images: str | None = None, reward_version: int | None = None
     ) -> bytes:
-        """As ``delivery``, but the reply's own bytes: the ones its poll was given, or with rewards given again."""
+        """As ``delivery``, but returns the bytes of the reply; ``reward_version`` chooses recomputed rewards."""
         query = {"images": images, "reward_version": reward_version}
         return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", bytes, query)
 
@@ -347,13 +347,13 @@ class AsyncRolloutBufferClient:
         limit: int = 50,
         cursor: int | None = None,
     ) -> dict[str, Any]:
-        """Searches trajectories, newest first, without their payloads; every filter that is given must hold."""
+        """Lists trajectories that pass all given filters, newest first, without payloads."""
         filters = {"job_id": job_id, "instance_id": instance_id, "outcome": outcome, "stop_reason": stop_reason}
         rewards = {"min_reward": min_reward, "max_reward": max_reward}
         return await self._get("/trajectories", _object, {**filters, **rewards, "limit": limit, "cursor": cursor})
 
     async def trajectory(self, uid: str, *, job_id: str | None = None, images: str | None = None) -> dict[str, Any]:
-        """Returns one trajectory as it is stored; ``job_id`` is needed when several jobs have that uid."""
+        """Returns one stored trajectory; ``job_id`` is required if several jobs have that uid."""
         return await self._get(f"/trajectories/{quote(uid, safe='')}", _object, {"job_id": job_id, "images": images})
 
     async def report_training(
@@ -364,7 +364,7 @@ class AsyncRolloutBufferClient:
         step: int | None = None,
         weight_version: int | None = None,
     ) -> dict[str, Any]:
-        """Says what the trainer computed of rows: ``uid``, ``row``, ``log_probs`` of the trained tokens, advantage …
+        """Reports the trainer's values for rows: ``uid``, ``row``, ``log_probs`` of the trained tokens, advantage …
 
         Returns how many were kept, and which do not fit their trajectory, with the reason. At most 1000 at once.
         """
@@ -391,7 +391,7 @@ class AsyncRolloutBufferClient:
         limit: int = 50,
         cursor: str | None = None,
     ) -> dict[str, Any]:
-        """Lists a job's groups, the last touched first or as sorted, with their rewards and what became of them."""
+        """Lists a job's groups with rewards and causes, last changed first or by ``sort``."""
         filters = {"state": state, "cause": cause, "search": search, "sort": sort, "order": order}
         page = {"limit": limit, "cursor": cursor}
         return await self._get(_job_path(job_id, "groups"), _object, {**filters, **page})
@@ -406,16 +406,16 @@ class AsyncRolloutBufferClient:
         limit: int = 50,
         cursor: str | None = None,
     ) -> dict[str, Any]:
-        """Lists the attempts of a job that failed, the last ended first, with their errors and what was said."""
+        """Lists failed attempts of a job with errors and, if requested, transcripts, last ended first."""
         filters = {"error_code": error_code, "search": search, "transcripts": "true" if transcripts else None}
         return await self._get(_job_path(job_id, "attempts"), _object, {**filters, "limit": limit, "cursor": cursor})
 
     async def group(self, group_index: int) -> dict[str, Any]:
-        """Returns one group with its members, attempts and what was delivered of it."""
+        """Returns one group with its members, attempts and delivered members."""
         return await self._get(f"/groups/{group_index}", _object)
 
     async def explanation(self, job_id: str) -> dict[str, Any]:
-        """Returns why a job stands still, or that it moves, in sentences and numbers."""
+        """Returns explanations of a job's progress or standstill, with figures."""
         return await self._get(_job_path(job_id, "explanation"), _object)
 
     async def health(self) -> dict[str, Any]:
@@ -456,7 +456,7 @@ def _blocking(
 
 
 def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Returns what a coroutine returns that waits for nothing, because its transport blocks."""
+    """Runs a coroutine that never suspends, because its transport blocks, and returns its result."""
     try:
         coroutine.send(None)
     except StopIteration as finished:
@@ -467,7 +467,7 @@ def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 class RolloutBufferClient:
-    """The same calls, blocking until the buffer has answered. Safe to use from several threads."""
+    """The methods of ``AsyncRolloutBufferClient`` as blocking calls. Safe to use from several threads."""
 
     def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = 100.0) -> None:
         """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, added to what a long poll waits."""

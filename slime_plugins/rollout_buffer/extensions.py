@@ -50,7 +50,7 @@ class InstalledExtension(TypedDict):
     group: str
     """`task_types`, `devices`, `engines`, `scorers` or `commands`."""
     name: str
-    """What it is asked for by."""
+    """Name by which it is selected."""
     target: str
     """`module` or `module:object`."""
     package: str

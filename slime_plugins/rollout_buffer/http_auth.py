@@ -1,14 +1,14 @@
-"""Pure: who may ask. A program carries the token; a browser that gave it once carries a cookie.
+"""Pure: authentication of requests: the token for programs, a cookie for browsers that have signed in with it.
 
-The cookie is derived from the token, so that no server keeps anything: every gunicorn worker knows it, a restart
-forgets nobody, and a new token signs everybody out. It carries when it ends; the token cannot be read from it.
+The cookie is derived from the token and contains its time of expiry, so that servers store nothing: it is valid in
+every gunicorn worker and after a restart, and a new token invalidates it. The token cannot be computed from it.
 
-Browsers send cookies, and reach a buffer on loopback, also on behalf of pages of other sites. They say so in ``Origin``
-with whatever changes something; programs send none.
+Browsers also send requests, with cookies, on behalf of pages of other sites. Requests that change something then have
+an ``Origin`` header, which must name this server; programs send none.
 
-A server without a token answers only for hosts of loopback: a page of another site can have its own name resolve to
-loopback, and the browser then takes the server for that site. Its requests still carry that name, which no program here
-uses. It can also send to loopback without reading the reply; then the browser says in ``Origin`` whose page it was.
+A server without a token accepts only requests whose ``Host`` is a loopback name: a page of another site can make its
+own name resolve to loopback (DNS rebinding), but the Host header still has that name. Pages that send to loopback
+directly, without reading the reply, are refused by their ``Origin``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> bool:
-    """Lets a request pass that carries the token, or the cookie of a browser that has signed in with it.
+    """Accepts a request with the token, or with the cookie of a browser that has signed in.
 
     ``environ`` is the request as WSGI has it; ``token`` is None when the server asks for none. Returns False for a
     request that passes only because its route is open to everybody.
@@ -75,7 +75,7 @@ def has_bearer(authorization: str | None, *tokens: str) -> bool:
 
 
 def check_bearer(authorization: str | None, *tokens: str | None) -> None:
-    """Lets a request pass that brings one of the tokens, or any request where there is none.
+    """Accepts a request with one of the tokens, or any request if there are no tokens.
 
     Raises:
         UnauthorizedError: it does not; says what is wrong with its header.
@@ -144,7 +144,7 @@ def _cookie(environ: Mapping[str, Any], name: str) -> str:
 
 
 def check_host(given: str | None, allowed: Collection[str]) -> None:
-    """Lets a request pass that asks for this machine by a name of loopback's, or by one of ``allowed``.
+    """Accepts a request whose Host is a loopback name or one of ``allowed``.
 
     ``given`` is its Host header; None when it has none, which no browser's request is.
 
@@ -164,7 +164,7 @@ def check_host(given: str | None, allowed: Collection[str]) -> None:
 
 
 def check_origin(origin: str | None, host: str | None) -> None:
-    """Lets a request pass that no page of another site made a browser send; the two are headers of it.
+    """Refuses cross-site requests of browsers, by the request's headers Origin and Host.
 
     Raises:
         ForbiddenError: ``origin`` is another site than ``host``.
@@ -174,7 +174,7 @@ def check_origin(origin: str | None, host: str | None) -> None:
 
 
 def check_page(headers: Mapping[str, str], allowed: Collection[str]) -> None:
-    """Both checks, of a request to a server without a token.
+    """``check_host`` and ``check_origin`` for a server without a token.
 
     Raises:
         ForbiddenError: as either of them.

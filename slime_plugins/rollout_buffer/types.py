@@ -170,7 +170,7 @@ class Instance:
 
     @property
     def task(self) -> str:
-        """What it is one of: its ``metadata.task_name``, its id where it has none."""
+        """Name of the task: ``metadata.task_name``, or else the id."""
         metadata = self.data.get("metadata")
         named = metadata.get("task_name") if isinstance(metadata, Mapping) else None
         return str(named or self.instance_id)

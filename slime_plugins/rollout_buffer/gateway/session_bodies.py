@@ -23,26 +23,26 @@ class OpenBody(Body):
     job_id: Identifier
     """An open job of task type ``external`` with an engine and a tokenizer."""
     instance_id: Identifier | None = None
-    """Which instance is worked on; the next one of the input when it is left out."""
+    """The instance. Default: the next one of the input."""
     idle_timeout_s: Annotated[Number, Field(gt=0, le=7 * 86400)] | None = None
-    """After how many seconds without a request the session expires; the gateway's own time when it is left out."""
+    """Seconds without a request after which the session expires. Default: that of the gateway."""
 
 
 class CloseBody(Body):
     """The body of ``POST /sessions/ID/close``."""
 
     reward: Number | None = None
-    """What the trainer gets."""
+    """The reward for the trainer."""
     raw_reward: Number | None = None
-    """What was earned, when the reward was shaped from it."""
+    """The reward before shaping, if it differs."""
     turn_rewards: list[Any] | None = None
-    """What each turn earned, in the order in which they were sampled: the whole signal, where a trainer asks for it."""
+    """Reward of each turn in order of sampling; replaces ``reward`` for trainers that use rewards of turns."""
     token_rewards: list[Any] | None = None
-    """As many entries, each null or one number for each token of the turn: additional rewards."""
+    """Additional rewards of tokens: for each turn null, or one number for each of its tokens."""
     scoring_url: HttpUrl | None = None
-    """In place of rewards: who is asked for them. Its host must be allowed with ``--scoring-host``."""
+    """Address that computes the rewards instead. Its host must be allowed with ``--scoring-host``."""
     outcome: Outcome | None = None
-    """``completed`` or ``truncated``; told by the last turn's finish reason when it is left out."""
+    """``completed`` or ``truncated``. Default: by the finish reason of the last turn."""
     stop_reason: StopReason | None = None
     """Why the episode stopped."""
     extra_info: dict[str, Any] = Field(default={})
@@ -65,4 +65,4 @@ class AbandonBody(Body):
     """The body of ``POST /sessions/ID/abandon``."""
 
     reason: Annotated[str, StringConstraints(min_length=1, max_length=2000)] = "no reason given"
-    """Kept as the attempt's error."""
+    """Stored as the error of the attempt."""

@@ -42,7 +42,7 @@ class GatewaySettings(BaseModel):
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Largest request body.")
     max_data_bytes: int | None = Field(default=None, ge=1_000_000, description="As of `serve`. [default: unlimited]")
     max_turns: int = Field(default=2000, ge=1)
-    """Of one session."""
+    """Limit of the turns of one session."""
     max_session_ids: int = Field(default=16_000_000, ge=1)
     """Token ids that one session may hold, over all its branches."""
     max_session_image_bytes: int = Field(default=512 * 1024 * 1024, ge=1)

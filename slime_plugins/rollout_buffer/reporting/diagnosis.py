@@ -540,7 +540,7 @@ def _doctor(at: JobSnapshot) -> str:
 
 
 def _failure_advice(at: JobSnapshot, code: str) -> str:
-    """What to look at when attempts fail with a code: what the code means for this task type, then the attempts."""
+    """Returns the advice for an error code: its meaning for this task type, then where the attempts are listed."""
     first = _doctor(at) if code == "device" else _FAILURE_ADVICE.get(code, "")
     if code == "environment_setup" and at.task_type in _TASKS_BY_NAME:
         first = "Is the task's name and params_idx in the input right?"

@@ -39,9 +39,9 @@ class VersionSeen:
 
     version: int
     since: float
-    """When the trainer first asked for groups with it."""
+    """Time of the trainer's first poll with this version."""
     last_taken_at: float
-    """When it got the last groups with it."""
+    """Time of its last delivery with this version."""
     groups: int
     """Groups that it got with it."""
 

@@ -88,7 +88,7 @@ class BiasRow:
     by: str
     """`duration`, `length` (sampled tokens), `turns`, `reward`, `success` or `task`."""
     name: str
-    """Which of that kind."""
+    """Name within its kind."""
     submitted: int
     """Members of groups that are over."""
     trained: int

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.rules.admission import VersionSeen, version_at
 MAX_EPISODES = 32
 MIN_EPISODES = 12
 MIN_GROUPS = 4
-"""One or two instances alone are no evidence."""
+"""Episodes of fewer instances are no evidence."""
 UNBOUNDED_LAG = 2
 """The lag that is assumed for a job without a bound."""
 

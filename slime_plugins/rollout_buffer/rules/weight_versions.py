@@ -50,7 +50,7 @@ def _reported(generations: Iterable[Generation]) -> Iterable[str | None]:
 
 
 class VersionOrigin(Enum):
-    """Which run of the trainer a weight version belongs to."""
+    """The run of the trainer that a weight version belongs to."""
 
     OF_THIS_RUN = auto()
     OF_AN_EARLIER_RUN = auto()

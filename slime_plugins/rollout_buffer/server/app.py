@@ -82,7 +82,7 @@ ASGI_OPERATIONS = (
         needs_token=False,
     ),
 )
-"""What ``asgi`` answers itself."""
+"""Routes that ``asgi`` answers itself."""
 OPERATIONS = (*ASGI_OPERATIONS, *(operation for module in ROUTES for operation in module.routes.operations))
 
 

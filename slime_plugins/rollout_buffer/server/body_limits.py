@@ -17,7 +17,7 @@ class BodyLimit:
     """The size limit of a route's bodies, and advice for larger ones."""
 
     route: str
-    """As in the API documentation."""
+    """Path as in the API documentation."""
     max_bytes: int | None
     """None is ``--max-body-bytes``, the maximum for all routes."""
     instead: str

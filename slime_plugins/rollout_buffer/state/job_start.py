@@ -55,7 +55,7 @@ class StartedJob:
 
 
 class StartAction(Enum):
-    """What a start does."""
+    """Effect of a start."""
 
     REPEAT = auto()
     ATTACH = auto()

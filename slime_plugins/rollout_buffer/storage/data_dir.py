@@ -92,7 +92,7 @@ def _holds_only_our_files(data_dir: Path) -> bool:
 
 
 def remove_unused(data_dir: Path) -> None:
-    """Removes a directory in which nothing lies but the lock; any other stays."""
+    """Removes the directory if it contains nothing but the lock."""
     if [path.name for path in data_dir.iterdir()] == [OWNER_LOCK]:
         (data_dir / OWNER_LOCK).unlink()
         data_dir.rmdir()

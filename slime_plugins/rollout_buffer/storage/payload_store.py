@@ -28,7 +28,7 @@ Pieces = list[bytes]
 INLINE_BODY_BYTES = 32 * 1024
 """Payloads up to this size are stored in their row, which saves an fsync. Larger ones would bloat the database."""
 ALONGSIDE_BODY_BYTES = 2 * 1024
-"""Larger payloads go into the pack if screenshots of theirs are written to it anyway."""
+"""Payloads larger than this go into the pack if their screenshots are written to it anyway."""
 
 
 @dataclass(frozen=True, slots=True)

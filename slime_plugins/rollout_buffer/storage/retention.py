@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What one pass purged."""
+    """Numbers of payloads, images and packs that one pass removed."""
 
     payloads: int
     images: int

@@ -1,4 +1,4 @@
-"""Gives every line of a JSONL file an ``instance_id``, the key by which the rollout buffer knows it.
+"""Adds an ``instance_id``, the buffer's key of an instance, to every line of a JSONL file.
 
     python slime_plugins/rollout_buffer/tools/assign_instance_id.py --input_path problems.jsonl [--task_type math]
     python -m slime_plugins.rollout_buffer.tools.assign_instance_id --input_path problems.jsonl

@@ -1,4 +1,4 @@
-"""What every wire type is checked with: its base class, the types of its fields, and the sentence for what is wrong."""
+"""Validation of wire types: their base class, the types of their fields, and the sentences of errors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from slime_plugins.rollout_buffer.rules.typos import misspelt
 MAX_IDENTIFIER = 256
 """Characters of an id."""
 MAX_ITEMS = 100
-"""Items in one write: what one transaction holds, so that other writers need not wait long."""
+"""Limit of items in one write, which is one transaction, so that other writers do not wait long."""
 MAX_SENTENCES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class MustBe:
-    """Annotates a type with what a value of it must be, in words; what follows a colon is the reason."""
+    """Annotates a type with a phrase for errors that completes "must be"; a reason follows a colon."""
 
     what: str
 
@@ -50,13 +50,13 @@ def refuse_misspelt(record: Mapping[str, Any], known: Set[str]) -> None:
 
 
 class WireRecord(BaseModel):
-    """One type of what goes over HTTP. Values are of the type that JSON gave them; unknown keys are ignored."""
+    """Base of wire types. Values are not converted; unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True)
 
 
 class WrittenRecord(WireRecord):
-    """A type that programs of others write: a key that is nearly a known one is refused as a slip."""
+    """Base of types that other programs write: near misspellings of known keys are refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -128,7 +128,7 @@ Record = TypeVar("Record")
 
 
 def checked(validate: Callable[[Any], Record], value: Any, where: str) -> Record:
-    """Returns what a validator of pydantic makes of a value.
+    """Calls a pydantic validator and returns its result.
 
     Raises:
         InvalidPayloadError: one sentence for each thing that is wrong; it starts with where that stands.

@@ -13,11 +13,11 @@ class DrainPayload(Body):
     """The body of ``drain``."""
 
     stop: bool = False
-    """Ends what runs, to be played again after `resume`, instead of letting it come to its end."""
+    """Gives running attempts up, to play them again after `resume`, instead of waiting for their end."""
 
 
 class SignInPayload(Body):
-    """The body of ``sign_in``: what a browser's user types."""
+    """The body of ``sign_in``, sent by the dashboard."""
 
     token: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     """The server's token: the first line of its `--token-file`."""

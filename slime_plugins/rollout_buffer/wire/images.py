@@ -1,4 +1,4 @@
-"""Screenshots on the wire: data URIs, hashes, and where a stored payload names them."""
+"""Screenshots on the wire: data URIs, hashes, and their positions in stored payloads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.types import Image, Message
 
 IMAGE_URL_PREFIX = "sha256:"
 RECORDS_TYPE = "application/x-token-records"
-"""Of token records, which are kept and fetched as screenshots are."""
+"""Media type of token records, which are stored and fetched like screenshots."""
 _DATA_URI = re.compile(r"data:(image/(?:png|jpeg|webp));base64,", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MEDIA_TYPE_BY_MAGIC = (
@@ -25,7 +25,7 @@ _MEDIA_TYPE_BY_MAGIC = (
 
 
 def take_images_out(message: Message, came: dict[str, Image], shown: dict[str, None], where: str) -> Message:
-    """Replaces inline screenshots by their hash, so that each is stored once however often it is sent."""
+    """Returns the message with hashes in place of inline screenshots, which are added to ``came``."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -78,7 +78,7 @@ def encode_data_uri(data: bytes) -> str:
 
 
 def image_media_type(data: bytes) -> str | None:
-    """Tells PNG, JPEG, WebP or token records by the first bytes; None for anything else."""
+    """Returns the media type of PNG, JPEG, WebP or token records by the first bytes; None for others."""
     for magic, media_type in _MEDIA_TYPE_BY_MAGIC:
         if data.startswith(magic):
             return media_type
@@ -90,16 +90,16 @@ _STORED_IMAGE = re.compile(rb'"url":"sha256:([0-9a-f]{64})"')
 
 
 def shows_images(body: bytes) -> bool:
-    """Tells quickly whether a stored payload may name screenshots; False is certain."""
+    """Returns False if a stored payload certainly has no screenshots; a quick test."""
     return _SHOWS_IMAGE in body
 
 
 ImageSpot = tuple[int, int, str]
-"""Where a stored payload names a screenshot: start, end, hash. What lies between start and end is the URL."""
+"""A screenshot's URL in a stored payload: its start, its end, and the hash."""
 
 
 def image_spots(body: bytes) -> list[ImageSpot]:
-    """Returns where a stored payload names screenshots, in order.
+    """Returns the positions of screenshots in a stored payload, in order.
 
     The quotes cannot be forged from inside a message's text: there they are escaped.
     """
@@ -112,7 +112,7 @@ def image_spots(body: bytes) -> list[ImageSpot]:
 
 
 def image_hashes(body: bytes) -> list[str]:
-    """Returns the screenshots that a stored payload names, each once."""
+    """Returns the hashes of the screenshots of a stored payload, without repetition."""
     return list(dict.fromkeys(sha256 for _, _, sha256 in image_spots(body)))
 
 

@@ -1,4 +1,4 @@
-"""What a caller may put after the question mark of a route that only looks, validated like a body."""
+"""Query parameters of the routes that only read, validated like bodies."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ class PageQuery(Body):
     """One page of a list, newest first."""
 
     limit: Annotated[Count, Field(ge=1, le=1000)] = 50
-    """How many entries at most."""
+    """Maximum number of entries."""
     cursor: Annotated[Count, Field(ge=1, le=MAX_KEY)] | None = None
-    """The `next_cursor` of the page before; the first page when it is left out."""
+    """`next_cursor` of the previous page. Default: the first page."""
 
 
 class TrajectoryFilters(PageQuery):
-    """One page of trajectories; every filter that is given must hold."""
+    """A page of trajectories that pass all given filters."""
 
     job_id: Identifier | None = None
-    """Only those of this job."""
+    """Only trajectories of this job."""
     instance_id: Identifier | None = None
-    """Only those of this instance."""
+    """Only trajectories of this instance."""
     outcome: Outcome | None = None
-    """Only those that ended so."""
+    """Only trajectories with this outcome."""
     stop_reason: StopReason | None = None
-    """Only those that stopped for this reason."""
+    """Only trajectories with this stop reason."""
     min_reward: Number | None = None
-    """Only those with at least this reward."""
+    """Only trajectories with at least this reward."""
     max_reward: Number | None = None
-    """Only those with at most this reward."""
+    """Only trajectories with at most this reward."""
     success: bool | None = None
-    """Only those that the environment called a success, or only those that it did not."""
+    """Only trajectories with (true) or without (false) success in the environment."""
     min_version: Annotated[Count, Field(ge=0, le=MAX_KEY)] | None = None
-    """Only those whose oldest weights have at least this version."""
+    """Only trajectories whose oldest weight version is at least this."""
     max_version: Annotated[Count, Field(ge=0, le=MAX_KEY)] | None = None
-    """Only those whose oldest weights have at most this version."""
+    """Only trajectories whose oldest weight version is at most this."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Only those with this text in their uid or instance id, in either case of its letters."""
+    """Only trajectories with this text in uid or instance id, ignoring case."""
 
     @model_validator(mode="after")
     def _has_a_range(self) -> Self:
@@ -60,32 +60,32 @@ class TrajectoryFilters(PageQuery):
 
 
 class TrajectoryPageQuery(TrajectoryFilters):
-    """One page of trajectories, newest first or as `sort` says; every filter that is given must hold."""
+    """A page of trajectories that pass all given filters, newest first or by `sort`."""
 
     sort: Literal["created_at", "reward", "turns", "sampled_tokens", "played_s"] = "created_at"
-    """What the list is ordered by; where that is unknown counts as lowest."""
+    """Sort key; unknown values count as lowest."""
     order: Literal["descending", "ascending"] = "descending"
-    """Highest or newest first, or the other way round. A cursor belongs to one sort and order."""
+    """Sort order. A cursor is valid for one `sort` and `order`."""
     previews: bool = False
     """Adds `goal` and `answer`, a line each from the messages; null beyond the first 16 MB of a page's payloads."""
 
 
 class SearchQuery(TrajectoryFilters):
-    """One page of trajectories with a text in their messages, newest first; every filter that is given must hold."""
+    """A page of trajectories with a text in their messages that pass all given filters, newest first."""
 
     text: Annotated[str, Field(min_length=1, max_length=256)]
-    """What to look for in messages, thoughts and tool calls, in either case of its letters."""
+    """Text to search in messages, thoughts and tool calls, ignoring case."""
     limit: Annotated[Count, Field(ge=1, le=200)] = 20
-    """How many trajectories at most."""
+    """Maximum number of trajectories."""
 
 
 class GroupPageQuery(Body):
-    """One page of a job's groups, the last touched first or as `sort` says; every filter that is given must hold."""
+    """A page of a job's groups that pass all given filters, last changed first or by `sort`."""
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
-    """How many entries at most."""
+    """Maximum number of entries."""
     cursor: Annotated[str, AfterValidator(_is_cursor)] | None = None
-    """The `next_cursor` of the page before; the first page when it is left out."""
+    """`next_cursor` of the previous page. Default: the first page."""
     state: GroupState | None = None
     """Only those in this state."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -108,9 +108,9 @@ class AttemptPageQuery(Body):
     """One page of the attempts of a job that failed, the last ended first; every filter that is given must hold."""
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
-    """How many entries at most."""
+    """Maximum number of entries."""
     cursor: Annotated[str, AfterValidator(_is_attempt_cursor)] | None = None
-    """The `next_cursor` of the page before; the first page when it is left out."""
+    """`next_cursor` of the previous page. Default: the first page."""
     error_code: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     """Only those with this error code."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -140,7 +140,7 @@ class OverviewQuery(Body):
     limit: Annotated[Count, Field(ge=1, le=100)] = 20
     """How many jobs at most."""
     cursor: Annotated[Count, Field(ge=1, le=MAX_KEY)] | None = None
-    """The `next_cursor` of the page before; the first page when it is left out."""
+    """`next_cursor` of the previous page. Default: the first page."""
 
 
 class TokenRowQuery(Body):

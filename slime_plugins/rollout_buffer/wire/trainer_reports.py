@@ -1,4 +1,4 @@
-"""What a trainer may say of the rows of a step, and the query for what came of it."""
+"""A trainer's report on the rows of a step, and the query of the mismatch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ MAX_FLOAT32 = 3.4e38
 
 
 class ReportedRow(Body):
-    """One training row as the trainer saw it. A number that is not finite costs this row alone."""
+    """The trainer's values for one training row. Only the rows with a number that is not finite are refused."""
 
     uid: Identifier
-    """The trajectory's, from the item."""
+    """Id of the trajectory."""
     row: Annotated[Count, Field(ge=0, le=1_000_000)] = 0
-    """Which of its training rows, from 0."""
+    """Number of the training row, from 0."""
     log_probs: Annotated[list[float], Field(max_length=MAX_TOKENS)] | None = None
-    """The trainer's own, of the trained tokens (mask 1) in order."""
+    """The trainer's log-probs of the trained tokens (mask 1), in order."""
     advantage: float | None = None
     """Advantage of its tokens."""
     entropy: float | None = None
-    """Mean over its trained tokens, in nats."""
+    """Mean entropy of its trained tokens, in nats."""
     loss_share: float | None = None
-    """Its part of the step's loss."""
+    """Its share of the step's loss."""
     clip_share: float | None = None
     """Share of its trained tokens whose ratio was clipped, 0 to 1."""
 
@@ -50,15 +50,15 @@ class TrainerReport(Body):
     """The body of `trainer_rows`: what the trainer computed of the rows of a step."""
 
     rows: Annotated[list[ReportedRow], Field(min_length=1, max_length=MAX_ROWS)]
-    """The rows; of each the last word counts."""
+    """The rows; a repeated row replaces the earlier report."""
     step: Annotated[Count, Field(ge=0, le=2**53)] | None = None
-    """The trainer's count of rollouts or steps."""
+    """The trainer's number of the rollout or step."""
     weight_version: Annotated[Count, Field(ge=0, le=2**53)] | None = None
-    """The weights that computed the log-probs; the newest that the job knows of when it is left out."""
+    """Version of the weights that computed the log-probs. Default: the job's newest version."""
 
 
 class MismatchQuery(Body):
-    """How much of a job's mismatch is listed."""
+    """The query of a job's mismatch."""
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 20
-    """How many of the worst turns at most."""
+    """Maximum number of listed turns."""

@@ -64,7 +64,7 @@ class _File:
 
 @functools.cache
 def _files() -> dict[str, _File]:
-    """Every file of the dashboard by its path; nothing else can be asked for."""
+    """Returns the files of the dashboard by path; other files are not served."""
     found = {}
     for path in FOLDER.rglob("*"):
         if path.is_file() and path.suffix in MEDIA_TYPES:

@@ -92,7 +92,7 @@ def answer_poll(context: ServerContext, poll: Poll) -> Answer:
 
 
 def _nothing_ready(context: ServerContext, job: JobRecord) -> str:
-    """Says of a job whose groups were all dropped so far that they were: waiting alone may not help."""
+    """Returns the message of a poll without groups; if all closed groups were dropped, it says so, with the cause."""
     counted, causes = context.buffer.groups_and_causes(job.key)
     kept = sum(counted[state] for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED))
     dropped = {state: counted[state] for state in (GroupState.FILTERED, GroupState.FAILED) if counted[state]}

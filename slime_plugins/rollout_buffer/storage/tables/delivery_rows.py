@@ -141,7 +141,7 @@ def update_delivery(connection: Connection, key: int, **columns: Any) -> None:
 
 
 def insert_delivery_groups(connection: Connection, delivery_key: int, group_keys: Sequence[int]) -> None:
-    """Keeps which groups a delivery holds, in order."""
+    """Stores the groups of a delivery, in order."""
     rows = ((delivery_key, ordinal, key) for ordinal, key in enumerate(group_keys))
     connection.executemany("INSERT INTO delivery_groups (delivery_key, ordinal, group_key) VALUES (?, ?, ?)", rows)
 
