@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
 MAX_SUMMABLE_REWARD = 1e30
-"""32 bits end at 3.4e38: a hundred million tokens of it add up."""
+"""The sum over a hundred million tokens is then below the limit of 32-bit floats, 3.4e38."""
 
 
 def normalizes(args: Any) -> bool:
@@ -49,10 +49,10 @@ def divides_by_std(args: Any) -> bool:
 def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
     """Returns raw and normalised rewards, one per sample: GRPO within each ``group_index``.
 
-    Each trajectory counts once however many rows it has, and ``remove_sample`` dummies count not at all and get 0. The
-    same arguments decide as in slime: the advantage estimator, ``--disable-rewards-normalization`` and
-    ``--disable-grpo-std-normalization``. Where dummies are left in a step, its rewards are larger by as much as slime's
-    mean over them will be smaller.
+    Each trajectory counts once, independent of its number of rows; ``remove_sample`` dummies do not count and get 0.
+    The arguments are slime's: the advantage estimator, ``--disable-rewards-normalization`` and
+    ``--disable-grpo-std-normalization``. If a step has dummies, the rewards are divided by its share of played
+    trajectories (``played_shares``), because slime's mean over the step counts dummies.
     """
     raw_rewards = _raw_rewards(args, samples)
     if not normalizes(args):
@@ -71,9 +71,9 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
 
 
 def _raw_rewards(args: Any, samples: Sequence[Sample]) -> list[float]:
-    """Returns what each sample earned; one that broke earned nothing of its own, and gets its group's mean.
+    """Returns the reward of each sample; a failed one gets the mean of its group's played trajectories.
 
-    Where the whole group broke it is the batch's mean: what is logged is that of the trajectories that were played.
+    If the whole group failed, it gets the batch's mean, so that logged means are those of played trajectories.
     """
     rewards = [float(sample.get_reward_value(args)) for sample in samples]
     groups = _played_rewards(samples, rewards)
@@ -100,10 +100,10 @@ def _is_failed(sample: Sample) -> bool:
 
 
 def played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
-    """Returns, for each trajectory, what share of its step was played; {} where slime's mean is put right elsewhere.
+    """Returns, for each trajectory, the share of played trajectories in its step.
 
-    slime's mean over a step counts dummies. Rewards that are larger by as much undo that where an advantage is a
-    reward, as it is for the estimators that are asked here.
+    slime's mean over a step counts dummies. Dividing rewards by the share corrects that for estimators whose advantage
+    is the reward. Returns {} for other estimators, and if ``post_process_rollout_data`` removes the dummies' weight.
     """
     if getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH:
         return {}
@@ -127,7 +127,7 @@ def trajectory_key(sample: Sample, position: int) -> Any:
 
 
 def summable(rewards: Sequence[float]) -> list[float]:
-    """Cuts what would be infinite when slime adds it up over the tokens of a step, in 32 bits."""
+    """Limits rewards to ``MAX_SUMMABLE_REWARD``: slime sums them over the tokens of a step in 32 bits."""
     if any(abs(reward) > MAX_SUMMABLE_REWARD for reward in rewards):
         _warn_of_cut_rewards()
     return [max(-MAX_SUMMABLE_REWARD, min(MAX_SUMMABLE_REWARD, reward)) for reward in rewards]
@@ -188,11 +188,14 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
         returns.append(of_row)
     rollout_data["returns"] = returns
     rollout_data["advantages"] = list(returns)
-    _share_rows_alike(rollout_data)
+    _weigh_rows_equally(rollout_data)
 
 
-def _share_rows_alike(rollout_data: Mapping[str, Any]) -> None:
-    """A row weighs its tokens divided by ``rollout_mask_sums``: a sum of n times its tokens gives the weight 1/n."""
+def _weigh_rows_equally(rollout_data: Mapping[str, Any]) -> None:
+    """Gives each of the n rows of a trajectory with rewards of turns the weight 1/n.
+
+    slime divides the sum over a row's tokens by ``rollout_mask_sums``, which becomes n times its trained tokens.
+    """
     sums = rollout_data["rollout_mask_sums"]
     for number, name in enumerate(rollout_data["sample_indices"]):
         rows = getattr(name, "rows", 1)
@@ -220,7 +223,7 @@ def _groups_with_turns(samples: Sequence[Sample]) -> Iterator[list[Keyed]]:
 
 
 def _returns(group: Sequence[Keyed]) -> dict[Any, Sequence[float]]:
-    """The returns of each trajectory's turns; without rewards of turns, its reward as one turn."""
+    """Returns the returns of each trajectory's turns; without rewards of turns, its reward as one turn."""
     return {key: _turn_returns(sample) or [_reward(sample)] for key, sample in group}
 
 
@@ -232,7 +235,7 @@ def _trained_rows(group: Sequence[Keyed]) -> dict[Any, int]:
 
 
 def _token_returns(sample: Sample) -> list[float]:
-    """The returns of a row's trained tokens, in order."""
+    """Returns the returns of a row's trained tokens, in order."""
     returns = (sample.metadata or {}).get("token_returns")
     mask = sample.loss_mask or []
     if returns is None:

@@ -138,7 +138,7 @@ class DeviceManager:
         self._progress = 0
         self._reserved_until: asyncio.TimerHandle | None = None
 
-    # ---- what runners call -------------------------------------------------------------------------------------------
+    # ---- calls of runners --------------------------------------------------------------------------------------------
 
     async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
         """Applies a host's settings: starts missing devices, replaces outdated ones, removes surplus ones.
@@ -250,7 +250,7 @@ class DeviceManager:
         for slot in self._slots.values():
             self._kill(slot)
 
-    # ---- lending -----------------------------------------------------------------------------------------------------
+    # ---- leases ------------------------------------------------------------------------------------------------------
 
     def _enqueue(self, claimant: Claimant, wanted: int) -> _Waiter:
         earlier = self._waiters.pop(claimant, None)

@@ -65,7 +65,7 @@ from slime_plugins.rollout_buffer.types import (
 )
 
 RECONCILE_INTERVAL_S = 1.0
-SETTLE_INTERVAL_S = 5.0
+CLOSE_FULL_GROUPS_INTERVAL_S = 5.0
 MODEL_NAME = "policy"
 EXPIRED = "session_expired"
 ABANDONED = "session_abandoned"
@@ -115,7 +115,7 @@ class Gateway:
         self._opening = 0
         self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
         self._reconciler: asyncio.Task[None] | None = None
-        self._settled_at = -math.inf
+        self._closed_full_groups_at = -math.inf
         self._beat_at = -math.inf
         self.open_rollouts: Callable[[], list[tuple[str | None, str | None]]] = list
         """Returns job and instance of each open rollout of the remote rollout protocol; None for unknown."""
@@ -141,7 +141,7 @@ class Gateway:
     def open_sessions(self) -> int:
         return len(self._sessions)
 
-    # --- the life of a session ---------------------------------------------------------------------------------------
+    # --- opening and closing sessions ---------------------------------------------------------------------------------
 
     async def open(self, body: OpenBody) -> Session:
         """Claims a slot and opens a session.
@@ -177,7 +177,7 @@ class Gateway:
             await self._end_refused([session])
             if session.ended is None:
                 return session
-        state = await self._past(session_id)
+        state = await self._ended_session(session_id)
         raise GoneError(_end_of_claim(state), {"state": state.state, "reason": state.error_code})
 
     async def close(
@@ -193,12 +193,12 @@ class Gateway:
         """
         session = self._sessions.get(session_id)
         if session is None:
-            return self._closed_before(await self._past(session_id))
+            return self._closed_before(await self._ended_session(session_id))
         async with session.closing:
             if session.ended is None:
                 await self._end_refused([session])
             if session.name not in self._sessions:
-                return self._closed_before(await self._past(session_id))
+                return self._closed_before(await self._ended_session(session_id))
             if not session.recording.turns:
                 raise RequestError(f"session {session_id} has no turn to train: abandon it, and its slot is open again")
             if session.engine_failure is not None and body.outcome is None:
@@ -243,7 +243,7 @@ class Gateway:
         """
         session = self._sessions.get(session_id)
         if session is None:
-            state = await self._past(session_id)
+            state = await self._ended_session(session_id)
             if state.state is AttemptState.FINISHED:
                 raise GoneError(_end_of_claim(state))
             return {"session_id": session_id, "status": state.state}
@@ -270,7 +270,7 @@ class Gateway:
             "idle_timeout_s": session.idle_timeout_s,
         }
 
-    # --- talking -----------------------------------------------------------------------------------------------------
+    # --- turns --------------------------------------------------------------------------------------------------------
 
     async def chat(
         self, session: Session, body: ChatBody, conversation: Conversation, images: Mapping[str, Image]
@@ -288,9 +288,9 @@ class Gateway:
             raise GoneError(f"session {session.name} has had its {self.settings.max_turns} turns: close it")
         if session.recording.ids > self.settings.max_session_ids:
             raise GoneError(f"session {session.name} holds more than {self.settings.max_session_ids} ids: close it")
-        most_bytes = self.settings.max_session_image_bytes
-        if session.image_bytes + session.recording.record_bytes > most_bytes:
-            raise GoneError(f"session {session.name} holds more than {most_bytes} bytes of images and token records")
+        max_bytes = self.settings.max_session_image_bytes
+        if session.image_bytes + session.recording.record_bytes > max_bytes:
+            raise GoneError(f"session {session.name} holds more than {max_bytes} bytes of images and token records")
         backend = await self.backends.open(session.claim.job)
         chat = _chat_of(backend, body)
         await self._load_images(session, conversation, images)
@@ -353,7 +353,7 @@ class Gateway:
                 image = Image(data=await self.stored(self.buffer.contents.image, sha256))
             session.add_image(image, self.settings.max_session_image_bytes)
 
-    # --- what goes by itself -----------------------------------------------------------------------------------------
+    # --- maintenance in the background --------------------------------------------------------------------------------
 
     async def _reconcile_for_ever(self) -> None:
         while True:
@@ -385,8 +385,8 @@ class Gateway:
         for job_key, findings in self.backends.new_prompt_findings().items():
             await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
         await self.backends.keep_only(jobs.keys() | {session.claim.job.key for session in self._sessions.values()})
-        if now - self._settled_at > SETTLE_INTERVAL_S:
-            self._settled_at = now
+        if now - self._closed_full_groups_at > CLOSE_FULL_GROUPS_INTERVAL_S:
+            self._closed_full_groups_at = now
             await self.stored(self.claims.close_all_full_groups)
 
     async def _end_refused(self, sessions: Sequence[Session]) -> None:
@@ -415,7 +415,7 @@ class Gateway:
         """Calls the store in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._store_threads, lambda: function(*arguments))
 
-    async def _past(self, session_id: str) -> ClaimState:
+    async def _ended_session(self, session_id: str) -> ClaimState:
         """Returns how a session ended that is not open.
 
         Raises:

@@ -306,7 +306,7 @@ def _members(connection: Connection, group_keys: Sequence[int]) -> dict[int, lis
     return found
 
 
-# --- small looks -----------------------------------------------------------------------------------------------------
+# --- queries ----------------------------------------------------------------------------------------------------------
 
 
 def _jobs_before(connection: Connection, page: OverviewQuery) -> list[JobRecord]:

@@ -137,7 +137,7 @@ def _paused(at: JobSnapshot) -> Explanation:
             code="paused_idle",
             severity=Severity.STOPPED,
             message=f"The job paused itself: groups were ready and no trainer asked for them{idle}.",
-            advice="It goes on by itself at the trainer's next poll. Is the trainer still running?",
+            advice="The trainer's next poll resumes it. Is the trainer still running?",
         )
     if at.cause.code is CauseCode.ENGINE_AWAY:
         return Explanation(
@@ -219,7 +219,7 @@ def _poll_advice(at: JobSnapshot) -> str:
     return "The trainer polls; it will take them when it needs them."
 
 
-# --- what does not reach the trainer ---------------------------------------------------------------------------------
+# --- dropped and failed groups ----------------------------------------------------------------------------------------
 
 
 def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
@@ -349,12 +349,12 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
         )
     elif stuck.who is StuckCounter.TRAINER:
         message = (
-            f"The trainer's weight version stands still: it came back for groups {stuck.count} times after training, "
+            f"The trainer's weight version stands still: it polled for groups {stuck.count} times after training, "
             f"and the only version is {stuck.version}."
         )
         advice = "Does it send weight_version with its polls, and name it when it pushes its weights to the engine?"
     else:
-        message = f"Nobody knows how old the tokens are: none of the newest {stuck.examined} episodes names a version."
+        message = f"The age of the tokens is unknown: none of the newest {stuck.examined} episodes names a version."
         advice = "Does the engine report weight_version in the meta_info of its replies, as SGLang does?"
     return Explanation(
         code="weights_stand_still", severity=Severity.ATTENTION, message=f"{message}{kept}", advice=advice
@@ -553,8 +553,8 @@ _FAILURE_ADVICE = {
     "attempt_timeout": "Does play() hang? Where episodes really take this long, raise attempt_timeout_seconds.",
     "engine_away": _AWAY,
     "engine": "Ask the engine itself: its log says why it refuses.",
-    "environment_setup": "The input line, or what it names, cannot be played: mend the input.",
-    "judge": "What scores the answers died or fell silent, and no verdict is no reward. Is the memory used up?",
+    "environment_setup": "The input line, or what it names, cannot be played: correct the input.",
+    "judge": "The judge crashed or did not answer, so there is no reward. Is the memory used up?",
     "generator": "Mend the generator's file and start the job again: it is read again.",
 }
 
@@ -615,7 +615,7 @@ def _no_supervisor(age_s: float | None) -> Explanation:
         code="no_supervisor",
         severity=Severity.STOPPED,
         message=f"The supervisor is not alive ({seen}): no episodes are played, and new jobs are refused.",
-        advice="Start rollout-buffer serve on the same --data-dir: it goes on where it was.",
+        advice="Start rollout-buffer serve on the same --data-dir: it continues where it was.",
     )
 
 
@@ -646,7 +646,7 @@ _ALIVE = {
 }
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
+# --- sentences --------------------------------------------------------------------------------------------------------
 
 
 def _text(cause: Cause) -> str:

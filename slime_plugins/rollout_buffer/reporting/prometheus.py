@@ -117,7 +117,7 @@ STALENESS = MetricName(
 )
 EPISODES_AT_ONCE = MetricName(
     name="rollout_buffer_episodes_at_once",
-    help="How many episodes the job may play at once: its num_process, or what auto has come to",
+    help="How many episodes the job may play at once: its num_process, or the present limit of auto",
     labels=JOB_LABELS,
 )
 POLL_WAIT = MetricName(
@@ -127,7 +127,7 @@ POLL_WAIT = MetricName(
 )
 DELIVERIES = MetricName(
     name="rollout_buffer_deliveries",
-    help="Deliveries by state: leased, acked, popped (handed out for good), expired (came back)",
+    help="Deliveries by state: leased, acked, popped (delivered without a lease), expired (lease ran out)",
     labels=(*JOB_LABELS, "state"),
 )
 POLL_AGE = MetricName(

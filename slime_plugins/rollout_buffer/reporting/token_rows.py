@@ -76,7 +76,7 @@ def describe_rows(generations: Sequence[Generation], row: int, tokenizer: Tokeni
     """Returns how each generation continued the one before, what rows they make, and the pieces of one row.
 
     A piece of context is ``{"text", "at", "count"}``; a trained one is a few tokens that make whole characters, and has
-    ``ids`` and ``log_probs`` (None where nobody recorded any). ``text`` is None without a tokenizer.
+    ``ids`` and ``log_probs`` (None if not recorded). ``text`` is None without a tokenizer.
     """
     rows = pack_training_rows(generations)
     place = {index: number for number, one in enumerate(rows) for index in one.generation_indices}

@@ -41,9 +41,9 @@ ASGI_OPERATIONS = (
     Operation(
         route="POST /get_rollout_data",
         summary="Fetch finished groups",
-        description="`{}` hands out everything that is ready, for good. With `lease_s` the groups come back, "
-        "identical, unless they are acknowledged in time: under a `delivery_id` of their own, unless it is the same "
-        "poll. With `wait_s` it waits for the next group.",
+        description="`{}` delivers everything that is ready, without a lease. With `lease_s`, groups that are not "
+        "acknowledged in time are delivered again, unchanged: the same poll gets the same `delivery_id`, another poll "
+        "a new one. With `wait_s` it waits for the next group.",
         body=PollPayload,
         reply=PollReply,
         errors=(404, 409),

@@ -148,8 +148,8 @@ def scores_for(store: Store, delivery_key: int, version: int) -> Scores:
     if missing:
         raise ConflictError(
             f"{len(missing)} of {len(found)} trajectories of this delivery have no reward of version {version}, "
-            f"{missing[0]} among them: `rollout-buffer rescore {job.job_id}` under the same name goes on with what is "
-            "missing",
+            f"{missing[0]} among them: `rollout-buffer rescore {job.job_id}` under the same name "
+            "computes what is missing",
             {"missing": missing[:100]},
         )
     return {key: score for key, score in found.items() if score is not None}

@@ -1,6 +1,6 @@
 """Finds the items in the body of a large write, and the instances in that of a start: they are parsed one at a time.
 
-Parsing holds the interpreter until it is done: of 200 MB in one go, for seconds in which the process answers nobody.
+Parsing holds the GIL: with 200 MB at once, for seconds in which the process answers no request.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _start_of_list(content: bytes | bytearray, quoted_key: bytes) -> int:
 def _tokens(content: bytes | bytearray, at: int) -> Iterator[tuple[int, int]]:
     """Yields where the brackets and strings of a body begin and end; ends before a string that is too long.
 
-    The regular expression looks at a window, because the process stands still while it matches.
+    The regular expression looks at a window, because it blocks all threads of the process.
     """
     window = WINDOW_BYTES
     while at < len(content) and window <= MAX_STRING_BYTES:

@@ -17,11 +17,11 @@ from slime_plugins.rollout_buffer.types import JobState
 class Severity(StrEnum):
     """Severity of an explanation."""
 
-    OK = "ok"  # it moves, or it is done
-    WAIT = "wait"  # it stands still for a reason that ends by itself
-    ENDED = "ended"  # it was ended before all was played, because somebody wanted that
-    ATTENTION = "attention"  # it moves, but somebody should look
-    STOPPED = "stopped"  # it stands still, or all that it does is in vain, until somebody does something
+    OK = "ok"  # in progress, or done
+    WAIT = "wait"  # waits for something that ends without intervention
+    ENDED = "ended"  # ended on request before all was played
+    ATTENTION = "attention"  # in progress, but needs attention
+    STOPPED = "stopped"  # no progress without intervention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Explanation:
     code: str
     """Stable code for programs."""
     severity: Severity
-    """stopped: until somebody acts; wait: it ends by itself; ended: somebody cancelled it."""
+    """`stopped`: needs intervention; `wait`: ends without; `ended`: cancelled by request."""
     message: str
     """A sentence that states the fact."""
     advice: str = ""

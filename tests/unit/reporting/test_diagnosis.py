@@ -163,7 +163,7 @@ def test_backpressure_says_whether_anybody_ever_polled() -> None:
     ("who", "words"),
     [
         (StuckCounter.ENGINE, "the trainer is at 9, and 12 of the newest 16 episodes were sampled by 1 or older"),
-        (StuckCounter.TRAINER, "it came back for groups 12 times after training, and the only version is 1"),
+        (StuckCounter.TRAINER, "it polled for groups 12 times after training, and the only version is 1"),
         (StuckCounter.UNKNOWN, "none of the newest 16 episodes names a version"),
     ],
 )

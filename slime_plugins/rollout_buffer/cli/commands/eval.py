@@ -62,7 +62,7 @@ Tasks = Annotated[
 ]
 Output = Annotated[
     Path,
-    typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command goes on."),
+    typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command continues it."),
 ]
 SamplesPerTask = Annotated[int, typer.Option(min=1, max=4096, help="Attempts at each task.")]
 PassKs = Annotated[list[int] | None, typer.Option(help="A k of pass@k to report; repeatable. [default: powers of two]")]
@@ -144,7 +144,7 @@ def evaluate_policy(
 ) -> None:
     """Measure a policy: attempts at each task of a list, pass@k, success by task and app, with intervals.
 
-    What was played is kept: after Ctrl-C, a crash or a reboot the same command goes on with what is missing.
+    What was played is kept: after Ctrl-C, a crash or a reboot the same command continues with what is missing.
     """
     from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
 
@@ -189,7 +189,7 @@ def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) 
         raise
 
 
-# --- what was asked for ----------------------------------------------------------------------------------------------
+# --- the request ------------------------------------------------------------------------------------------------------
 
 
 def _sampling_params(max_tokens: int, temperature: float, top_p: float, more: list[str] | None) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class _Notes:
             errors.print(f"{slots['submitted'] - slots['open']} of {slots['submitted']} slots are closed")
 
 
-# --- what came out ---------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def _print_report(report: Report, comparison: Report | None, output: Path, *, as_json: bool) -> None:

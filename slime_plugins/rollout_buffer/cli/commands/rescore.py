@@ -38,7 +38,7 @@ def rescore(
 ) -> None:
     """Score the stored trajectories of a job again, as another version of their rewards. What they have stays.
 
-    The same name again goes on with what has no reward yet. Exit code 1: some judge failed.
+    The same name again continues with items that have no reward yet. Exit code 1: some judge failed.
     """
     from slime_plugins.rollout_buffer.state import reward_versions
     from slime_plugins.rollout_buffer.storage.store import Store

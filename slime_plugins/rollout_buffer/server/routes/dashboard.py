@@ -1,7 +1,7 @@
-"""The dashboard: its page and files, signing in, and the JSON that the page asks for again and again.
+"""The dashboard: its page and files, signing in, and the JSON that the page polls.
 
-The files are plain HTML, CSS and ES modules and hold no data. The page may load nothing from elsewhere and run nothing
-that is not one of these files: whatever a model wrote stays text.
+The files are plain HTML, CSS and ES modules and contain no data. The content security policy allows only these files,
+so that text written by a model cannot run as a script.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _files() -> dict[str, _File]:
 def dashboard() -> Response:
     """The dashboard.
 
-    A page for people. It asks for the token itself.
+    The page, which asks for the token itself.
     """
     return _send("index.html")
 
@@ -113,8 +113,7 @@ def _send(name: str) -> Response:
 def sign_in(payload: SignInPayload) -> Response:
     """Sign a browser in.
 
-    Answers with a cookie that stands for the token for a week (HttpOnly, SameSite=Strict). Programs send the token
-    itself instead.
+    Sets a cookie that replaces the token for a week (HttpOnly, SameSite=Strict). Programs send the token itself.
     """
     token = the_context().token
     if token is None:
@@ -137,7 +136,7 @@ def sign_in(payload: SignInPayload) -> Response:
 def sign_out() -> Response:
     """Sign a browser out.
 
-    Takes the cookie away.
+    Removes the cookie.
     """
     response = json_reply(SignedIn(signed_in=False))
     if (token := the_context().token) is not None:
@@ -145,14 +144,14 @@ def sign_out() -> Response:
     return response
 
 
-# --- what the page asks for ------------------------------------------------------------------------------------------
+# --- data of the page -------------------------------------------------------------------------------------------------
 
 
 @routes.get("/overview")
 def overview(page: OverviewQuery) -> Overview:
-    """How the buffer is.
+    """State of the buffer.
 
-    The supervisor, the disk, and the jobs with their accounting and why each moves or stands still.
+    The supervisor, the disk, and the jobs with their accounting and explanations.
     """
     return the_context().views.overview(page, needs_token=the_context().token is not None)
 
@@ -161,7 +160,7 @@ def overview(page: OverviewQuery) -> Overview:
 def explanation(job_id: str) -> JobExplanation:
     """Why nothing moves.
 
-    In words, with what to do; or that it moves. What `rollout-buffer status` and the dashboard show.
+    Explanations of progress or standstill with advice, as `rollout-buffer status` and the dashboard show them.
     """
     return the_context().views.explanation(job_id)
 
@@ -170,6 +169,6 @@ def explanation(job_id: str) -> JobExplanation:
 def series(job_id: str, query: SeriesQuery) -> Series:
     """A job over time.
 
-    In buckets. Ask again with `since` and `width_s` for the newest buckets alone.
+    In buckets of time. With `since` and `width_s` only the newest buckets.
     """
     return the_context().views.series(job_id, query)

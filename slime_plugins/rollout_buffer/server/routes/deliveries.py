@@ -30,8 +30,8 @@ routes = Routes("deliveries")
 def ack(payload: AckPayload) -> Acknowledged:
     """Acknowledge deliveries.
 
-    Says that they were received; saying it again changes nothing. What is answered as `expired` belongs to another
-    delivery now: leave it out. Give `delivery_id`, `delivery_ids` or both.
+    Repeating an acknowledgement changes nothing. Groups of deliveries in `expired` belong to another delivery now: do
+    not train them. Give `delivery_id`, `delivery_ids` or both.
     """
     result = the_buffer().acknowledge(payload.all_ids)
     if result["unknown"] and not result["acked"] and not result["expired"]:
@@ -52,8 +52,8 @@ def deliveries(job_id: str, page: PageQuery) -> DeliveryPage:
 def delivery(delivery_id: str, query: DeliveryQuery) -> Response:
     """A past delivery again.
 
-    Byte for byte what its poll was answered (but for `acknowledged`, which answered that poll's own `ack`). Changes
-    nothing: no lease, no state.
+    The same bytes as the reply to its poll, except `acknowledged`, which answered the `ack` of that poll. Changes no
+    lease and no state.
     """
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)

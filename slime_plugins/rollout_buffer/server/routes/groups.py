@@ -21,8 +21,8 @@ routes = Routes("groups")
 def groups(job_id: str, page: GroupPageQuery) -> GroupPage:
     """Search groups.
 
-    The last touched first, or as `sort` and `order` say, with the rewards of their members and why they were dropped.
-    Open groups are listed from when they are the next to be played.
+    Last changed first, or by `sort` and `order`, with the rewards of their members and their causes. Open groups are
+    listed once they are the next to be played.
     """
     return the_context().views.groups(job_id, page)
 

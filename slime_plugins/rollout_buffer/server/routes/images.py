@@ -30,7 +30,7 @@ routes = Routes("images")
 def get_image(sha256: str) -> Response:
     """A screenshot.
 
-    Exactly the bytes that the engine received; or the token records that a generation names.
+    The bytes that the engine received, or token records of a generation.
     """
     data = the_buffer().contents.image(sha256)
     response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
@@ -49,7 +49,7 @@ def get_image(sha256: str) -> Response:
 def put_image(sha256: str) -> Response:
     """Keep a screenshot.
 
-    For writers that name it in their messages as `sha256:HASH`, or token records in `records` of a generation. Again
+    For writers that name it in messages as `sha256:HASH`, or token records in `records` of a generation. Repeating it
     changes nothing.
     """
     data = read_bytes()

@@ -60,9 +60,8 @@ routes = Routes("jobs")
 def start_rollout() -> Response:
     """Start a job, or attach to it.
 
-    The same work is the same job: a repeated call attaches, takes over the new engine URL, and makes what was handed
-    out but is not in the skip list ready again. Numbers may come as strings. Keys that are not listed are options of
-    the generator.
+    A call with the same payload attaches to the job, updates its engine URL, and makes delivered groups that are not in
+    the skip list ready again. Numbers may be sent as strings. Other keys are options of the generator.
     """
     body = json_object_of_parts(read_bytes(), "instances")
     task = _check_task_type(body.get("task_type"))
@@ -225,7 +224,7 @@ def job(job_id: str) -> JobDetails:
 def change_job(job_id: str, verb: str) -> Job:
     """Cancel, pause or resume a job.
 
-    Doing it twice changes nothing. A cancelled job keeps what is finished.
+    Repeating it changes nothing. A cancelled job keeps its closed groups.
     """
     buffer = the_buffer()
     return describe_job(buffer.store, buffer.change_job(job_id, verb))
@@ -235,9 +234,9 @@ def change_job(job_id: str, verb: str) -> Job:
 def drain_job(job_id: str, payload: DrainPayload) -> Job:
     """Drain a job.
 
-    Pauses it so that no attempt begins any more, also none that a runner was about to begin. The job is drained when
-    `attempts` of the reply has no `running`: ask until then. What runs comes to its end, or is given up with `stop`.
-    `resume` goes on. A job that is over is drained already.
+    Pauses it, so that no attempt begins any more. The job is drained when `attempts` of the reply has no `running`:
+    repeat the call until then. Running attempts are completed or, with `stop`, given up.
+    `resume` continues the job. A job in a final state is drained already.
     """
     buffer = the_buffer()
     return describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop))

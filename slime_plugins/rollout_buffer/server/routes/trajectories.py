@@ -62,7 +62,7 @@ def search(query: SearchQuery) -> SearchPage:
 
     In the messages, thoughts and tool calls of trajectories, newest first. There is no index of words: payloads are
     read, one after the other, for 1.5 seconds at most. A page whose time was up says so (`out_of_time`), and its
-    `next_cursor` goes on. Two searches run at a time in each server process.
+    `next_cursor` continues the search. Two searches run at a time in each server process.
     """
     return the_context().text_search.page(query)
 
