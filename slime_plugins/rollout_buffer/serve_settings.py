@@ -180,7 +180,7 @@ def read_token(path: Path) -> str:
 
 
 def generator_files(folders: Iterable[Path]) -> dict[str, str]:
-    """Returns each Python file in the folders of ``--generator-dir`` with a text of inode, size and time, which differs after a change."""
+    """Returns the Python files in the folders of ``--generator-dir``, each with its times and size as a text."""
     found = {}
     for path in (path for folder in folders for path in folder.glob("*.py")):
         with contextlib.suppress(OSError):  # it was deleted a moment ago
