@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
+from slime_plugins.rollout_buffer.cli.node_checks import examine_nodes
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import (
     MANAGER_NAME,
     NAMESPACE,
     RayDevicePool,
 )
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, WorkerResources
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, read_settings
@@ -244,6 +246,20 @@ async def test_a_manager_that_dies_is_started_anew_with_fresh_devices(cluster: s
         with pytest.raises(DeviceError):
             await playing
         await until_gone(before)
+
+
+def test_doctor_examines_every_node_of_a_cluster_and_names_one_that_does_not_answer(
+    cluster: str, tmp_path: Path
+) -> None:
+    emulators = AndroidWorldSettings(
+        device="android_world", num_workers=3, resources_per_worker=WorkerResources(num_cpus=1), adb_path="/no/adb"
+    )
+    examination = Examination(settings=emulators, data_dir=tmp_path, ray_address=cluster)
+    findings = {finding.name.rpartition(": ")[2]: finding.detail for finding in examine(examination)}
+    assert (findings["devices"], findings["platform-tools"]) == ("room for 2", "no program at /no/adb")
+    assert findings["room for the devices"] == "2 of 3 devices fit on the nodes at once"
+    silent, _ = examine_nodes(cluster, emulators, 0.0)
+    assert (silent.name.startswith("node "), silent.detail) == (True, "did not answer within 0 s")
 
 
 async def test_nobody_without_the_token_gets_in(cluster: str) -> None:

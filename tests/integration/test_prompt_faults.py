@@ -22,7 +22,8 @@ from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.scripted_engine.token_records import LAYERS, TOP_K
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.cli.doctor import Examination, Finding, State, examine
+from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
+from slime_plugins.rollout_buffer.cli.host_checks import Finding, State
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.cli.doctor import Examination, Finding, State, examine
+from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
+from slime_plugins.rollout_buffer.cli.host_checks import Finding, State
 from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from slime_plugins.rollout_buffer.cli import doctor
+from slime_plugins.rollout_buffer.cli import doctor, host_checks
 from slime_plugins.rollout_buffer.cli.app import app
-from slime_plugins.rollout_buffer.cli.doctor import Examination, Finding, State, examine
+from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
+from slime_plugins.rollout_buffer.cli.host_checks import Finding, State
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, AndroidWorldSettings
 
 
@@ -83,9 +84,9 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "avd" / "AndroidWorldAvd.avd" / "config.ini").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor, "_FREE_BYTES_SERVER", 0)
-    monkeypatch.setattr(doctor, "_FREE_BYTES_PER_EMULATOR", 0)
-    monkeypatch.setattr(doctor, "_MEMORY_PER_EMULATOR", 0)
-    monkeypatch.setattr(doctor, "_kvm_problem", lambda path: "")
+    monkeypatch.setattr(host_checks, "_FREE_BYTES_PER_EMULATOR", 0)
+    monkeypatch.setattr(host_checks, "_MEMORY_PER_EMULATOR", 0)
+    monkeypatch.setattr(host_checks, "_kvm_problem", lambda path: "")
     assert not [one for one in examined(settings, tmp_path).values() if one.state is State.MISSING]
 
 

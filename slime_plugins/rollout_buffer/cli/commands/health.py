@@ -55,7 +55,11 @@ def doctor(
         ),
     ] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="Ray cluster that this environment must be able to join. [default: not asked]")
+        str | None,
+        typer.Option(
+            help="Ray cluster that this environment must be able to join, and whose nodes are examined for emulators. "
+            "[default: not asked]"
+        ),
     ] = None,
     launch: Annotated[
         str | None,
@@ -69,9 +73,10 @@ def doctor(
     android: AndroidSetting = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check what this machine lacks for the devices of the Android World settings. Exit code 1 when something is
-    missing."""
-    from slime_plugins.rollout_buffer.cli.doctor import Examination, State, check_launch, examine, verdict
+    """Check what this machine, or each node of a Ray cluster, lacks for the devices of the Android World settings.
+    Exit code 1 when something is missing."""
+    from slime_plugins.rollout_buffer.cli.doctor import Examination, check_launch, examine, verdict
+    from slime_plugins.rollout_buffer.cli.host_checks import State
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
     if launch is not None:

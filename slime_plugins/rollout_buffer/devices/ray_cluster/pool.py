@@ -21,7 +21,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -190,6 +191,58 @@ def try_cluster(address: str) -> None:
     with _ray_errors(ray, address):
         _join_cluster(ray, address)
         ray.shutdown()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReply:
+    """A node's answer: ``result``, or ``problem`` if it gave none."""
+
+    address: str
+    resources: Mapping[str, float]
+    result: Any = None
+    problem: str = ""
+
+
+def on_every_node(address: str, call: Callable[[Mapping[str, float]], Any], timeout_s: float) -> list[NodeReply]:
+    """Joins the cluster and runs ``call`` on every living node, with the node's resources. Blocks.
+
+    Nodes that have not answered after ``timeout_s`` have a ``problem``.
+
+    Raises:
+        ConfigError, DeviceError: as ``try_cluster``.
+    """
+    ray = _import_ray()
+    with _ray_errors(ray, address):
+        _join_cluster(ray, address)
+        on_node = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        task = ray.remote(_call)
+        asked = {
+            task.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node["NodeID"], soft=False)).remote(
+                call, node["Resources"]
+            ): node
+            for node in nodes
+        }
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+        replies = [_reply(node, asking if asking in answered else None, timeout_s) for asking, node in asked.items()]
+        ray.shutdown()
+    return replies
+
+
+def _call(call: Callable[[Mapping[str, float]], Any], resources: Mapping[str, float]) -> Any:
+    return call(resources)
+
+
+def _reply(node: Mapping[str, Any], answer: Any, timeout_s: float) -> NodeReply:
+    """Returns a node's reply; ``answer`` is None if it has not answered in time."""
+    ray = _import_ray()
+    place = NodeReply(address=node["NodeManagerAddress"], resources=node["Resources"])
+    if answer is None:
+        return replace(place, problem=f"did not answer within {timeout_s:g} s")
+    try:
+        return replace(place, result=ray.get(answer))
+    except ray.exceptions.RayError as error:
+        return replace(place, problem=f"cannot be examined: {str(error).strip().splitlines()[-1]}")
 
 
 @contextlib.contextmanager

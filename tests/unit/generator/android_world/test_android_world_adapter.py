@@ -362,6 +362,24 @@ def test_an_emulator_starts_headless_and_cold_on_ports_and_an_adb_server_of_its_
     }
 
 
+OLDER = """#!/bin/sh
+case "$*" in *-no-metrics*) echo "unknown option: -no-metrics" >&2; exit 1 ;; esac
+"""
+
+
+def test_an_emulator_that_does_not_know_the_metrics_flag_is_started_without_it(
+    settings: AndroidWorldSettings, tmp_path: Path
+) -> None:
+    emulator = Path(settings.emulator_path)
+    emulator.write_text(OLDER + emulator.read_text())
+    adb = Path(settings.adb_path)
+    adb.write_text(f"#!/bin/sh\n[ -e {tmp_path}/written ] || exit 1\n{adb.read_text()}")
+    with closing(EmulatorProcess(settings, 4)) as host:
+        host.start()
+        words, _ = how_it_was_started(tmp_path)
+    assert ("-no-boot-anim" in words, "-no-metrics" in words) == (True, False)
+
+
 UNREADY_ADB = """#!/bin/sh
 echo "$@" >> {folder}/adb_log
 case "$*" in

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from slime_plugins.rollout_buffer.cli.doctor import Examination, State, examine
+from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
+from slime_plugins.rollout_buffer.cli.host_checks import State
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError

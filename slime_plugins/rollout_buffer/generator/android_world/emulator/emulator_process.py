@@ -45,6 +45,8 @@ _SHARE_OFFLINE = 0.25
 """Share of the time for Android's boot after which an emulator that is offline all the time has failed."""
 _WATCHDOG_S = 30.0
 """Time that a watchdog needs in addition to ``stop_timeout_s``: three adb commands of at most 10 s."""
+_METRICS_FLAG = "-no-metrics"
+"""A flag that older emulators do not know: then it is left out."""
 _LOG_LINES = 5
 _LOG_CHARACTERS = 600
 """Length of the log's end in messages about a failed boot."""
@@ -103,6 +105,7 @@ class EmulatorProcess:
         self._owner: AvdOwnership | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._adb_refusal = ""
+        self._knows_metrics_flag = True
         self.ports: EmulatorPorts | None = None
 
     @property
@@ -193,6 +196,11 @@ class EmulatorProcess:
         offline_since = time.monotonic()
         while time.monotonic() < deadline:
             if self._watchdog.poll() is not None:
+                if self._knows_metrics_flag and f"unknown option: {_METRICS_FLAG}" in self._log():
+                    self._knows_metrics_flag = False
+                    _close_watchdog(self._watchdog, _WATCHDOG_S)
+                    self._watchdog = self._launch(ports)
+                    continue
                 raise DeviceError(f"the emulator exited while it booted{self._evidence()}")
             if self._is_booted():
                 self._check_screen()
@@ -220,10 +228,13 @@ class EmulatorProcess:
 
     def _launch(self, ports: EmulatorPorts) -> subprocess.Popen[bytes]:
         settings = self._settings
+        flags = shlex.split(settings.emulator_flags)
+        if not self._knows_metrics_flag:
+            flags.remove(_METRICS_FLAG)
         command = [
             *(str(Path(settings.emulator_path).expanduser()), "-avd", self._avd_name),
             *("-port", str(ports.console), "-grpc", str(ports.grpc)),
-            *shlex.split(settings.emulator_flags),
+            *flags,
             "-no-snapshot",  # every boot is a cold boot of the clone
         ]
         watched = [
@@ -310,10 +321,12 @@ class EmulatorProcess:
         """Path of the emulator's log; it outlives the device, and so does the log of the previous boot."""
         return records_folder() / f"{self._avd_name}.log"
 
+    def _log(self) -> str:
+        return self._log_path.read_text(errors="replace") if self._log_path.is_file() else ""
+
     def _evidence(self) -> str:
         """Returns adb's last error and the end of the emulator's log, as a suffix of a message."""
-        text = self._log_path.read_text(errors="replace") if self._log_path.is_file() else ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line.strip() for line in self._log().splitlines() if line.strip()]
         tail = " | ".join(lines[-_LOG_LINES:])
         log = f"{self._log_path} ends: {tail[-_LOG_CHARACTERS:]}" if tail else f"{self._log_path} is empty"
         return "; ".join(["", *filter(None, [self._adb_refusal]), log])

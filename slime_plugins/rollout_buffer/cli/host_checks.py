@@ -1,0 +1,249 @@
+"""Checks whether a host can run the configured devices: SDK, KVM, base device, ports, disk, memory, Python packages.
+
+``rollout-buffer doctor`` runs them here, or on every node of a Ray cluster. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.devices.ray_cluster.resource_check import in_words
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import kind_of
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
+    allocated_bytes,
+    running_emulator,
+    shares_blocks,
+)
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import FORWARDER_PACKAGE
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import free_console_ports
+
+_FREE_BYTES_PER_EMULATOR = 12 * 1024**3
+_COPIED_PER_S = 200e6
+_MEMORY_PER_EMULATOR = 4 * 1024**3
+_ASK_KVM_FOR_ITS_VERSION = 0xAE00
+_KVM_VERSION = 12
+_PACKAGES = (
+    ("android-env", "android_env.loader", "make that environment with scripts/install_android_world"),
+    (
+        "android_world",
+        "android_world.registry",
+        "make that environment with scripts/install_android_world",
+    ),
+    (
+        "slime-rollout-buffer, for the devices",
+        "slime_plugins.rollout_buffer.devices.device_process",
+        "make that environment with scripts/install_android_world",
+    ),
+)
+_IMPORT_S = 60.0
+_VERSION_S = 10.0
+
+
+class State(StrEnum):
+    OK = "ok"  # present
+    MISSING = "missing"  # needed and not present
+    ABSENT = "absent"  # not present, and not needed by these settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """The result of one check, and its remedy."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """What to examine: the settings, and how many emulators this host runs. ``kvm`` is for tests."""
+
+    settings: AndroidWorldSettings
+    emulators: int
+    kvm: Path = Path("/dev/kvm")
+
+
+def examine_host(host: Host) -> list[Finding]:
+    """Returns the findings of all checks of this host, in the order of installation."""
+    kind = kind_of(host.settings.device)
+    emulators = (_disk, _memory, _kvm, _ports, _sdk, _avd) if kind.boots_emulators else ()
+    package = (_package, _ffmpeg) if kind.uses_package else ()
+    return [finding for check in (*emulators, _of_the_kind, *package) for finding in check(host)]
+
+
+def room_for_devices(settings: AndroidWorldSettings, resources: Mapping[str, float]) -> int:
+    """Returns the number of devices that Ray places at most on a node with these resources."""
+    wanted = settings.resources_per_worker.as_ray_names_them()
+    room = [int(resources.get(name, 0.0) // amount) for name, amount in wanted.items()]
+    return min([settings.num_workers + settings.spare_devices, *room])
+
+
+def examine_node(settings: AndroidWorldSettings, resources: Mapping[str, float]) -> list[Finding]:
+    """Runs on a node of a Ray cluster: as ``examine_host``, for as many devices as there is room for."""
+    room = room_for_devices(settings, resources)
+    if not room:
+        detail = f"no room for a device in {in_words(resources)}"
+        remedy = "nothing, on a head that shall hold none; otherwise start it with more --num-cpus or --memory"
+        return found("devices", False, detail, remedy, needed=False)
+    return [
+        *found("devices", True, f"room for {room}", "", needed=True),
+        *examine_host(Host(settings=settings, emulators=room)),
+    ]
+
+
+def found(name: str, there: bool, detail: str, remedy: str, *, needed: bool) -> list[Finding]:
+    """Returns the finding of a check; its remedy only if ``there`` is False."""
+    state = State.OK if there else State.MISSING if needed else State.ABSENT
+    return [Finding(name=name, state=state, detail=detail, remedy="" if there else remedy)]
+
+
+def disk(name: str, folder: Path, wanted: int) -> list[Finding]:
+    """Checks the free space of the disk that holds the folder, or will hold it."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    detail = f"{free / 1024**3:.1f} GB free at {place}, {wanted / 1024**3:.0f} GB wanted"
+    return found(name, free >= wanted, detail, "free space, or name another folder", needed=True)
+
+
+def _disk(host: Host) -> list[Finding]:
+    folder = Path(host.settings.android_avd_home).expanduser()
+    return disk("disk of the virtual devices", folder, host.emulators * _FREE_BYTES_PER_EMULATOR)
+
+
+def _memory(host: Host) -> list[Finding]:
+    """Checks the memory of the whole machine."""
+    settings = host.settings
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    wanted = host.emulators * (settings.resources_per_worker.memory or _MEMORY_PER_EMULATOR)
+    detail = f"{there / 1024**3:.0f} GB here, {wanted / 1024**3:.0f} GB wanted by {host.emulators} emulators"
+    remedy = "set num_workers lower, or spread the devices over a Ray cluster"
+    return found("memory", there >= wanted, detail, remedy, needed=True)
+
+
+def _kvm(host: Host) -> list[Finding]:
+    problem = _kvm_problem(host.kvm)
+    detail = f"{host.kvm} {problem or 'can be used'}"
+    remedy = "use a host with hardware virtualisation, load the module kvm_intel or kvm_amd, join the group kvm"
+    return found("KVM", not problem, detail, remedy, needed=True)
+
+
+def _kvm_problem(path: Path) -> str:
+    """Opens KVM, because root can read any file; returns the problem, empty if it works."""
+    try:
+        device = os.open(path, os.O_RDWR)
+    except OSError as error:
+        return f"cannot be opened: {error.strerror}"
+    try:
+        version = fcntl.ioctl(device, _ASK_KVM_FOR_ITS_VERSION)
+    except OSError as error:
+        return f"is no KVM device: {error.strerror}"
+    finally:
+        os.close(device)
+    return "" if version == _KVM_VERSION else f"speaks version {version}, not {_KVM_VERSION}"
+
+
+def _ports(host: Host) -> list[Finding]:
+    base, wanted = host.settings.base_console_port, host.emulators
+    free = free_console_ports(base)
+    detail = f"{free} pairs of console ports are free from {base} on, {wanted} wanted"
+    remedy = "end other emulators or set base_console_port lower; a host has 64 pairs at most: spread the rest over Ray"
+    return found("ports of the emulators", free >= wanted, detail, remedy, needed=True)
+
+
+def _sdk(host: Host) -> list[Finding]:
+    findings = []
+    for key, part in (("emulator_path", "emulator"), ("adb_path", "platform-tools")):
+        path = Path(getattr(host.settings, key)).expanduser()
+        there = path.is_file() and os.access(path, os.X_OK)
+        version = _adb_version(path) if there and part == "platform-tools" else ""
+        detail = f"{path}{version}" if there else f"no program at {path}"
+        remedy = f"install the Android SDK package {part} with sdkmanager, or set {key}"
+        findings += found(f"Android SDK: {part}", there, detail, remedy, needed=True)
+    return findings
+
+
+def _adb_version(adb: Path) -> str:
+    try:
+        done = subprocess.run([adb, "version"], capture_output=True, text=True, timeout=_VERSION_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f", which does not run: {error}"
+    return "".join(f", {line}" for line in done.stdout.splitlines()[:1])
+
+
+def _avd(host: Host) -> list[Finding]:
+    settings = host.settings
+    config = Path(settings.android_avd_home).expanduser() / f"{settings.avd_name}.avd" / "config.ini"
+    # Its apps can be checked only when it runs: booting fails without the forwarder.
+    detail = f"{config.parent}" if config.is_file() else f"there is no {config}"
+    remedy = (
+        "create it with avdmanager (Pixel 6, API 33), set AndroidWorld's apps and the accessibility forwarder "
+        f"({FORWARDER_PACKAGE}) up in it once, stop it; or set avd_name and android_avd_home"
+    )
+    findings = found(f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=True)
+    return [*findings, *(_clones(host, config.parent) if config.is_file() else [])]
+
+
+def _clones(host: Host, base: Path) -> list[Finding]:
+    """Checks whether the base device can be copied now, and the disk space of all copies."""
+    pid = running_emulator(base)
+    stands = "it stands still" if pid is None else f"the process {pid} runs it"
+    findings = found("base device can be cloned", pid is None, stands, "stop that emulator", needed=True)
+    try:
+        shared = shares_blocks(base.parent)
+    except OSError as error:
+        return [*findings, *found("copies of the base device", False, str(error), "make it writable", needed=True)]
+    each, emulators = allocated_bytes(base), host.emulators
+    space = 0 if shared else emulators * each
+    how = "the file system shares blocks" if shared else "XFS with reflink or Btrfs would share blocks"
+    detail = (
+        f"{each / 1024**3:.1f} GB each; {emulators} of them take {space / 1024**3:.0f} GB and, at "
+        f"{_COPIED_PER_S / 1e6:.0f} MB/s, about {space / _COPIED_PER_S / 60:.0f} min: {how}"
+    )
+    enough = shutil.disk_usage(base.parent).free >= space
+    return [*findings, *found("copies of the base device", enough, detail, "free space on that disk", needed=True)]
+
+
+def _of_the_kind(host: Host) -> list[Finding]:
+    """Reports what the kind of devices itself examines."""
+    checks = kind_of(host.settings.device).examine(host.settings)
+    return [line for one in checks for line in found(one.name, one.passed, one.detail, one.remedy, needed=True)]
+
+
+def _package(host: Host) -> list[Finding]:
+    """Checks each package of the device workers' Python."""
+    python = host.settings.android_world_python or sys.executable
+    findings = []
+    for name, module, remedy in _PACKAGES:
+        problem = _import_problem(python, module)
+        detail = f"{python} cannot import {module}: {problem}" if problem else f"{python} can import it"
+        remedy = f"{remedy}; or name a Python that has it in android_world_python"
+        findings += found(f"package {name}", not problem, detail, remedy, needed=True)
+    return findings
+
+
+def _import_problem(python: str, module: str) -> str:
+    """Imports a module with that Python; returns the last line of its error, empty if it works."""
+    command = [python, "-c", f"import {module}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]
+
+
+def _ffmpeg(host: Host) -> list[Finding]:
+    path = shutil.which("ffmpeg")
+    remedy = "install ffmpeg: tasks with music and videos make their files with it"
+    return found("ffmpeg", path is not None, path or "not on PATH", remedy, needed=True)
