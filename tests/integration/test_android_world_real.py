@@ -145,6 +145,30 @@ def test_a_devices_process_that_died_is_noticed_without_a_call(device: DevicePro
     until(lambda: emulators(sdk) == [])
 
 
+def test_an_emulator_that_somebody_else_runs_is_attached_restored_and_left_running(sdk: SimulatedSdk) -> None:
+    words = [str(sdk.emulator_path), "-avd", sdk.avd_name, "-port", "5658", "-grpc", "43190"]
+    emulator = subprocess.Popen(words, env=os.environ | {"ANDROID_AVD_HOME": str(sdk.avd_home)})
+    until(lambda: (sdk.devices / "emulator-5658.sock").exists())
+    entry = {"serial": "emulator-5658", "restore": "apps", "console_port": 5658, "grpc_port": 43190}
+    options = {"inventory": {"bench": entry}}
+    device = create_device(settings_of(sdk, device="attached", device_options=options), 0)
+    try:
+        for _ in range(2):
+            first = device.reset("SystemWifiTurnOff", 0)
+            assert device.score() == 0.0
+            SOLUTIONS["SystemWifiTurnOff"](Player(device, first), {})
+            assert device.score() == 1.0
+        device.reset("MarkorCreateFolder", 0)
+        assert device.health()["serial"] == "emulator-5658"
+        device.close()
+        assert emulator.poll() is None
+        assert not (sdk.devices / "adb_servers.log").exists()
+    finally:
+        device.close()
+        emulator.terminate()
+        emulator.wait()
+
+
 def test_tasks_that_cannot_be_played_are_refused_before_the_first_step(device: DeviceProcess) -> None:
     assert device.reset("SystemBrightnessMaxVerify", 0).details["solved_at_start"] == "true"
     assert device.score() == 1.0
