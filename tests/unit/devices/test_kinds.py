@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
 from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.devices.kinds import create_device
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, read_settings
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind, DeviceCheck
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS, FakeDevice
@@ -33,6 +36,20 @@ class Page(FakeDevice):
 
 def browser_page(options: Mapping[str, Any], index: int) -> Device[Any]:
     return Page(index, url=options["url"])
+
+
+def _read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    if set(options) != {"room"}:
+        raise ConfigError("this kind needs room, and nothing else")
+    return dict(options)
+
+
+KIND_OF_A_PACKAGE = AndroidKind(
+    create=lambda settings, index: Page(index, url=settings.device_options["room"]),
+    read_options=_read_options,
+    defaults=lambda values: {"num_workers": 3 if values["device_options"]["room"] == "attic" else 1},
+    examine=lambda settings: [DeviceCheck(name="room", passed=False, detail=settings.device_options["room"])],
+)
 
 
 class TestTheFakeDevice(DeviceContract):
@@ -92,3 +109,20 @@ def test_what_a_device_is_made_from_is_apart_from_how_many_there_are() -> None:
     one, many = (AndroidWorldSettings(num_workers=count).for_devices() for count in (1, 64))
     assert one.device_options == many.device_options
     assert (one.num_workers, many.num_workers) == (1, 64)
+
+
+def test_a_kind_of_a_package_brings_options_defaults_and_checks_of_its_own(tmp_path: Path) -> None:
+    config = tmp_path / "farm.yaml"
+    config.write_text(f"device: {__name__}:KIND_OF_A_PACKAGE\ndevice_options: {{room: attic}}\n")
+    settings = read_settings(config)
+    assert settings.num_workers == 3
+    assert [one.detail for one in examine(Examination(settings=settings, data_dir=tmp_path)) if one.name == "room"] == [
+        "attic"
+    ]
+    farm = settings.for_devices()
+    assert create_device(farm.kind, farm.device_options, 2).health()["url"] == "attic/2"
+    config.write_text(
+        f"device: {__name__}:KIND_OF_A_PACKAGE\nnum_workers: 1\ndevice_options: {{room: attic, bed: 1}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"farm.yaml: line 3: device_options: this kind needs room"):
+        read_settings(config)

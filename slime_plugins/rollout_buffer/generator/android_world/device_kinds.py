@@ -87,5 +87,5 @@ def read_options(device: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if read is not None:
         return read(options)
     if options:
-        raise ConfigError(f"device_options: device: {device} takes none, not {sorted(map(str, options))}")
+        raise ConfigError(f"device: {device} takes none, not {sorted(map(str, options))}")
     return {}
