@@ -13,6 +13,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
+DEFAULT_GROUP_TIMEOUT_S = 300.0
+"""The group timeout of a job whose groups are filled by programs, if it sets none."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSettings:

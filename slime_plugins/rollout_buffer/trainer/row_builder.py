@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.trainer.batch_types import (
     TokenSource,
 )
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.last_turn import is_last_turn_truncated
 from slime_plugins.rollout_buffer.trainer.mask_selection import Masks, MaskSettings, mask_generator
 from slime_plugins.rollout_buffer.trainer.row_token_records import (
     ReadRecords,
@@ -56,19 +57,13 @@ from slime_plugins.rollout_buffer.trainer.vision import (
     image_hashes_in_messages,
     why_not_sent,
 )
-from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import Outcome, WeightVersionSpan
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
-"""Stop reasons of a truncated last reply."""
-STOPS_BETWEEN_TURNS = frozenset(
-    {StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED, StopReason.TASK_ENDED, StopReason.REPEATED}
-)
-FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
 MANY_ROW_TOKENS = 500_000
 """Tokens in all rows of one rebuilt trajectory above which a warning is logged."""
 
@@ -139,7 +134,7 @@ class RowBuilder:
             taken.append(ungrouped.pop())
         members = [self._member(item) for item in taken]
         missing = range(len(members), wanted)
-        members += [_dummy(_stand_in(items[0], slot), "the group came with too few members") for slot in missing]
+        members += [_dummy(_dummy_item(items[0], slot), "the group came with too few members") for slot in missing]
         self.counts["dummies"] += sum(member.is_dummy for member in members)
         first = items[0]
         return RolloutGroup(
@@ -256,8 +251,8 @@ class RowBuilder:
     def _check_vocabulary(self, rows: Sequence[TrainingRow]) -> None:
         """Raises ``ValueError`` for an id without an embedding, which would crash the training of the whole batch."""
         size = vocabulary_size(self._settings.masks.tokenizer_path) or MAX_VOCABULARY
-        for odd in (token_id for row in rows for token_id in _extremes(row.token_ids) if not 0 <= token_id < size):
-            raise ValueError(f"the token id {odd} is not in the vocabulary of {size} ids")
+        for invalid in (token_id for row in rows for token_id in _extremes(row.token_ids) if not 0 <= token_id < size):
+            raise ValueError(f"the token id {invalid} is not in the vocabulary of {size} ids")
 
     def _rebuilt(self, item: RolloutItem) -> _Packed:
         """Rebuilds rows from the messages: by default all assistant messages are trained."""
@@ -265,7 +260,7 @@ class RowBuilder:
         rebuilt = mask_generator(self._settings.masks).rebuild_rows(
             messages,
             _tools(item),
-            cut=_was_cut(item),
+            cut=is_last_turn_truncated(item),
             images_before=lambda index: image_hashes_in_messages(messages[: index + 1]),
             max_tokens=self._settings.max_row_tokens,
         )
@@ -409,7 +404,7 @@ def _refusal(item: RolloutItem) -> str | None:
     return None if item.reward is not None else "it has no reward"
 
 
-def _stand_in(member: RolloutItem, slot: int) -> RolloutItem:
+def _dummy_item(member: RolloutItem, slot: int) -> RolloutItem:
     """Returns a dummy item for a missing member of a group."""
     return RolloutItem(
         uid=f"{member.instance_id}.{member.epoch}.{slot}.dummy",
@@ -510,17 +505,6 @@ def _versions(sampled: Sequence[Generation]) -> list[str]:
 def _tools(item: RolloutItem) -> list[dict[str, Any]] | None:
     tools = item.raw.get("tools") or item.extra_info.get("tools")
     return tools if isinstance(tools, list) else None
-
-
-def _was_cut(item: RolloutItem) -> bool:
-    """Returns True if the last reply was truncated before its end of turn.
-
-    ``finish_reason`` is ``length`` for every truncated episode, also for one that ran out of turns: the stop reason
-    decides first.
-    """
-    if item.stop_reason in STOPS_BETWEEN_TURNS:
-        return False
-    return item.stop_reason in STOPS_THAT_CUT or item.extra_info.get("finish_reason") in FINISH_REASONS_THAT_CUT
 
 
 def _extremes(token_ids: Sequence[int]) -> tuple[int, ...]:

@@ -379,7 +379,7 @@ class StartPayload(JobSettings):
         """Hashes canonical JSON line by line, so that other threads run in between if there are a million lines."""
         content = {**self.settings(), **self.options, "instances": self.instances}
         content = {key: value for key, value in content.items() if key not in CHANGEABLE}
-        content["group_timeout_seconds"] = 300.0  # it was a part of the work once: those jobs are still found
+        content["group_timeout_seconds"] = 300.0  # constant: older jobs have it in their digest, and are still found
         digest = hashlib.sha256()
         for at, (key, value) in enumerate(sorted(content.items())):
             digest.update(b"," if at else b"{")

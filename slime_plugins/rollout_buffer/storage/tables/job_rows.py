@@ -11,12 +11,10 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
-from slime_plugins.rollout_buffer.rules.job_settings import StoredSettings, parse_settings
+from slime_plugins.rollout_buffer.rules.job_settings import DEFAULT_GROUP_TIMEOUT_S, StoredSettings, parse_settings
 from slime_plugins.rollout_buffer.rules.weight_versions import KnownVersions
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import JobState
-
-DEFAULT_GROUP_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
