@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tests.integration.conftest import BufferProcess, wait_until
 from tests.tutorial_page import read_page
 
@@ -50,6 +52,32 @@ def test_the_curls_of_the_readme_bring_an_item_back_with_another_job_open(
     assert said[0]["job_id"] == "mine"
     assert said[1]["success"] is True
     assert said[2]["data"]["data"][0]["uid"] == "1"
+
+
+def test_the_quickstart_of_an_own_engine_starts_a_job_when_it_is_pasted_at_once(
+    stand_in_engine: int, tmp_path: Path
+) -> None:
+    port, text = free_port(), (ROOT / "docs" / "generators.md").read_text(encoding="utf-8")
+    (generator, *_) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (block,) = re.findall(r"```bash\n(echo .*?)```", text, re.DOTALL)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "length.py").write_text(generator, encoding="utf-8")
+    here = block.replace(":30000", f":{stand_in_engine}").replace("/models/Qwen3-4B", str(DEMO_TOKENIZER_PATH))
+    here = here.replace("/models ", f"{DEMO_TOKENIZER_PATH} ").replace("serve ", f"serve --port {port} ")
+    environment = {
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "ROLLOUT_BUFFER_URL": f"http://127.0.0.1:{port}",
+    }
+    said = subprocess.run(
+        ["timeout", "60", "bash", "-c", f"trap 'kill $(jobs -p); wait' EXIT\nset -e\n{here}"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout.count(": started.")) == (0, 1), said.stderr
 
 
 def test_no_token_a_wrong_one_and_another_scheme_are_told_apart(
