@@ -162,7 +162,7 @@ FAMILIES: Mapping[str, Callable[..., VisionFamily]] = {
 
 @functools.lru_cache(maxsize=2)
 def load_vision(checkpoint: str, pixel_dtype: str | None = None) -> VisionFamily | None:
-    """Returns the vision family of a model, loaded once per process; None, with a warning, for a text model.
+    """Returns the vision family of a model, loaded once per process; None for a text model.
 
     ``pixel_dtype`` (for instance ``bfloat16``) is the dtype of the pixels; None keeps that of the processor.
 
@@ -182,7 +182,7 @@ def load_vision(checkpoint: str, pixel_dtype: str | None = None) -> VisionFamily
             f"the image processor of the vision model {checkpoint} cannot be loaded where the rollout runs: {why}; "
             "install what it needs (often torchvision), or train on tokens alone (rollout_buffer_images: tokens)"
         )
-    logger.warning("no image processor can be loaded from %s: %s", checkpoint, why)
+    logger.debug("no image processor can be loaded from %s: %s", checkpoint, why)
     return None
 
 
