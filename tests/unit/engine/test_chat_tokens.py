@@ -52,10 +52,6 @@ def test_prompt_and_turn_and_bridge_are_what_the_template_writes_for_the_whole(c
     assert held == chat.prompt([USER, {"role": "assistant", "content": said}, NEXT])
 
 
-def test_the_newline_after_the_end_of_turn_belongs_to_the_bridge(chat: ChatTokens) -> None:
-    assert tokenizer.decode(chat.bridge(USER, turn_is_closed=True)).startswith("\n<|im_start|>user\n")
-
-
 def test_a_cut_turn_is_closed_by_the_bridge(chat: ChatTokens) -> None:
     assert chat.bridge(USER, turn_is_closed=False) == [
         chat.end_of_turn_id,

@@ -65,13 +65,6 @@ def test_a_group_is_delivered_when_its_last_member_came(buffer: Buffer) -> None:
     assert slots(buffer, job)["delivered"] == 2
 
 
-def test_the_same_uid_twice_is_one_item(buffer: Buffer) -> None:
-    job = start_external(buffer)
-    assert write(buffer, job, written("u1", reward=0)) == ["stored"]
-    assert write(buffer, job, written("u1", reward=1)) == ["duplicate"]
-    assert poll(buffer, job) is None
-
-
 def test_one_more_member_than_slots_is_late_and_opens_no_new_group(buffer: Buffer) -> None:
     job = start_external(buffer)
     assert write(buffer, job, *(written(f"u{i}", reward=i) for i in (0, 1))) == ["stored", "stored"]
@@ -161,16 +154,6 @@ def ready_job(buffer: Buffer) -> JobRecord:
     return job
 
 
-def test_a_delivery_that_is_not_acknowledged_comes_back_whole(buffer: Buffer, clock: SettableClock) -> None:
-    job = ready_job(buffer)
-    first = poll(buffer, job, lease_s=10, max_groups=1)
-    assert uids(buffer, first) == ["a0", "a1"]
-    assert uids(buffer, poll(buffer, job, lease_s=10, max_groups=1)) == ["b0", "b1"]
-    assert poll(buffer, job, lease_s=10) is None
-    clock.advance(11)
-    assert uids(buffer, poll(buffer, job, lease_s=10, max_groups=1)) == ["a0", "a1"]
-
-
 def test_an_acknowledged_delivery_never_comes_back_and_acks_are_idempotent(
     buffer: Buffer, clock: SettableClock
 ) -> None:
@@ -205,20 +188,6 @@ def test_a_late_ack_of_groups_that_still_wait_is_taken(buffer: Buffer, clock: Se
     assert poll(buffer, job, lease_s=10) is None
 
 
-def test_the_same_poll_gets_the_same_delivery(buffer: Buffer) -> None:
-    job = ready_job(buffer)
-    asked = {"consumer_id": "trainer", "poll_id": "1", "lease_s": 10, "max_groups": 1}
-    assert poll(buffer, job, **asked) == poll(buffer, job, **asked)
-    assert uids(buffer, poll(buffer, job, **{**asked, "poll_id": "2"})) == ["b0", "b1"]
-
-
-def test_a_client_that_never_acknowledges_gets_the_old_pop(buffer: Buffer, clock: SettableClock) -> None:
-    job = ready_job(buffer)
-    assert len(uids(buffer, poll(buffer, job))) == 4
-    clock.advance(1e6)
-    assert poll(buffer, job) is None
-
-
 # --- starting again --------------------------------------------------------------------------------------------------
 
 
@@ -241,17 +210,6 @@ def test_another_payload_under_the_same_id_is_refused_with_what_differs(buffer: 
     start_math(buffer, job_id="j")
     with pytest.raises(ConflictError, match="num_epoch"):
         start_math(buffer, job_id="j", num_epoch=7)
-
-
-def test_a_fresh_start_begins_anew_once_however_often_it_is_sent(buffer: Buffer) -> None:
-    first = start_external(buffer, job_id="j")
-    write(buffer, first, written("u0", reward=0), written("u1"))
-    second = start_external(buffer, job_id="j", fresh=True, start_id="s")
-    assert second.key != first.key
-    assert poll(buffer, second) is None
-    assert start_external(buffer, job_id="j", fresh=True, start_id="s").key == second.key
-    assert [job.job_id for job in buffer.jobs()] == ["j", f"j~{first.key}"]
-    assert slots(buffer, buffer.job(f"j~{first.key}"))["skipped"] == 2
 
 
 def test_a_fresh_start_finds_a_free_name_for_the_old_job_also_beside_one_that_is_called_so(buffer: Buffer) -> None:

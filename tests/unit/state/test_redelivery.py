@@ -6,7 +6,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from tests.support import poll, slots, start_external, uids, write, written
+from tests.support import poll, start_external, uids, write, written
 
 
 def ready_job(buffer: Buffer, **changes: object) -> JobRecord:
@@ -19,17 +19,6 @@ def leased_to(buffer: Buffer, job: JobRecord, who: str, number: int = 1, **optio
     delivery = poll(buffer, job, **{"lease_s": 10, "consumer_id": who, "poll_id": str(number), **options})
     assert delivery is not None
     return delivery
-
-
-def test_a_late_ack_counts_nothing_once_others_have_the_groups(buffer: Buffer, clock: SettableClock) -> None:
-    job = ready_job(buffer)
-    first = leased_to(buffer, job, "a")
-    clock.advance(11)
-    again = leased_to(buffer, job, "b")
-    assert buffer.acknowledge([first.delivery_id])["expired"] == [first.delivery_id]
-    assert slots(buffer, job)["leased"] == 4
-    assert buffer.acknowledge([again.delivery_id])["acked"] == [again.delivery_id]
-    assert buffer.acknowledge([first.delivery_id])["expired"] == [first.delivery_id]
 
 
 def test_what_neither_of_two_acknowledged_comes_back_to_a_third(buffer: Buffer, clock: SettableClock) -> None:

@@ -158,21 +158,6 @@ def test_a_full_disk_refuses_the_write_and_loses_nothing(traced: Buffer, disk: R
     assert list(examine(traced.store)) == []
 
 
-def test_a_full_disk_is_a_507_over_http(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    context: ServerContext = client.application.extensions["rollout_buffer"]
-    start_external(context.buffer)
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", full)
-        reply = client.post("/buffer/write", json=episode("u"))
-        assert reply.status_code == 507
-        assert reply.get_json()["error"]["code"] == "storage_full"
-    assert client.post("/buffer/write", json=episode("u")).get_json()["results"] == [{"uid": "u", "status": "stored"}]
-
-
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
 CRASHING_WRITER = """

@@ -359,13 +359,6 @@ def test_ids_of_a_rollout_generated_ahead_are_not_skipped(buffer: LoopbackBuffer
     assert instances(trainer_of(buffer, start=1, **paths).train(1)) == ["task-2", "task-3"]
 
 
-def test_a_trainer_that_goes_back_within_its_process_starts_again(buffer: LoopbackBuffer, tmp_path: Path) -> None:
-    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
-    trainer_of(buffer, **paths).train(3)
-
-    assert instances(trainer_of(buffer, start=1, **paths).train(1)) == ["task-2", "task-3"]
-
-
 def test_surplus_in_the_data_buffer_is_used_first_and_counted_when_used(buffer: LoopbackBuffer) -> None:
     trainer = trainer_of(buffer)
     buffer.least_groups_of_a_poll = 3
@@ -620,13 +613,6 @@ def test_a_buffer_that_goes_away_after_the_last_group_costs_numbers_and_never_th
     metrics, examples = map(json.loads, file.read_text().splitlines())
     assert metrics["rollout/buffer/rows"] == 4
     assert len(examples["rollout/examples"]) == 3
-
-
-def test_a_setting_that_means_nothing_is_refused_before_anything_is_asked_for(buffer: LoopbackBuffer) -> None:
-    with pytest.raises(ConfigError, match="rollout_buffer_example_interval"):
-        trainer_of(buffer, rollout_buffer_example_interval="often").train(1)
-
-    assert buffer.requests == []
 
 
 # --- places that were not played -------------------------------------------------------------------------------------

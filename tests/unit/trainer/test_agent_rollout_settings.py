@@ -99,10 +99,6 @@ def test_a_group_of_an_evaluation_is_measured_by_what_could_be_played_of_it() ->
     assert (payload.min_timeout_group_size_ratio, payload.min_valid_item_size_ratio) == (0, 0)
 
 
-def test_the_job_id_is_the_same_after_a_restart() -> None:
-    assert read_settings(arguments()).job_id == read_settings(arguments()).job_id
-
-
 @pytest.mark.parametrize(
     "changes",
     [
