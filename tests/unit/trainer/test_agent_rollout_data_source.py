@@ -33,13 +33,6 @@ def names(groups: list[Any]) -> list[Any]:
     return [group[0].prompt for group in groups]
 
 
-def keep_the_last(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
-    """A buffer filter: the newest group alone, and the others are dropped."""
-    taken = buffer[-1:]
-    buffer.clear()
-    return taken
-
-
 def test_earlier_groups_come_first() -> None:
     store = GroupStore(source())
     store.add([agent_group("a"), agent_group("b")])
@@ -48,14 +41,6 @@ def test_earlier_groups_come_first() -> None:
     assert store.held() == 3
     assert names(store.take(2)) == ["a", "b"]
     assert names(store.take(1)) == ["c"]
-
-
-def test_the_buffer_filter_decides() -> None:
-    store = GroupStore(source(buffer_filter_path=f"{__name__}.keep_the_last"))
-    store.add([agent_group("a"), agent_group("b")])
-
-    assert names(store.take(2)) == ["b"]
-    assert store.held() == 0
 
 
 def test_a_data_source_that_only_gives_prompts_is_left_alone() -> None:

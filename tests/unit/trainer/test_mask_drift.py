@@ -66,14 +66,6 @@ PROMPT = ids("<|im_start|>user\nOpen the settings<|im_end|>\n<|im_start|>assista
 ANSWER = ids("The answer is 42.<|im_end|>")
 
 
-def test_faithful_generations_are_clean() -> None:
-    found = report(faithful(TWO_TURNS))
-    assert found.is_clean
-    assert found.kinds == []
-    assert found.first_differing_turn is None
-    assert found.rows == 1
-
-
 def test_other_splits_of_the_same_text_are_found() -> None:
     letters = [token for character in "tap" for token in ids(character)]
     assert letters != ids("tap")
