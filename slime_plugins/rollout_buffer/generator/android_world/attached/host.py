@@ -137,7 +137,10 @@ class AttachedHost:
         deadline = time.monotonic() + timeout_s
         offline_until = time.monotonic() + min(_OFFLINE_S, timeout_s / 2)
         while True:
-            problem = self._problem()
+            try:
+                problem = self._problem()
+            except DeviceError as error:  # the server itself does not answer
+                problem = error.message
             if not problem:
                 self._server.must(["-s", self._serial, "shell", "settings", "put", "global", _NAME_KEY, self.name])
                 return
@@ -151,10 +154,7 @@ class AttachedHost:
     def _problem(self) -> str:
         """Connects if needed; returns why the device cannot be used now, "" if it can."""
         said = ""
-        try:
-            states = self._server.states()
-        except DeviceError as error:
-            return error.message
+        states = self._server.states()
         if self._entry.connect and states.get(self._entry.connect) != "device":
             if states.get(self._entry.connect) == "offline":
                 self._server.run("disconnect", self._entry.connect)
