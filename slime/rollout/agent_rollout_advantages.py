@@ -99,15 +99,23 @@ def _is_failed(sample: Sample) -> bool:
     return sample.remove_sample and "error" in (sample.metadata or {})
 
 
-def played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
-    """Returns, for each trajectory, the share of played trajectories in its step.
+def scales_by_played_share(args: Any) -> bool:
+    """Returns True if advantages are divided by the played share of their step, which removes the weight of dummies.
 
-    slime's mean over a step counts dummies. Dividing rewards by the share corrects that for estimators whose advantage
-    is the reward. Returns {} for other estimators, and if ``post_process_rollout_data`` removes the dummies' weight.
+    slime's mean over the trajectories of a step counts dummies. The division undoes that for estimators whose advantage
+    is the reward. It is left out where the hook on the training ranks corrects the mean, and with
+    ``--calculate-per-token-loss``: that mean is over tokens, of which a dummy is one.
     """
-    if getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH:
-        return {}
-    if getattr(args, "advantage_estimator", "grpo") not in STD_ESTIMATORS:
+    return (
+        getattr(args, "rollout_data_postprocess_path", None) != POSTPROCESS_PATH
+        and getattr(args, "advantage_estimator", "grpo") in STD_ESTIMATORS
+        and not getattr(args, "calculate_per_token_loss", False)
+    )
+
+
+def played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
+    """Returns, for each trajectory, the played share of its step; {} unless ``scales_by_played_share``."""
+    if not scales_by_played_share(args):
         return {}
     is_played: dict[Any, bool] = {}
     for position, sample in enumerate(samples):

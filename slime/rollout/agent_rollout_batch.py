@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slime.rollout.agent_rollout_advantages import normalizes
-from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES, STD_ESTIMATORS
+from slime.rollout.agent_rollout_advantages import normalizes, scales_by_played_share
+from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import Group, as_dummy, rows_of, trajectories_of
 from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
@@ -151,18 +151,18 @@ def rule_of(args: Any) -> BatchRule:
 def _dummies_have_no_weight(args: Any) -> bool:
     """Returns True if dummies change no term of slime's loss.
 
-    The hook on the training ranks does that for every term. ``post_process_rewards`` does it for the policy's term, so
-    it is enough where there is no KL and no entropy term. With ``--calculate-per-token-loss`` a dummy counts as one
-    of a batch's many tokens in either case.
+    The hook on the training ranks removes their weight from every term. ``post_process_rewards`` removes it from the
+    policy's term, if rewards are normalised: enough where there is no KL and no entropy term. In a mean over tokens a
+    dummy is one token.
     """
-    estimator = getattr(args, "advantage_estimator", "grpo")
-    if estimator in ESTIMATORS_WITHOUT_DUMMIES:
+    if getattr(args, "advantage_estimator", "grpo") in ESTIMATORS_WITHOUT_DUMMIES:
         return False
-    if getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH:
+    in_every_term = getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH
+    if in_every_term or getattr(args, "calculate_per_token_loss", False):
         return True
     own_rewards = getattr(args, "custom_reward_post_process_path", None) == OWN_REWARDS_PATH
     other_terms = any(getattr(args, name, 0) for name in ("kl_coef", "use_kl_loss", "entropy_coef"))
-    return own_rewards and estimator in STD_ESTIMATORS and not other_terms
+    return own_rewards and normalizes(args) and scales_by_played_share(args) and not other_terms
 
 
 def played(group: Group) -> int:

@@ -82,7 +82,9 @@ def test_where_dummies_have_no_weight_no_finished_member_is_left_out_for_a_few_p
         ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "use_kl_loss": True}, False),
         ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "entropy_coef": 0.01}, False),
         ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "advantage_estimator": "ppo"}, False),
+        ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "rewards_normalization": False}, False),
         ({"custom_reward_post_process_path": None}, False),
+        ({"calculate_per_token_loss": True}, True),
     ],
 )
 def test_dummies_fill_places_only_where_they_change_no_term_of_the_loss(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
+from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
 
@@ -33,12 +34,17 @@ def test_dummies_count_not_at_all() -> None:
     assert math.fsum(map(abs, normalized(members, grpo_std_normalization=False))) / 3 == 0.5
 
 
-def test_where_the_training_ranks_take_the_weight_off_dummies_rewards_are_left_alone() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"rollout_data_postprocess_path": POSTPROCESS_PATH}, id="the training ranks correct the mean"),
+        pytest.param({"calculate_per_token_loss": True}, id="the mean is over tokens"),
+    ],
+)
+def test_rewards_are_not_scaled_where_slimes_mean_does_not_count_dummies(changes: dict[str, Any]) -> None:
     members = [sample(1.0, trajectory=0), sample(0.0, trajectory=1), sample(9.0, trajectory=2, dummy=True)]
-    path = "slime.rollout.agent_rollout.post_process_rollout_data"
 
-    undone = normalized(members, grpo_std_normalization=False, rollout_data_postprocess_path=path)
-    assert undone == [0.5, -0.5, 0.0]
+    assert normalized(members, grpo_std_normalization=False, **changes) == [0.5, -0.5, 0.0]
 
 
 def test_each_step_is_put_right_by_its_own_dummies() -> None:
