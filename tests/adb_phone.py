@@ -59,12 +59,6 @@ class AdbPackage:
         del task
         return ["org.example.notes"]
 
-    def sets_the_clock(self, task_name: str) -> bool:
-        return task_name != UNKNOWN_TASK
-
-    def task_names(self) -> list[str]:
-        return []
-
     def adb(self, *words: str) -> str:
         said = self._run(*words)
         self.taps += words[:3] == ("shell", "input", "tap")

@@ -60,6 +60,8 @@ def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
     if said == "shell getprop sys.boot_completed":
         device["slow_boot"] = device.get("slow_boot", 0) - 1
         return 0, "1" if device["slow_boot"] < 0 else ""
+    if said == "shell getprop ro.debuggable":
+        return 0, "1"
     if said.startswith("shell settings get"):
         return 0, device.get("name", "null")
     if said.startswith("shell settings put"):

@@ -37,12 +37,6 @@ class ConnectingPackage(WrittenPackage):
     def disconnect(self) -> None:
         pass
 
-    def sets_the_clock(self, task_name: str) -> bool:
-        return task_name != "BrowserMaze"
-
-    def task_names(self) -> list[str]:
-        return ["BrowserMaze", "ClockTimerEntry"]
-
 
 @pytest.fixture
 def package() -> ConnectingPackage:
@@ -88,11 +82,23 @@ def test_a_score_of_zero_read_over_a_lost_connection_is_an_error(
     assert device.health()["serial"] == "fake-0"
 
 
-def test_tasks_that_set_the_clock_are_refused_where_it_is_another_systems(package: ConnectingPackage) -> None:
-    shared = replace(ENDPOINT, capabilities=frozenset(Capability) - {Capability.CLOCK})
-    device = device_on(FakeAndroidHost(shared), package)
-    with pytest.raises(EnvironmentSetupError, match="such devices play only BrowserMaze"):
-        device.reset("ClockTimerEntry", 0)
+@pytest.mark.parametrize(
+    ("lacks", "refused", "played"),
+    [
+        ("clock", "ClockTimerEntry", 4),
+        ("root", "RetroPlaylistDuration", 3),
+        ("clock", "ATaskOfALaterPackage", 4),
+        ("sms", "SimpleSmsReply", 112),
+        ("accessibility", "BrowserMaze", 102),
+    ],
+)
+def test_a_task_is_refused_before_its_set_up_by_a_device_that_lacks_what_it_needs(
+    package: ConnectingPackage, lacks: str, refused: str, played: int
+) -> None:
+    lacking = replace(ENDPOINT, capabilities=frozenset(Capability) - {Capability(lacks)})
+    device = device_on(FakeAndroidHost(lacking), package)
+    with pytest.raises(EnvironmentSetupError, match=f"{refused} needs {lacks}, .* it can play {played} of 116 tasks"):
+        device.reset(refused, 0)
     assert "initialize_task" not in package.calls
-    assert device.reset("BrowserMaze", 0).goal
+    assert device.reset("BrowserMaze" if lacks != "accessibility" else "CameraTakePhoto", 0).goal
     device.close()

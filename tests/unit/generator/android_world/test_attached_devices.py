@@ -202,7 +202,7 @@ def test_a_device_that_shares_its_hosts_kernel_is_never_asked_to_set_a_clock(far
     settings = farm(redroid=PHONE | {"shares_host_kernel": True, "capabilities": ["clock", "root"]})
     package: Any = AdbPackage(tmp_path)
     device = AndroidWorldDevice(settings, 0, AttachedHost(settings, 0), package=package)
-    with pytest.raises(EnvironmentSetupError, match="sets the clock"):
+    with pytest.raises(EnvironmentSetupError, match="Tap needs clock, which R58M1 does not have"):
         device.reset("Tap", 0)
     device.close()
     assert not any(" date" in line for line in adb_log(tmp_path))
@@ -290,5 +290,32 @@ def test_the_doctor_says_what_adb_says_of_each_device(farm: Farm, tmp_path: Path
         "b": (State.MISSING, "unauthorized"),
         "c": (State.MISSING, "adb does not list R58M3"),
     }
+    assert (found["tasks of a"].state, "tasks of b" in found) == (State.MISSING, False)
+    assert (
+        "plays 0 of the 116 tasks; without accessibility no task is played; without grpc" in found["tasks of a"].detail
+    )
     assert "KVM" not in found
     assert "package android_world" in found
+
+
+def test_the_doctor_says_which_tasks_each_missing_capability_costs(farm: Farm, tmp_path: Path) -> None:
+    ports = {"console_port": 5554, "grpc_port": 8554}
+    shared = PHONE | ports | {"shares_host_kernel": True}
+    every = {"capabilities": [str(one) for one in Capability if one != Capability.SMS]}
+
+    def tasks_of(**entry: Any) -> tuple[State, str]:
+        settings = farm(a=entry)
+        found = {one.name: one for one in examine(Examination(settings=settings, data_dir=tmp_path))}
+        return found["tasks of a"].state, found["tasks of a"].detail
+
+    assert tasks_of(**PHONE, **every) == (
+        State.OK,
+        "plays 112 (AudioRecorderRecordAudio, AudioRecorderRecordAudioWithFileName, …) of the 116 tasks; sms is "
+        "missing for 4 (SimpleSmsReply, SimpleSmsReplyMostRecent, SimpleSmsResend, "
+        "SimpleSmsSendReceivedAddress)",
+    )
+    assert tasks_of(**shared) == (
+        State.OK,
+        "plays 4 (BrowserDraw, BrowserMaze, BrowserMultiply, RetroPlaylistDuration) of the 116 tasks; clock is missing "
+        "for 112 (AudioRecorderRecordAudio, AudioRecorderRecordAudioWithFileName, …)",
+    )

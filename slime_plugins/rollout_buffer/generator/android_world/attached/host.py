@@ -19,7 +19,11 @@ from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
 from slime_plugins.rollout_buffer.generator.android_world.attached.adb import AdbServer
-from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import RestoreWay, inventory_of
+from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import (
+    AttachedDevice,
+    RestoreWay,
+    inventory_of,
+)
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 
 logger = logging.getLogger(__name__)
@@ -72,7 +76,7 @@ class AttachedHost:
                 adb_server_port=self._server.port,
                 console_port=self._entry.console_port,
                 grpc_port=self._entry.grpc_port,
-                capabilities=self._capabilities(),
+                capabilities=capabilities_of(self._entry, self._server, self._serial),
             )
         except BaseException:
             self.close()
@@ -221,15 +225,16 @@ class AttachedHost:
         path.chmod(0o755)
         return str(path)
 
-    def _capabilities(self) -> frozenset[Capability]:
-        """Returns the entry's capabilities, or those that can be seen."""
-        entry = self._entry
+
+def capabilities_of(entry: AttachedDevice, server: AdbServer, serial: str) -> frozenset[Capability]:
+    """Returns the entry's capabilities, or those that can be seen on the connected device."""
+    if entry.capabilities is not None:
+        found = set(entry.capabilities)
+    else:
         found = {Capability.RESTORE, Capability.CLOCK}
-        if entry.capabilities is not None:
-            found = set(entry.capabilities)
-        else:
-            found |= {Capability.ACCESSIBILITY, Capability.GRPC} if entry.grpc_port is not None else set()
-            found |= {Capability.SMS} if entry.console_port is not None else set()
-            _, user = self._server.run("-s", self._serial, "shell", "whoami")
-            found |= {Capability.ROOT} if user == "root" else set()
-        return frozenset(found - {Capability.CLOCK} if entry.shares_host_kernel else found)
+        found |= {Capability.ACCESSIBILITY, Capability.GRPC} if entry.grpc_port is not None else set()
+        found |= {Capability.SMS} if entry.console_port is not None else set()
+        # With ro.debuggable `adb root` works, which the package runs where it needs it.
+        answers = [server.run("-s", serial, "shell", *ask)[1] for ask in (["whoami"], ["getprop", "ro.debuggable"])]
+        found |= {Capability.ROOT} if answers[0] == "root" or answers[1] == "1" else set()
+    return frozenset(found - {Capability.CLOCK} if entry.shares_host_kernel else found)

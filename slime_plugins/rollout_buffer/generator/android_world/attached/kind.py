@@ -10,14 +10,19 @@ from typing import Any
 from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.attached.adb import AdbServer
-from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import inventory_of, read_options
+from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost, capabilities_of
+from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import (
+    AttachedDevice,
+    inventory_of,
+    read_options,
+)
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind, DeviceCheck
+from slime_plugins.rollout_buffer.generator.android_world.task_needs import examined
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
 
 def _create(settings: AndroidWorldSettings, index: int) -> Device[Action]:
-    from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost
     from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 
     return AndroidWorldDevice(settings, index, AttachedHost(settings, index))
@@ -41,20 +46,24 @@ def _examine(settings: AndroidWorldSettings) -> list[DeviceCheck]:
         remedy = "install the Android SDK package platform-tools, or set adb_path"
         return [DeviceCheck(name="adb", passed=False, detail=f"no program at {adb_path}", remedy=remedy)]
     return [
-        _examined(AdbServer(str(adb_path), entry.adb_server), name, entry.serial, entry.connect)
+        check
         for name, entry in inventory_of(settings.device_options).items()
+        for check in _examined(AdbServer(str(adb_path), entry.adb_server), name, entry)
     ]
 
 
-def _examined(server: AdbServer, name: str, serial: str, connect: str) -> DeviceCheck:
-    """Returns what adb says about one device."""
-    said = server.run("connect", connect)[1] if connect else ""
+def _examined(server: AdbServer, name: str, entry: AttachedDevice) -> list[DeviceCheck]:
+    """Returns what adb says about one device, and what a device that is there can play."""
+    said = server.run("connect", entry.connect)[1] if entry.connect else ""
     try:
-        state = server.states().get(serial or connect, said or f"adb does not list {serial}")
+        state = server.states().get(entry.listed_as, said or f"adb does not list {entry.serial}")
     except DeviceError as error:
         state = error.message
     remedy = "unlock its screen and allow USB debugging; `adb devices` must list it as device"
-    return DeviceCheck(name=f"device {name}", passed=state == "device", detail=state, remedy=remedy)
+    check = DeviceCheck(name=f"device {name}", passed=state == "device", detail=state, remedy=remedy)
+    if not check.passed:
+        return [check]
+    return [check, examined(f"tasks of {name}", capabilities_of(entry, server, entry.listed_as))]
 
 
 KIND = AndroidKind(

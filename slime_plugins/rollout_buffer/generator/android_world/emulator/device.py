@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
@@ -25,6 +24,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
     StabilityTimeouts,
     wait_until_stable,
 )
+from slime_plugins.rollout_buffer.generator.android_world.task_needs import missing, playable, task_needs
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
 
@@ -87,7 +87,7 @@ class AndroidWorldDevice:
     def reset(self, task_name: str, params_idx: int) -> Observation:
         self._check_open()
         self._tear_down()
-        self._check_clock(task_name)
+        self._check_capabilities(task_name)
         self._task = self._initialized(task_name, params_idx)
         try:
             self._solved_at_start = self._is_solved()
@@ -155,12 +155,13 @@ class AndroidWorldDevice:
         self._endpoint = self._host.start()
         self._package.connect(self._endpoint)
 
-    def _check_clock(self, task_name: str) -> None:
-        if Capability.CLOCK not in self._endpoint.capabilities and self._package.sets_the_clock(task_name):
-            left = [name for name in self._package.task_names() if not self._package.sets_the_clock(name)]
+    def _check_capabilities(self, task_name: str) -> None:
+        lacks = missing(task_name, self._endpoint.capabilities)
+        if lacks:
+            count = len(playable(self._endpoint.capabilities))
             raise EnvironmentSetupError(
-                f"{task_name} sets the clock, and the clock of {self._endpoint.serial} is another system's, too: such "
-                f"devices play only {', '.join(left) or 'none of the tasks'}"
+                f"{task_name} needs {' and '.join(lacks)}, which {self._endpoint.serial} does not have: it can play "
+                f"{count} of {len(task_needs())} tasks (rollout-buffer doctor names them)"
             )
 
     def _initialized(self, task_name: str, params_idx: int) -> Any:

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind
+from slime_plugins.rollout_buffer.generator.android_world.task_needs import examined
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
 MIN_MEMORY_OF_AN_EMULATOR = 8 * 1024**3
@@ -36,4 +38,5 @@ KIND = AndroidKind(
     boots_emulators=True,
     defaults=_defaults,
     prepare="slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device",
+    examine=lambda _: [examined("tasks of each emulator", frozenset(Capability))],
 )

@@ -41,7 +41,6 @@ _MODULES = {
     "launcher": "android_world.env.env_launcher",
     "interface": "android_world.env.interface",
     "registry": "android_world.registry",
-    "task_eval": "android_world.task_evals.task_eval",
 }
 
 
@@ -143,12 +142,6 @@ class AndroidWorldPackage:
         params = task_class.generate_random_params()
         params["seed"] = seed
         return task_class(params)
-
-    def sets_the_clock(self, task_name: str) -> bool:
-        """Returns True if setting this task up sets the device's clock; nearly all do."""
-        task_class = self._tasks.get(task_name)
-        own = self._modules["task_eval"].TaskEval.initialize_device_time
-        return task_class is not None and task_class.initialize_device_time is own
 
     def app_packages(self, task: Any) -> list[str]:
         """Returns the packages of the apps that a task names."""

@@ -1,0 +1,60 @@
+"""Which capabilities the tasks of AndroidWorld need, and so which tasks a device can play.
+
+``task_needs.json`` has one row per task, derived from the package's source; a test with the package compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from functools import cache
+from importlib import resources
+
+from slime_plugins.rollout_buffer.devices.capabilities import Capability
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import DeviceCheck
+
+NEEDED_TO_CONNECT = frozenset({Capability.GRPC, Capability.ACCESSIBILITY})
+"""Without these the package does not connect: android_env reads screens by gRPC, and every look at them has a tree."""
+_OF_OTHER_TASKS = frozenset({Capability.CLOCK, Capability.ROOT})  # the package's base class sets the clock, as root
+_MAX_NAMES = 8
+
+
+@cache
+def task_needs() -> Mapping[str, frozenset[Capability]]:
+    """Returns what each of the 116 tasks needs in its set-up, score and tear-down."""
+    text = resources.files(__package__).joinpath("task_needs.json").read_text("utf-8")
+    return {name: frozenset(map(Capability, needs)) for name, needs in json.loads(text).items()}
+
+
+def missing(task_name: str, capabilities: Collection[Capability]) -> list[Capability]:
+    """Returns what a connected device with these capabilities lacks for a task."""
+    return sorted(task_needs().get(task_name, _OF_OTHER_TASKS).difference(capabilities))
+
+
+def playable(capabilities: Collection[Capability]) -> list[str]:
+    """Returns the tasks that a connected device with these capabilities can play."""
+    return [name for name in task_needs() if not missing(name, capabilities)]
+
+
+def examined(name: str, capabilities: Collection[Capability]) -> DeviceCheck:
+    """Returns doctor's line: how many tasks the device can play, and which each missing capability costs."""
+    lacks = sorted(NEEDED_TO_CONNECT.difference(capabilities))
+    played = [] if lacks else playable(capabilities)
+    parts = [f"plays {_listed(played)} of the {len(task_needs())} tasks"]
+    parts += [f"without {capability} no task is played" for capability in lacks]
+    for capability in sorted(set(Capability) - set(capabilities) - NEEDED_TO_CONNECT):
+        lost = [task for task, needs in task_needs().items() if capability in needs]
+        parts += [f"{capability} is missing for {_listed(lost)}"] if lost else []
+    return DeviceCheck(
+        name=name,
+        passed=bool(played),
+        detail="; ".join(parts),
+        remedy="give the device what is missing, or take it out of the inventory",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    """Returns the number of tasks, with their names where these are few."""
+    if not names or len(names) == len(task_needs()):
+        return str(len(names))
+    return f"{len(names)} ({', '.join(names if len(names) <= _MAX_NAMES else [*names[:2], '…'])})"
