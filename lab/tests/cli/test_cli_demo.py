@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -73,6 +74,23 @@ def test_an_interrupted_demo_names_its_logs_and_keeps_the_retries_of_its_trainer
     over.set()
     assert f"stopped before its end; logs: {tmp_path}/run/*.log" in output.getvalue()
     assert not logging.getLogger("slime_plugins.rollout_buffer.trainer.job_feed").isEnabledFor(logging.WARNING)
+
+
+def test_what_follows_the_progress_stands_on_a_line_of_its_own_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Done:
+        error = None
+        records: tuple[()] = ()
+
+        def run(self) -> None: ...
+
+    monkeypatch.setattr(demo, "_job_or_none", lambda _: None)
+    output = io.StringIO()
+    console = Console(file=output, width=100)
+    demo._watch(cast("Any", Done()), cast("Any", None), console, DemoSettings(folder=tmp_path))
+    console.print("what follows")
+    assert output.getvalue().splitlines()[-1] == "what follows"
 
 
 def test_a_demo_that_ended_well_says_how_to_look_at_it_and_why_its_job_is_cancelled(tmp_path: Path) -> None:

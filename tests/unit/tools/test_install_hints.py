@@ -142,7 +142,7 @@ def test_without_an_installation_an_extra_comes_from_a_checkout() -> None:
 def test_a_real_slime_beside_the_wheel_is_said_in_one_line(tmp_path: Path) -> None:
     site = installed(tmp_path, "slime-rollout-buffer")
     program = "import runpy, sys; print(runpy.run_path(sys.argv[1])['advice_on_two_slimes']())"
-    file = ROOT / "slime_plugins" / "rollout_buffer" / "installation.py"
+    file = ROOT / "slime_plugins" / "rollout_buffer" / "install_hints.py"
     said = subprocess.run(
         [SLIME_PYTHON, "-c", program, str(file)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([SLIME, site])},

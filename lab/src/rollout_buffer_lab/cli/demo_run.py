@@ -250,6 +250,8 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
                 progress.update(needed, completed=_groups_for_trainer(job, settings))
                 progress.update(episodes, completed=sum(job["outcomes"].values()))
                 live.update(_frame(progress, job))
+    if not console.is_terminal:
+        console.line()  # Live ends its last line only on a terminal
     if thread.is_alive():
         raise DemoError(f"the trainer is not through after {settings.timeout_s:.0f} s: see {settings.folder}/run")
     if trainer.error is not None:
