@@ -384,9 +384,12 @@ def test_what_is_new_appears_without_a_reload(visit: Callable[..., Visit], site:
 
 
 @pytest.mark.large
-def test_filters_stand_in_the_address_and_lists_are_paged(visit: Callable[..., Visit]) -> None:
+def test_filters_stand_in_the_address_and_lists_are_paged(visit: Callable[..., Visit], site: Site) -> None:
+    site.post("/start_rollout", {"task_type": "external", "job_id": "paged", "num_repeat_per_sample": 2})
+    for at, name in enumerate(["equal", "equal", *(f"open-{at}" for at in range(50))]):
+        site.post("/buffer/write", {"job_id": "paged", **written(f"p{at}", name, 0.5)})
     here = visit()
-    page = here.open("jobs", JOB, "groups")
+    page = here.open("jobs", "paged", "groups")
     page.get_by_role("button", name="Older").click()
     page.wait_for_url("**cursor**")
     page.get_by_role("button", name="Newest").click()
