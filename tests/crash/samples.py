@@ -52,8 +52,11 @@ class Sampler(threading.Thread):
             with self._one_at_a_time:
                 self._look_into_the_database()
         except sqlite3.OperationalError as error:
-            # Between two servers nobody keeps the shared memory of the database; on a full disk it cannot be made.
-            if not any(word in str(error) for word in ("unable to open", "locked", "no such table", "full")):
+            # While no server has the database open, a reader has to create its shared memory: a full disk refuses that.
+            no_memory = error.sqlite_errorname == "SQLITE_IOERR_SHMSIZE"
+            if not no_memory and not any(
+                word in str(error) for word in ("unable to open", "locked", "no such table", "full")
+            ):
                 self._note(f"the database cannot be read: {error}")
             return False
         return True

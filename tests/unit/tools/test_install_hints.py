@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.cli import doctor
+from slime_plugins.rollout_buffer.cli.host_checks import State
 from slime_plugins.rollout_buffer.install_hints import advice_on_two_slimes, install_extra
 from tools import install_into_slime
 
@@ -68,7 +69,7 @@ def test_this_environment_is_well() -> None:
 def test_the_doctor_counts_it_as_missing_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "advice_on_two_slimes", lambda: "both are here: uninstall one")
     (finding,) = doctor._two_slimes(None)  # type: ignore[arg-type]  # it reads nothing of the examination
-    assert (finding.state, finding.detail, finding.remedy) == (doctor.State.MISSING, "both are here", "uninstall one")
+    assert (finding.state, finding.detail, finding.remedy) == (State.MISSING, "both are here", "uninstall one")
 
 
 def test_the_installer_says_it_and_checks_all_the_same(
