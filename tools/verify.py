@@ -228,7 +228,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="android_world",
         needs="ROLLOUT_BUFFER_TEST_ANDROID_WORLD: a Python with android_world (scripts/install_android_world)",
-        tests=("tests/integration/test_android_world_real.py", "tests/integration/test_android_world_farm.py"),
+        tests=(
+            "tests/integration/test_android_world_real.py",
+            "tests/integration/test_android_world_farm.py",
+            "tests/integration/test_android_world_needs.py",
+        ),
         lacks=_python("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "android_world"),
     ),
     Row(

@@ -59,7 +59,7 @@ class GroupState(StrEnum):
     READY = "ready"  # closed and valid, waiting for a poll
     LEASED = "leased"  # in a delivery that is not acknowledged yet
     DELIVERED = "delivered"  # acknowledged, or popped by a client that does not acknowledge
-    FILTERED = "filtered"  # closed, and rejected by a group function
+    FILTERED = "filtered"  # closed, and dropped: rejected by a group function, or too old to be delivered
     FAILED = "failed"  # too few slots could be filled, or a group function raised
     SKIPPED = "skipped"  # the trainer trained it in an earlier run, or its job was cancelled
 
