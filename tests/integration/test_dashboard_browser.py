@@ -383,6 +383,20 @@ def test_what_is_new_appears_without_a_reload(visit: Callable[..., Visit], site:
     here.check()
 
 
+def test_a_failed_job_says_that_it_has_no_trajectory_and_not_that_none_ended_yet(
+    visit: Callable[..., Visit], site: Site
+) -> None:
+    site.beat()
+    site.post("/start_rollout", {"task_type": "external", "job_id": "failed", "num_repeat_per_sample": 1})
+    buffer = site.context.buffer
+    buffer.fail_job(buffer.job("failed").key, "it broke")
+    here = visit()
+    page = here.open("jobs", "failed")
+    page.get_by_text("no trajectory", exact=True).wait_for()
+    assert page.get_by_text("ended yet").count() == 0
+    here.check()
+
+
 @pytest.mark.large
 def test_filters_stand_in_the_address_and_lists_are_paged(visit: Callable[..., Visit], site: Site) -> None:
     site.post("/start_rollout", {"task_type": "external", "job_id": "paged", "num_repeat_per_sample": 2})

@@ -100,7 +100,7 @@ function factsOf(body, jobId) {
   return [
     fact("Mean reward", newest.episodes ? reward(newest.reward_mean) : "–", newest.episodes ? `newest ${count(newest.episodes)}, ${range}` : "no episode yet"),
     fact("Success", percent(newest.success), newest.success === null ? "not reported" : `newest ${count(newest.episodes)}`),
-    fact("Being played", count(body.running_attempts), body.trajectory_age_s === null ? (newest.episodes ? "episodes" : "none ended yet") : `last ended ${span(body.trajectory_age_s)} ago`),
+    fact("Being played", count(body.running_attempts), body.trajectory_age_s === null ? (newest.episodes ? "episodes" : "no trajectory") : `last ended ${span(body.trajectory_age_s)} ago`),
     fact("Episodes at once", body.concurrency?.limit === undefined ? "–" : count(body.concurrency.limit), body.concurrency?.reason ? `auto: ${body.concurrency.reason}` : "num_process of the job"),
     fact("Devices", devices(body.devices), deviceWords(body.devices)),
     fact("Weights", body.weight_version === null ? "–" : `v${body.weight_version}`, body.weight_version === null ? "not reported" : "newest seen"),
@@ -136,7 +136,7 @@ function whereLost(job) {
     ),
     section(
       "Episodes",
-      h("p", null, outcomes.length ? `Ended: ${outcomes.join(", ")}` : "None has ended yet", job.late ? `, ${count(job.late)} came late` : "", job.damaged ? `, ${count(job.damaged)} damaged` : "", ". "),
+      h("p", null, outcomes.length ? `Trajectories: ${outcomes.join(", ")}` : "No trajectory", job.late ? `, ${count(job.late)} came late` : "", job.damaged ? `, ${count(job.damaged)} damaged` : "", ". "),
       attempts.length > 0 && h("p", null, `Attempts: ${attempts.join(", ")}.`),
       job.measures.prompts && h("p", null, promptsInWords(job.measures.prompts)),
       failures.length

@@ -572,12 +572,12 @@ def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
         yield _starting(at)
     else:
         oldest = at.oldest_running_s or 0.0
-        ended = "none has ended yet" if at.trajectory_age_s is None else f"none ended for {_span(at.trajectory_age_s)}"
+        last = "yet" if at.trajectory_age_s is None else f"for {_span(at.trajectory_age_s)}"
         long = oldest > LONG_EPISODE_S
         yield Explanation(
             code="slow" if long else "playing",
             severity=Severity.ATTENTION if long else Severity.OK,
-            message=f"{playing.capitalize()}, the oldest for {_span(oldest)}; {ended}.{_waits(at)}",
+            message=f"{playing.capitalize()}, the oldest for {_span(oldest)}; no trajectory {last}.{_waits(at)}",
             advice="Do they wait for a device or for the engine? The runner's log, LOG, says so." if long else "",
         )
 

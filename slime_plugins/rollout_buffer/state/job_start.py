@@ -47,6 +47,8 @@ class StartedJob:
 
     job: JobRecord
     attached: bool
+    reopened: bool = False
+    """True if the job had failed: its failed groups are played again."""
 
     @property
     def message(self) -> str:
@@ -100,7 +102,9 @@ def start_job(
     job = job_rows.get_job(connection, key)
     if payload.start_id is not None:
         start_id_rows.insert_start_id(connection, key, job.job_id, payload.start_id, payload.identity())
-    return StartedJob(job=job, attached=start.action is StartAction.ATTACH)
+    attached = start.action is StartAction.ATTACH
+    reopened = attached and start.job is not None and start.job.state is JobState.FAILED
+    return StartedJob(job=job, attached=attached, reopened=reopened)
 
 
 def decide_start(connection: Connection, payload: StartPayload) -> Start:

@@ -44,6 +44,8 @@ class StartReply(WireRecord):
     """Its state."""
     attached: bool = False
     """True if the job existed."""
+    reopened: bool = False
+    """True if the job had failed: its failed groups are played again."""
     groups: int = 0
     """Instances times epochs."""
     group_size: int = 0

@@ -104,8 +104,11 @@ def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(serve
     job = served.client.job("k")
     assert job["group_size"] == 2
     assert job["settings"]["sampling_params"] | {"top_p": 0.9, "temperature": 0.5} == job["settings"]["sampling_params"]
-    assert "k: existed, attached to it" in served.said(*call)
+    assert "k: exists and is running, attached to it" in served.said(*call)
     assert json.loads(served.said(*call, "--json"))["attached"] is True
+    served.buffer.fail_job(served.buffer.job("k").key, "it broke")
+    assert "k: had failed; its failed groups are played again" in served.said(*call)
+    assert "k: exists and is running, attached to it" in served.said(*call)
 
 
 @pytest.mark.parametrize(
@@ -256,8 +259,13 @@ def test_the_list_of_jobs_has_whole_ids_and_the_first_line_of_each_cause(served:
     served.buffer.fail_job(served.buffer.job(name).key, "it broke in a file\nTraceback")
     listed = served.said("jobs")
     assert name in listed
-    assert "it broke in a file" in " ".join(listed.split())
+    assert "it broke in a file" in listed
     assert "Traceback" not in listed
+
+
+def test_the_list_of_jobs_has_the_reason_why_an_open_job_does_not_progress(served: Served) -> None:
+    served.client.start_rollout({"task_type": "external", "job_id": "still", "instances": [{"instance_id": "x"}]})
+    assert "nothing was written yet" in served.said("jobs")
 
 
 def test_lines_with_embedded_screenshots_are_read_without_the_buffer(served: Served, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from slime_plugins.rollout_buffer.cli.app import app
@@ -159,6 +160,21 @@ def test_watching_in_json_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch, 
         jobs._print_json(lambda: [{"job_id": "j"}], watch=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{"jobs": [{"job_id": "j"}]}] * 3
     assert ticks == [1.0] * 3
+
+
+def test_watching_in_a_pipe_prints_the_status_every_second(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(jobs, "console", Console(width=100))
+    monkeypatch.setattr("slime_plugins.rollout_buffer.cli.commands.jobs.time.sleep", lambda _: None)
+    monkeypatch.setattr(jobs, "draw_job_status", ["first", "second"].__getitem__)
+    rounds = iter([0, 1])
+
+    def read() -> Any:
+        for found in rounds:
+            return found
+        raise KeyboardInterrupt
+
+    jobs._watch(read)
+    assert capsys.readouterr().out == "first\nsecond\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "prune", "gateway"])

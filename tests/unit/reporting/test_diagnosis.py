@@ -58,7 +58,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
         "21% of all tokens in training rows are read again: the engine ran other prompts than it was sent, and 9 more",
     ),
     ({"trainer_waits_s": 40.0}, "moving", "The trainer has waited for 40 s"),
-    ({"trajectory_age_s": None}, "playing", "the oldest for 30 s; none has ended yet"),
+    ({"trajectory_age_s": None}, "playing", "the oldest for 30 s; no trajectory yet"),
     ({"trajectory_age_s": 700.0, "oldest_running_s": 900.0}, "slow", "the oldest for 15 min"),
     ({"running_attempts": 0, "trajectory_age_s": None, "began_s": 12.0}, "starting", "began 12 s ago"),
     ({"running_attempts": 0, "trajectory_age_s": None}, "no_runner", "runner is not at work"),

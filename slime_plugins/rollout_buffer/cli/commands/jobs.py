@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -26,7 +26,11 @@ from slime_plugins.rollout_buffer.cli.common import (
 )
 from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
 from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.types import GroupState
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 MAX_CAUSE = 120
 """Characters of a cause in the list of jobs."""
@@ -43,20 +47,30 @@ def register(app: typer.Typer) -> None:
 
 def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the jobs, newest first."""
+    client = connect(url)
     with report_errors():
-        found = connect(url).jobs()
+        found = client.jobs()
+        causes = [] if as_json else [_cause(client, job) for job in found]
     if as_json:
         print_json({"jobs": found})
         return
     states = [state.value for state in GroupState if any(job["groups"][state.value] for job in found)]
     table = Table("job", "task type", "state", "groups", *states, "cause", box=None)
     table.columns[0].no_wrap, table.columns[0].overflow = True, "fold"
-    for job in found:
+    for job, cause in zip(found, causes, strict=True):
         groups = job["groups"]
         total = sum(groups.values())
         numbers = [str(groups[state]) for state in states]
-        table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, _shortened(job["cause"]))
+        table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, _shortened(cause))
     console.print(table if found else "no jobs yet")
+
+
+def _cause(client: RolloutBufferClient, job: Mapping[str, Any]) -> str:
+    """Returns the cause of a job's state; for an open job without one, why it does not progress."""
+    if job["cause"] or job["state"] not in OPEN_STATES:
+        return str(job["cause"])
+    first = client.explanation(job["job_id"])["explanation"][0]
+    return "" if first["severity"] == "ok" else str(first["message"])
 
 
 def _shortened(cause: str) -> str:
@@ -93,7 +107,7 @@ def status(
 
 def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the open jobs and the one that ended last; ``jobs`` are newest first."""
-    is_open = [job["state"] in ("running", "paused") for job in jobs]
+    is_open = [job["state"] in OPEN_STATES for job in jobs]
     ended = [job for job, still in zip(jobs, is_open, strict=True) if not still]
     return [job for job, still in zip(jobs, is_open, strict=True) if still] + ended[:1]
 
@@ -110,13 +124,17 @@ def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
     """Shows the jobs every second; waits for a buffer that became unreachable."""
     from requests import RequestException
 
-    with Live(draw_job_status(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):
+    shown = draw_job_status(read())
+    live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+    show = console.print if live is None else live.update  # Live writes into a pipe only when it ends
+    with live or nullcontext(), suppress(KeyboardInterrupt):
         while True:
+            show(shown)
             time.sleep(1.0)
             try:
-                live.update(draw_job_status(read()))
+                shown = draw_job_status(read())
             except (RequestException, UnavailableError):
-                live.update(Text(f"no answer from the buffer since {local_time(time.time())}; retrying"))
+                shown = Text(f"no answer from the buffer since {local_time(time.time())}; retrying")
                 time.sleep(4.0)
 
 

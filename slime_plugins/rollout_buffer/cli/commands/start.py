@@ -77,8 +77,13 @@ def start(
     if as_json:
         print_json(reply.model_dump(mode="json"))
         return
-    what = "existed, attached to it" if reply.attached else "started"
+    if reply.reopened:
+        what = "had failed; its failed groups are played again"
+    else:
+        what = f"exists and is {reply.state}, attached to it" if reply.attached else "started"
     console.print(f"{reply.job_id}: {what}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True)
+    for note in reply.notes:
+        console.print(note, soft_wrap=True, markup=False)
 
 
 def _payload(path: Path) -> dict[str, Any]:

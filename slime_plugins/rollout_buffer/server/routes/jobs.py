@@ -79,6 +79,7 @@ def start_rollout() -> Response:
         job_id=job.job_id,
         state=job.state,
         attached=started.attached,
+        reopened=started.reopened,
         groups=job.instance_count * job.num_epoch,
         group_size=job.group_size,
         notes=[*notes, *([GROUP_TIMEOUT_NOTE] if job.gives_up_slow_members else [])],
