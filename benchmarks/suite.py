@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -146,26 +146,37 @@ def ratios_of(report: Mapping[str, Any], names: Sequence[str] | None = None) -> 
 
 
 def report_table(report: Mapping[str, Any]) -> str:
-    """Returns a report as Markdown: the machine, every ratio with its range, every caveat."""
+    """Returns a report as Markdown: the machine, and for each benchmark its caveat and every ratio with its range."""
     about = report["machine"]
     lines = [
         f"{about['cores']} cores ({about['processor']}), {about['memory_gb']} GB, {about['system']}, "
         f"Python {about['python']}.",
         "Ratios of rounds run in turn: the median, in brackets the lowest and highest round. More is better.",
-        "",
-        "| ratio | median (lowest–highest) |",
-        "|---|---|",
-        *(f"| {ratio.name} | {ratio.shown} |" for ratio in ratios_of(report)),
-        "",
-        "| benchmark | arguments | took | load before | caveat |",
-        "|---|---|---|---|---|",
-        *(
-            f"| `bench_{name}.py` | `{' '.join(entry['arguments'])}` | {entry['seconds']:.0f} s "
-            f"| {entry['load_before']} | {entry['caveat']} |"
-            for name, entry in report["benches"].items()
-        ),
+        *(line for name, entry in report["benches"].items() for line in _bench_lines(name, entry)),
     ]
     return "\n".join(lines) + "\n"
+
+
+TWO_AXES = {"buffer": " of ", "masks": ", "}
+"""Benchmarks whose ratios are named ROW, this, COLUMN, and all to the same thing."""
+
+
+def _bench_lines(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
+    cells: dict[str, dict[str, str]] = {}
+    baseline = ""
+    for ratio in ratios_of({"benches": {name: entry}}):
+        row, column = ratio.name.removeprefix(f"{name}: "), "ratio"
+        if name in TWO_AXES and ", to " in row:
+            subject, baseline = row.rsplit(", to ", 1)
+            row, column = subject.split(TWO_AXES[name], 1)
+        cells.setdefault(row, {})[column] = ratio.shown
+    columns = list(dict.fromkeys(column for found in cells.values() for column in found))
+    took = f"{entry['seconds']:.0f} s, load {entry['load_before']} before"
+    against = f", to {baseline}" if baseline else ""
+    yield from ("", f"**`bench_{name}.py {' '.join(entry['arguments'])}`**{against} ({took}): {entry['caveat']}.", "")
+    yield from (f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|")
+    for row, found in cells.items():
+        yield f"| {row} | {' | '.join(found.get(column, '–') for column in columns)} |"
 
 
 def busy_benches(report: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.ratios import READERS, Ratio, Verdict, compare, read_ratios
-from benchmarks.suite import BEGIN, BENCHES, END, keep, main
+from benchmarks.suite import BEGIN, BENCHES, END, keep, main, report_table
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -98,9 +98,18 @@ def test_a_run_is_recorded_without_its_raw_numbers(tmp_path: Path) -> None:
     assert "old" not in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "| masks: speed | 2.10 (2.00–2.20) |" in text
+    assert "| speed | 2.10 (2.00–2.20) |" in text
     assert "found" not in recorded.read_text()
     assert json.loads(recorded.read_text())["benches"].keys() == whole["benches"].keys()
+
+
+def test_ratios_with_two_axes_are_a_table_of_both() -> None:
+    of_two = report(buffer=(1.0,))
+    names = ("write of 2k", "read of 2k", "write of 1m")
+    of_two["benches"]["buffer"]["ratios"] = [{"name": f"buffer: {one}, to a list", "rounds": [2.0]} for one in names]
+    text = report_table(of_two)
+    assert "`**, to a list (10 s" in text
+    assert "| | 2k | 1m |\n|---|---|---|\n| write | 2.00 | 2.00 |\n| read | 2.00 | – |" in text
 
 
 def test_half_a_run_is_not_recorded(tmp_path: Path) -> None:
