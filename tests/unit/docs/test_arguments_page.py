@@ -30,16 +30,19 @@ READERS = (
     ROOT / "slime_plugins" / "rollout_buffer" / "generator" / "android_world" / "custom_generate.py",
 )
 HELPERS = {"getattr", "_seconds", "_at_least_one"}
-ROW = re.compile(r"\| `(?P<name>[^`]+)` \| (?P<where>[^|]+) \| (?P<default>[^|]+) \| (?P<meaning>[^|]+) \|")
+ROW = re.compile(r"^\| (?P<names>`[^|]+`) \| (?P<where>[^|]+) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 
 def rows() -> dict[str, tuple[str, str]]:
     """The page's arguments by the name that they have in ``args``: flag or YAML key, and default."""
     page = (ROOT / "docs" / "arguments.md").read_text(encoding="utf-8")
-    found = [match.groupdict() for match in ROW.finditer(page)]
-    names = [row["name"].removeprefix("--").removeprefix("disable-").replace("-", "_") for row in found]
-    assert len(names) == len(set(names)), "an argument stands there twice"
-    return {name: (row["where"].strip(), row["default"].strip()) for name, row in zip(names, found, strict=True)}
+    found = [
+        (shown.removeprefix("--").removeprefix("disable-").replace("-", "_"), (row["where"], row["default"]))
+        for row in ROW.finditer(page)
+        for shown in re.findall(r"`([^`]+)`", row["names"])
+    ]
+    assert len(found) == len(dict(found)), "an argument stands there twice"
+    return dict(found)
 
 
 def is_args(node: ast.expr) -> bool:
