@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,9 +72,8 @@ class AdbPackage:
     def hide_automation_ui(self) -> None:
         pass
 
-    def get_state(self, *, wait_to_stabilize: bool) -> Any:
-        del wait_to_stabilize
-        return SimpleNamespace(pixels=np.full((1200, 540, 3), min(self.taps * 80, 255), np.uint8), ui_elements=[])
+    def look(self) -> tuple[Any, Any]:
+        return np.full((1200, 540, 3), min(self.taps * 80, 255), np.uint8), []
 
     def await_fresh_tree(self) -> None:
         pass
@@ -83,7 +81,7 @@ class AdbPackage:
     def drop_accessibility_trees(self) -> None:
         pass
 
-    def check_forwarder(self) -> None:
+    def check_connection(self) -> None:
         pass
 
     def _run(self, *words: str) -> str:

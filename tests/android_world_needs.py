@@ -21,6 +21,9 @@ NEEDS = {
     "ui_elements": "accessibility",
     "forest": "accessibility",
     "find_and_click_element": "accessibility",
+    # What only the forwarder tells: `uiautomator dump` writes no hints, and refuses while a screen moves.
+    "hint_text": "grpc",
+    "_is_stopwatch_running": "grpc",
 }
 """Names in the package by which a function needs something."""
 METHODS = ("__init__", "initialize_task", "is_successful", "tear_down")

@@ -230,6 +230,7 @@ ROWS: tuple[Row, ...] = (
         needs="ROLLOUT_BUFFER_TEST_ANDROID_WORLD: a Python with android_world (scripts/install_android_world)",
         tests=(
             "tests/integration/test_android_world_real.py",
+            "tests/integration/test_android_world_adb_only.py",
             "tests/integration/test_android_world_farm.py",
             "tests/integration/test_android_world_needs.py",
         ),

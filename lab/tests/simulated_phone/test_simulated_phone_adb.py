@@ -141,3 +141,13 @@ def test_the_screen_is_captured_at_its_own_size(adb: Adb) -> None:
     assert output.text.startswith(b"\x89PNG")
     assert "1080x2400" in adb.shell("wm size")
     assert "logicalFrame=[0, 0, 1080, 2400]" in adb.shell("dumpsys input | grep logicalFrame")
+
+
+def test_uiautomator_writes_the_elements_of_a_screen_that_stands_still(adb: Adb) -> None:
+    adb.shell("am", "start", "-n", "com.google.android.deskclock/com.android.deskclock.DeskClock")
+    adb.tap_text("Stopwatch", WidgetKind.BUTTON)
+    said = adb.run("exec-out", "rm -f /sdcard/w.xml; uiautomator dump /sdcard/w.xml; cat /sdcard/w.xml")
+    assert said.startswith("UI hierchary dumped to: /sdcard/w.xml\n<?xml ")
+    assert 'content-desc="Start"' in said
+    adb.tap_text("Start", WidgetKind.BUTTON)
+    assert adb.shell("uiautomator dump /sdcard/w.xml") == "ERROR: could not get idle state.\n"

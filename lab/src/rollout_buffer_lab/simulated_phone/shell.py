@@ -72,6 +72,11 @@ class Shell:
     def _page(self) -> Page:
         return self._front.page
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether the display changes without being touched."""
+        return self._page.is_moving
+
     def screen(self) -> Screen:
         """What the display shows now."""
         page = self._page

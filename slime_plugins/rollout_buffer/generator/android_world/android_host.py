@@ -24,6 +24,11 @@ class AndroidEndpoint:
     grpc_port: int | None = None
     capabilities: frozenset[Capability] = frozenset()
 
+    @property
+    def is_emulator(self) -> bool:
+        """Whether android_env can connect to the emulator's own ports; otherwise adb alone is used."""
+        return self.console_port is not None and self.grpc_port is not None
+
 
 class AndroidHost(Protocol):
     """Starts or finds one Android. Calls come one at a time, but ``lost`` may run during another.

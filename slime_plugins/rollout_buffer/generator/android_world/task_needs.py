@@ -13,8 +13,6 @@ from importlib import resources
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import DeviceCheck
 
-NEEDED_TO_CONNECT = frozenset({Capability.GRPC, Capability.ACCESSIBILITY})
-"""Without these the package does not connect: android_env reads screens by gRPC, and every look at them has a tree."""
 _OF_OTHER_TASKS = frozenset({Capability.CLOCK, Capability.ROOT})  # the package's base class sets the clock, as root
 _MAX_NAMES = 8
 
@@ -38,11 +36,9 @@ def playable(capabilities: Collection[Capability]) -> list[str]:
 
 def examined(name: str, capabilities: Collection[Capability]) -> DeviceCheck:
     """Returns doctor's line: how many tasks the device can play, and which each missing capability costs."""
-    lacks = sorted(NEEDED_TO_CONNECT.difference(capabilities))
-    played = [] if lacks else playable(capabilities)
+    played = playable(capabilities)
     parts = [f"plays {_listed(played)} of the {len(task_needs())} tasks"]
-    parts += [f"without {capability} no task is played" for capability in lacks]
-    for capability in sorted(set(Capability) - set(capabilities) - NEEDED_TO_CONNECT):
+    for capability in sorted(set(Capability) - set(capabilities)):
         lost = [task for task, needs in task_needs().items() if capability in needs]
         parts += [f"{capability} is missing for {_listed(lost)}"] if lost else []
     return DeviceCheck(

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,9 +97,8 @@ class WrittenPackage:
         self.say(str(action.kind))
         return ""
 
-    def get_state(self, *, wait_to_stabilize: bool) -> Any:
-        assert not wait_to_stabilize, "the package's own wait takes an old screen for a settled one"
-        return SimpleNamespace(pixels=np.zeros((40, 20, 3), np.uint8), ui_elements=[])
+    def look(self) -> tuple[Any, Any]:
+        return np.zeros((40, 20, 3), np.uint8), []
 
     def await_fresh_tree(self) -> None:
         pass
@@ -121,7 +119,7 @@ class WrittenPackage:
         del task
         return ["org.app"]
 
-    def check_forwarder(self) -> None:
+    def check_connection(self) -> None:
         pass
 
 

@@ -52,12 +52,11 @@ class ToastPackage:
         self.calls: list[str] = []
         self.env = self
 
-    def get_state(self, *, wait_to_stabilize: bool) -> Any:
-        assert not wait_to_stabilize
+    def look(self) -> tuple[Any, Any]:
         self.looks_until_effect -= 1
         if self.looks_until_effect == 0:
             self.screen = EFFECT
-        return SimpleNamespace(pixels=pixels_of(self.screen), ui_elements=[self.screen])
+        return pixels_of(self.screen), [self.screen]
 
     def await_fresh_tree(self) -> None:
         self.calls.append("await_fresh_tree")

@@ -36,6 +36,13 @@ class _Tabs(Page):
         screen.tabs([Tab(text=tab, selected=tab == chosen, on_tap=partial(self._show, tab)) for tab in _TABS])
         {"Alarm": self._alarm, "Clock": self._clock, "Timer": self._timer, "Stopwatch": self._stopwatch}[chosen](screen)
 
+    @property
+    def is_moving(self) -> bool:
+        """While the stopwatch or the timer on the screen runs."""
+        running = {"Timer": self.app.preferences.get("timer_running") == "1"}
+        running["Stopwatch"] = _Stopwatch(self.app).state == STOPWATCH_RUNNING
+        return running.get(self.app.preferences.get("tab", ""), False)
+
     def _show(self, tab: str) -> None:
         self.app.preferences["tab"] = tab
         self.scroll = 0

@@ -70,6 +70,11 @@ class Page(ABC):
     def build(self, screen: ScreenBuilder) -> None:
         """Lays the page out from the device's state; called for every observation."""
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether the page changes without being touched, as a running stopwatch does."""
+        return False
+
     def enter(self) -> None:
         """What the Enter key does outside of multi-line fields."""
         self.focused = None

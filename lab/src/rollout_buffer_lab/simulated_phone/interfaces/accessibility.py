@@ -1,4 +1,4 @@
-"""The screen as an accessibility forest, and the forwarder that keeps sending it.
+"""The screen as an accessibility forest or as XML, and the forwarder that keeps sending the forest.
 
 The real forwarder is an app on the device that receives a port by broadcast and then connects to the host. Its messages
 are android_env's; they are imported where they are made, so that the rest of the phone needs nothing of it.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 from rollout_buffer_lab.simulated_phone.geometry import (
     SCREEN_HEIGHT,
@@ -46,6 +48,28 @@ def forest_of(screen: Screen, package: str) -> Any:
     for number, widget in enumerate(parts, start=1):
         _describe(window.tree.nodes.add(unique_id=number, depth=1, package_name=package), widget, package)
     return forest
+
+
+def hierarchy_of(screen: Screen, package: str) -> bytes:
+    """Returns the screen as ``uiautomator dump`` writes it: without hints."""
+    root = ElementTree.Element("hierarchy", rotation="0")
+    frame = ElementTree.SubElement(root, "node", {"class": "android.widget.FrameLayout", "package": package})
+    for widget in _parts(screen):
+        node = SimpleNamespace(bounds_in_screen=SimpleNamespace(), text="", content_description="", is_checked=False)
+        _describe(node, widget, package)
+        rect = node.bounds_in_screen
+        values = {
+            "text": node.text,
+            "class": node.class_name,
+            "package": package,
+            "content-desc": node.content_description,
+            "checked": str(node.is_checked).lower(),
+            "clickable": str(node.is_clickable).lower(),
+            "bounds": f"[{rect.left},{rect.top}][{rect.right},{rect.bottom}]",
+        }
+        ElementTree.SubElement(frame, "node", values)
+    written: bytes = ElementTree.tostring(root, encoding="UTF-8", xml_declaration=True)
+    return written
 
 
 def _parts(screen: Screen) -> list[Widget]:

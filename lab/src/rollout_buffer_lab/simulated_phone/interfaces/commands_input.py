@@ -1,9 +1,10 @@
-"""``input``: touches, swipes, text and keys."""
+"""``input``: touches, swipes, text and keys. ``uiautomator``: the screen's elements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from rollout_buffer_lab.simulated_phone.interfaces.accessibility import hierarchy_of
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import ACTION_S, EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
     Command,
@@ -37,7 +38,10 @@ _BUTTONS = {
 
 def input_commands(handset: EmulatorState) -> Mapping[str, Command]:
     """The commands of this file, by name."""
-    return {"input": lambda arguments, piped: _input(handset, arguments)}
+    return {
+        "input": lambda arguments, piped: _input(handset, arguments),
+        "uiautomator": lambda arguments, piped: _uiautomator(handset, arguments),
+    }
 
 
 def press_key(shell: Shell, name: str) -> None:
@@ -72,6 +76,15 @@ def _input(handset: EmulatorState, arguments: Sequence[str]) -> Output:
         return failed(f"Error: Invalid arguments for command: {words[0]}", 255)
     handset.state.clock.advance(ACTION_S)
     return printed()
+
+
+def _uiautomator(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+    """As on Android the exit code is 0 whatever happened, and a screen that moves is refused."""
+    if handset.never_idle or handset.shell.is_moving:
+        return printed("ERROR: could not get idle state.\n")
+    path = arguments[1]
+    handset.state.files.write(path, hierarchy_of(handset.shell.screen(), handset.shell.front.package))
+    return printed(f"UI hierchary dumped to: {path}\n")
 
 
 def _tap(shell: Shell, words: Sequence[str]) -> None:

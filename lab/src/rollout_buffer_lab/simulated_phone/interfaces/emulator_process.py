@@ -130,9 +130,12 @@ class Emulator:
         self._faults = faults
         self._forwarder.mute = faults.dead_forwarder
         self._forwarder.slow_s = faults.slow_trees_s
+        self.handset.never_idle = faults.never_idle
 
     def _run(self, words: Sequence[str]) -> Output:
         output = self._adb.run(words)
+        if self._faults.half_screens and "screencap" in " ".join(words):
+            output = Output(text=output.text[: len(output.text) // 2])
         if self._recorder is not None:
             self._recorder.record(words, output)
         self._forwarder.wake()

@@ -53,6 +53,7 @@ class EmulatorState:
         self.shell = Shell(self.state)
         self.installed_later = {_FORWARDER}
         self.listeners: list[BroadcastListener] = []
+        self.never_idle = False
         self._task_ids: dict[str, int] = {}
 
     @staticmethod

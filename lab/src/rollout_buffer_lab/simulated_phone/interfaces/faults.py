@@ -17,7 +17,8 @@ class Faults:
     fail. ``dead_forwarder``: the accessibility forwarder sends nothing any more. ``slow_trees_s``: seconds between the
     moment it looks at the screen and the moment it sends what it saw, one tree after the other. ``slow_screen_s``:
     seconds between a touch and its effect. ``crash_after_inputs``: the process is gone at this many-th touch, text or
-    key.
+    key. ``half_screens``: ``screencap`` hands out the first half of its image. ``never_idle``: ``uiautomator`` waits in
+    vain for the screen to stand still.
     """
 
     exit_at_start: bool = False
@@ -29,6 +30,8 @@ class Faults:
     slow_trees_s: float = 0.0
     slow_screen_s: float = 0.0
     crash_after_inputs: int | None = None
+    half_screens: bool = False
+    never_idle: bool = False
 
     def to_json(self) -> str:
         """The faults as text."""

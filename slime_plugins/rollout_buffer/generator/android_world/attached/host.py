@@ -231,8 +231,8 @@ def capabilities_of(entry: AttachedDevice, server: AdbServer, serial: str) -> fr
     if entry.capabilities is not None:
         found = set(entry.capabilities)
     else:
-        found = {Capability.RESTORE, Capability.CLOCK}
-        found |= {Capability.ACCESSIBILITY, Capability.GRPC} if entry.grpc_port is not None else set()
+        found = {Capability.RESTORE, Capability.CLOCK, Capability.ACCESSIBILITY}
+        found |= {Capability.GRPC} if entry.grpc_port is not None and entry.console_port is not None else set()
         found |= {Capability.SMS} if entry.console_port is not None else set()
         # With ro.debuggable `adb root` works, which the package runs where it needs it.
         answers = [server.run("-s", serial, "shell", *ask)[1] for ask in (["whoami"], ["getprop", "ro.debuggable"])]

@@ -129,7 +129,7 @@ class AndroidWorldDevice:
             raise DeviceError(f"the score could not be read: {type(error).__name__}: {error}") from error
 
     def health(self) -> Mapping[str, str]:
-        """As ``Device.health``: Android answers, and its accessibility forwarder sends."""
+        """As ``Device.health``: Android answers, its screen can be read, and its accessibility forwarder sends."""
         self._check_open()
         self._check_usable()
         return {"kind": self._settings.device, "serial": self._endpoint.serial}
@@ -245,8 +245,8 @@ class AndroidWorldDevice:
         return self._sample()
 
     def _sample(self) -> ScreenSample:
-        state = self._package.env.get_state(wait_to_stabilize=False)
-        return ScreenSample(pixels=state.pixels, elements=state.ui_elements)
+        pixels, elements = self._package.look()
+        return ScreenSample(pixels=pixels, elements=elements)
 
     def _running(self) -> Any:
         self._check_open()
@@ -263,7 +263,7 @@ class AndroidWorldDevice:
     def _check_usable(self) -> None:
         if not self._host.check_alive():
             self._connect()
-        self._package.check_forwarder()
+        self._package.check_connection()
 
     def _check_open(self) -> None:
         if self._closed:

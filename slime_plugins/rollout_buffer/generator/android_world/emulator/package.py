@@ -1,4 +1,4 @@
-"""The only file that imports the packages ``android_world`` and ``android_env``.
+"""The only file that imports the packages ``android_world`` and ``android_env``, beside ``adb_environment``.
 
 They are imported when a device is created, not earlier: they write temporary files under names made of task parameters,
 so each worker needs its own temporary folder before the import. One environment per process, because tasks draw from
@@ -81,6 +81,7 @@ class AndroidWorldPackage:
         self._tasks: Mapping[str, Any] = self._modules["registry"].TaskRegistry().get_registry(_SUITE)
         self.env: Any = None
         self._connection: Any = None
+        self._has_forwarder = True
 
     @property
     def adb_utils(self) -> Any:
@@ -90,6 +91,7 @@ class AndroidWorldPackage:
     def connect(self, endpoint: AndroidEndpoint, *, set_up_apps: bool = False) -> None:
         """Connects to the running Android through its adb server; nothing is downloaded or installed.
 
+        Without an emulator's ports adb is the only way to it, and no accessibility forwarder is needed.
         With ``set_up_apps`` the package first downloads, installs and sets up its apps and the forwarder, which takes
         many minutes and is done once, on the base device.
 
@@ -97,14 +99,12 @@ class AndroidWorldPackage:
             DeviceError: the emulator does not answer, or the accessibility forwarder is missing.
         """
         self.disconnect()
+        self._has_forwarder = endpoint.is_emulator
         controllers: Any = self._modules["controllers"]
 
         def controller(*_: object, **__: object) -> Any:
             self._close_connection()  # a reconnect would leave the old server and logcat running
-            config = self._environment_config(endpoint)
-            made = controllers.AndroidWorldController(
-                self._modules["loader"].load(config), install_a11y_forwarding_app=set_up_apps
-            )
+            made = self._controller(endpoint, set_up_apps=set_up_apps)
             self._connection = made.env
             return made
 
@@ -117,7 +117,7 @@ class AndroidWorldPackage:
             packages = self.adb_utils.get_all_package_names(self.env.controller)
         except Exception as error:
             raise DeviceError(f"android_world cannot connect: {type(error).__name__}: {error}") from error
-        if FORWARDER_PACKAGE not in packages:
+        if self._has_forwarder and FORWARDER_PACKAGE not in packages:
             raise DeviceError(
                 f"the base device lacks the app {FORWARDER_PACKAGE}: scripts/set_up_base_device installs it"
             )
@@ -163,18 +163,29 @@ class AndroidWorldPackage:
             raise DeviceError(f"adb {' '.join(words[:3])} failed: {response.error_message}")
         return bytes(response.generic.output).decode("utf-8", "replace")
 
+    def look(self) -> tuple[Any, Any]:
+        """Returns the screen's pixels and the elements that the forwarder sent last, None without a forwarder."""
+        if not self._has_forwarder:
+            return self.env.controller.screenshot(), None
+        # Not the package's own wait for a stable screen: it takes an old one for settled.
+        state = self.env.get_state(wait_to_stabilize=False)
+        return state.pixels, state.ui_elements
+
     def drop_accessibility_trees(self) -> None:
         """Drops the accessibility trees received so far, so that the next one is new."""
+        if not self._has_forwarder:
+            return  # each is made when it is asked for
         wrapper = self.env.controller.env
         wrapper.accumulate_new_extras()  # fetches those that have arrived
         wrapper._accumulated_extras = {}
 
-    def check_forwarder(self) -> None:
-        """Raises ``DeviceError`` if no new accessibility tree arrives."""
+    def check_connection(self) -> None:
+        """Raises ``DeviceError`` if the screen cannot be read, or no new accessibility tree arrives."""
         if self.env is None:
             raise DeviceError("the device is not connected")
         try:
             self._await_tree()
+            self.look()
         except DeviceError:
             raise
         except Exception as error:
@@ -193,6 +204,8 @@ class AndroidWorldPackage:
             self._await_tree()
 
     def _await_tree(self) -> None:
+        if not self._has_forwarder:
+            return
         deadline = time.monotonic() + _TREE_S
         self.drop_accessibility_trees()
         # Events arrive on the same way and are no trees.
@@ -224,10 +237,18 @@ class AndroidWorldPackage:
         except Exception as error:  # noqa: BLE001 - closing a broken connection may raise anything
             logger.warning("closing the connection failed: %s: %s", type(error).__name__, error)
 
+    def _controller(self, endpoint: AndroidEndpoint, *, set_up_apps: bool) -> Any:
+        if not endpoint.is_emulator:
+            from slime_plugins.rollout_buffer.generator.android_world.emulator.adb_environment import AdbController
+
+            return AdbController(endpoint)
+        return self._modules["controllers"].AndroidWorldController(
+            self._modules["loader"].load(self._environment_config(endpoint)), install_a11y_forwarding_app=set_up_apps
+        )
+
     def _environment_config(self, endpoint: AndroidEndpoint) -> Any:
         classes = self._modules["config_classes"]
-        if endpoint.console_port is None or endpoint.grpc_port is None:
-            raise DeviceError(f"{endpoint.serial} has no emulator's console and gRPC ports, which android_env needs")
+        assert endpoint.console_port is not None
         return classes.AndroidEnvConfig(
             task=classes.FilesystemTaskConfig(path=str(self._write_task())),
             simulator=classes.EmulatorConfig(
