@@ -27,7 +27,7 @@ def command_line_docs() -> str:
 def shortened(page: str) -> str:
     """Returns typer's page with what several commands share written once, and without what repeats a heading."""
     page = re.sub(r"\*\*Commands\*\*:\n\n((?:\* .*\n?)+)", lambda found: _names(found[1]), page)
-    page = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n\n", lambda found: _usage(found[1]), page)
+    page = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n\n", "", page)
     page = re.sub(r"\*\*(?:Arguments|Options)\*\*:\n\n", "", page)
     page = re.sub(r" <(?:list\[)?(?:str|Path|path|int|float)\]?(?: range)?>`", "`", page)
     page = re.sub(r"^(\* .*\n)\n(?=\* )", r"\1", page, flags=re.MULTILINE)
@@ -41,10 +41,6 @@ def shortened(page: str) -> str:
 def _names(commands: str) -> str:
     """The commands of a list without their descriptions, which typer cuts and the sections repeat."""
     return ", ".join(re.findall(r"^\* (`[^`]+`)", commands, re.MULTILINE)) + "\n"
-
-
-def _usage(call: str) -> str:
-    return f"`{call}`\n\n" if "{" in call or "[payload]" in call or "[job_id]" in call else ""
 
 
 def _without(shared: list[str], lines: list[str]) -> Iterator[str]:

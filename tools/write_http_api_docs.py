@@ -24,18 +24,17 @@ Written by `python tools/write_http_api_docs.py`. The server describes every rou
 (OpenAPI 3.1): `curl http://127.0.0.1:8889/openapi.json | jq '.components.schemas.Job.properties'`.
 
 JSON in, JSON out, whatever the content type says. Bodies are sent uncompressed, up to
-[what the route takes](operations.md#anonymous-clients). No NaN and no Infinity (but in what a trainer reports), no
-half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
+[the route's limit](operations.md#anonymous-clients). No NaN and no Infinity (but in what a trainer reports), no
+half surrogates; of two equal keys the last one counts. Numbers may come as strings.
 
-With `--token-file`, every route needs `Authorization: Bearer TOKEN`, but `/health` and the sign-in page with its files.
-Without, the server answers only for hosts of loopback's and of `--allowed-host`.
+With `--token-file`, every route but `/health` and the sign-in page needs `Authorization: Bearer TOKEN`.
 
 ## Retries
 
-Every POST and PUT may be sent again after a lost reply: it changes nothing the second time, provided that it carries
-the id which makes it the same request: `uid` of a written item, `start_id` of a start with `fresh`, `consumer_id` and
-`poll_id` of a poll, `delivery_id` of an acknowledgement. A reply to a write means that the items are on disk. A 4xx
-changed nothing and is not to be repeated as it is; 429, 503 and 507 may be, after `Retry-After` where it is given.
+Every POST and PUT may be sent again after a lost reply: it changes nothing the second time if it carries its id:
+`uid` of a written item, `start_id` of a start with `fresh`, `consumer_id` and `poll_id` of a poll, `delivery_id` of an
+acknowledgement. A reply to a write means that the items are on disk. A 4xx changed nothing and is not to be repeated as
+it is; 429, 503 and 507 may be, after `Retry-After` where it is given.
 
 ## Errors
 
@@ -50,10 +49,9 @@ METRICS_OPENING = """# Prometheus metrics
 
 Written by `python tools/write_http_api_docs.py` from the table of metrics.
 
-`GET /metrics` answers in Prometheus' text format. Every number is read from the store when it is asked for, so it
-survives restarts. All are gauges. Jobs that are over stay in the list.
-
-A scrape looks like this in `prometheus.yml`; leave `authorization` out when the server has no token:
+`GET /metrics` answers in Prometheus' text format. Every number is a gauge, read from the store when it is asked for, so
+it survives restarts. Jobs that are over stay in the list. In `prometheus.yml` (`authorization` only if the server has a
+token):
 
 ```yaml
 scrape_configs:
@@ -62,9 +60,13 @@ scrape_configs:
     authorization: {credentials_file: /path/to/token}
 ```
 
+Metrics with *job* have the labels `job_id` and `task_type`, those with *device* `pool` and `device_id`.
+
 | metric | labels | what it says |
 |---|---|---|
 """
+COMMON_LABELS = {("job_id", "task_type"): "*job*", ("pool", "device_id"): "*device*"}
+
 
 METRICS_CLOSING = """
 Worth an alarm:
@@ -81,8 +83,7 @@ Worth an alarm:
 ## Grafana
 
 `deploy/grafana_dashboard.json` has a panel for every metric of this page. In Grafana: Dashboards → New → Import, upload
-the file, and choose the Prometheus data source at the top of the dashboard; `Job` and `Device farm` beside it narrow
-what is shown. Or without clicking:
+the file, and choose the Prometheus data source at the top of the dashboard. Or:
 
 ```bash
 jq '{dashboard: ., overwrite: true}' deploy/grafana_dashboard.json |
@@ -90,15 +91,13 @@ jq '{dashboard: ., overwrite: true}' deploy/grafana_dashboard.json |
     "$GRAFANA_URL/api/dashboards/db"
 ```
 
-`python tools/write_grafana_dashboard.py` writes the file.
-
 Prometheus 2.42 answered every expression of the file and of the table above; the file was not loaded into a Grafana.
 
 ## The same names elsewhere
 
 What the trainer logs of the buffer (`rollout/buffer/…`) has these names with slashes for underscores and the labels'
-values as last parts: `rollout_buffer_slots{state="ready"}` is `rollout/buffer/slots/ready`. `GET /jobs/<job_id>` tells
-the same numbers, and the dashboard's charts add up to them.
+values as last parts: `rollout_buffer_slots{state="ready"}` is `rollout/buffer/slots/ready`. `GET /jobs/<job_id>` has
+the same numbers.
 """
 
 
@@ -114,17 +113,20 @@ def http_api_page() -> str:
     routes = "".join(map(_route, OPERATIONS))
     records = "\n".join("\n".join(_record(name)) for name in SENT)
     filters = ", ".join(f"`{name}`" for name in FILTERS)
-    heading = f"## Routes\n\n*filters*: {filters}.\n\n| route | what it does | takes | answers |\n|---|---|---|---|\n"
+    heading = f"## Routes\n\n*filters*: {filters}.\n\n| route | what it does | takes |\n|---|---|---|\n"
     return f"{API_OPENING}{errors}\n{heading}{routes}\n## What is sent\n\n{records}".rstrip() + "\n"
 
 
 def metrics_page() -> str:
     """Returns the reference of every metric."""
-    rows = "".join(
-        f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels) or '–'} | {metric.help} |\n"
-        for metric in METRICS
-    )
+    rows = "".join(f"| `{metric.name}` | {_labels(metric.labels)} | {metric.help} |\n" for metric in METRICS)
     return METRICS_OPENING + rows + METRICS_CLOSING
+
+
+def _labels(labels: tuple[str, ...]) -> str:
+    common = COMMON_LABELS.get(labels[:2], "")
+    shown = [common] if common else []
+    return ", ".join([*shown, *(f"`{label}`" for label in labels[len(shown) * 2 :])]) or "–"
 
 
 def _route(operation: Operation) -> str:
@@ -136,9 +138,8 @@ def _route(operation: Operation) -> str:
         names = list(operation.query.model_fields)
         own = [f"`{name}`" for name in names if not (set(FILTERS) <= set(names) and name in FILTERS)]
         taken.append("?" + ", ".join([*own, "filters"] if len(own) < len(names) else own))
-    reply = f"`{operation.content_types[0]}`" if isinstance(operation.reply, dict) else f"`{operation.reply.__name__}`"
     does = f"{operation.summary}. {operation.description}"
-    return f"| `{operation.route}` | {does} | {', '.join(taken) or '–'} | {reply} |\n"
+    return f"| `{operation.route}` | {does} | {', '.join(taken) or '–'} |\n"
 
 
 def _record(name: str) -> Iterator[str]:
@@ -149,22 +150,20 @@ def _record(name: str) -> Iterator[str]:
 
 
 def _fields(schema: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
+    yield from ("| field | type, default | meaning |", "|---|---|---|")
     required = schema.get("required", [])
     for name, entry in schema.get("properties", {}).items():
         text = entry.get("description", "")
-        yield f"| `{name}` | {_type(entry)} | {_default(entry, name in required)} | {text} |"
+        yield f"| `{name}` | {_type(entry)}{_default(entry, name in required)} | {text} |"
 
 
 def _default(schema: Mapping[str, Any], required: bool) -> str:
     if required:
-        return "required"
+        return ", required"
     value = schema.get("default")
-    return (
-        "–"
-        if value is None or isinstance(value, dict)
-        else f"`{value}`".replace("'", '"').replace("False", "false").replace("True", "true")
-    )
+    if value is None or isinstance(value, dict) or value == []:
+        return ""
+    return f", `{value}`".replace("'", '"').replace("False", "false").replace("True", "true")
 
 
 def _type(schema: Mapping[str, Any]) -> str:

@@ -24,17 +24,12 @@ ROLES = re.compile(r"``(.+?)``")
 
 def tables() -> str:
     """Returns a table of every public name, and one of the methods of each class that programs call."""
-    names = "".join(f"| `{name}` | `{home_of(name)}` | {promise(getattr(face, name))} |\n" for name in face.__all__)
-    parts = [f"\n| name | at home in | what it is |\n|---|---|---|\n{names}"]
+    names = "".join(f"| `{name}` | {promise(getattr(face, name))} |\n" for name in face.__all__)
+    parts = [f"\n| name | what it is |\n|---|---|\n{names}"]
     for name in CALLED:
         rows = "".join(f"| `{call}` | {said} |\n" for call, said in methods_of(getattr(face, name)))
         parts.append(f"\n## {name}\n\n| call | what it does |\n|---|---|\n{rows}")
     return "".join(parts) + "\n"
-
-
-def home_of(name: str) -> str:
-    """The module that a name comes from, without the package's own name."""
-    return next(module for module, names in face._HOMES.items() if name in names)
 
 
 def methods_of(kind: type[Any]) -> Iterator[tuple[str, str]]:
