@@ -17,11 +17,12 @@ from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import SimulatedSdk, make_simulated_sdk
 from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
 from tests.android_world_player import SOLUTIONS
-from tests.integration.test_android_world_real import PYTHON, settings_of, until
+from tests.integration.test_android_world_real import PYTHON, SETTING_UP, settings_of, until
 from tests.simulated_phone_player import Player
 
 pytestmark = [
@@ -47,10 +48,14 @@ def sdk() -> Iterator[SimulatedSdk]:
         phone.wait()
 
 
+def attached(sdk: SimulatedSdk) -> AndroidWorldSettings:
+    options = {"inventory": {"phone": {"serial": SERIAL, "restore": "apps"}}}
+    return settings_of(sdk, device="attached", device_options=options)
+
+
 @pytest.fixture
 def device(sdk: SimulatedSdk) -> Iterator[Device[Action]]:
-    options = {"inventory": {"phone": {"serial": SERIAL, "restore": "apps"}}}
-    made = create_device(settings_of(sdk, device="attached", device_options=options), 0)
+    made = create_device(attached(sdk), 0)
     yield made
     made.close()
 
@@ -111,3 +116,12 @@ def test_elements_of_an_earlier_screen_are_never_scored(device: Device[Action], 
     with pytest.raises(DeviceError, match="could not get idle state"):
         device.score()
     solve_again(device, "SystemWifiTurnOff")
+
+
+def test_its_apps_are_set_up_by_the_packages_own_set_up(sdk: SimulatedSdk) -> None:
+    config = sdk.folder / "farm.json"
+    config.write_text(attached(sdk).model_dump_json(exclude_unset=True))
+    environment = {**os.environ, "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config)}
+    done = subprocess.run([PYTHON, "-c", SETTING_UP], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-2:] == ["setting up 24 apps", "phone is set up, with snapshots of 1 apps."]

@@ -291,7 +291,7 @@ def test_the_base_device_is_set_up_by_the_packages_own_set_up_and_then_cloned(sd
     config = sdk.folder / "farm.json"
     config.write_text(settings_of(sdk).model_dump_json())
     environment = {**os.environ, "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config)}
-    program = [PYTHON, "-c", _SETTING_UP]
+    program = [PYTHON, "-c", SETTING_UP]
     done = subprocess.run(program, capture_output=True, text=True, timeout=150, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     said = done.stdout.splitlines()
@@ -302,7 +302,7 @@ def test_the_base_device_is_set_up_by_the_packages_own_set_up_and_then_cloned(sd
     made.close()
 
 
-_SETTING_UP = """
+SETTING_UP = """
 import sys
 from android_env.wrappers import a11y_grpc_wrapper
 a11y_grpc_wrapper._get_accessibility_forwarder_apk = lambda: b"not an APK"

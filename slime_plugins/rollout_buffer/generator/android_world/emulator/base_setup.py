@@ -1,19 +1,23 @@
-"""Sets up the base device once: AndroidWorld's apps and the accessibility forwarder, by AndroidWorld's own set-up.
+"""Sets up the base device once, or each attached device: AndroidWorld's apps, by AndroidWorld's own set-up.
 
 Run by ``scripts/set_up_base_device`` with the Python of the device workers. It boots the base device itself, not a
 clone; the package downloads its apps, installs them, clicks through their first screens and stores a snapshot of each
 app's data on the device, from which every episode restores it. Then Android is shut down, so that workers can clone it.
+Attached devices stay on. The accessibility forwarder is installed where the device needs it.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, RolloutBufferError
+from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidHost
+from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost
+from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import inventory_of
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import running_emulator
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess, check_sdk
@@ -36,14 +40,29 @@ def set_up_base_device(settings: AndroidWorldSettings) -> list[str]:
     pid = running_emulator(base)
     if pid is not None:
         raise DeviceError(f"the base device {settings.avd_name} is running (process {pid}): stop it first")
+    host = EmulatorProcess(settings, _INDEX, boots_the_base=True)
+    return _set_up(host, finish=host.shut_down)
+
+
+def set_up_attached_device(settings: AndroidWorldSettings, index: int) -> list[str]:
+    """Sets up device ``index`` of the inventory; returns the packages with a data snapshot.
+
+    Raises:
+        ConfigError: the packages or adb are missing.
+            DeviceError: the device does not answer, or cannot be set up.
+    """
+    check_package()
+    return _set_up(AttachedHost(settings, index), finish=lambda: None)
+
+
+def _set_up(host: AndroidHost, *, finish: Callable[[], None]) -> list[str]:
     folder = WorkerFolder("rollout_buffer_base_setup")
     package = AndroidWorldPackage(folder.path / "tmp")
-    host = EmulatorProcess(settings, _INDEX, boots_the_base=True)
     try:
         package.connect(host.start(), set_up_apps=True)
         kept = package.adb("shell", "ls", _SNAPSHOTS).split()
         package.disconnect()
-        host.shut_down()
+        finish()
     finally:
         package.disconnect()
         host.close()
@@ -54,19 +73,24 @@ def set_up_base_device(settings: AndroidWorldSettings) -> list[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Sets up the base device that the host's settings name; returns the exit code."""
+    """Sets up the base device or the attached devices of the host's settings; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if words:
         sys.stderr.write("no arguments are accepted; the settings come from ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG\n")
         return 2
     try:
         settings = load_settings({})
+        if settings.device == "attached":
+            for index, name in enumerate(inventory_of(settings.device_options)):
+                kept = set_up_attached_device(settings, index)
+                sys.stdout.write(f"{name} is set up, with snapshots of {len(kept)} apps.\n")
+            return 0
         kept = set_up_base_device(settings)
     except ConfigError as error:
         sys.stderr.write(f"{error.message}\n")
         return 2
     except RolloutBufferError as error:
-        sys.stderr.write(f"the base device could not be set up: {error.message}\n{error.detail.get('log', '')}\n")
+        sys.stderr.write(f"the device could not be set up: {error.message}\n{error.detail.get('log', '')}\n")
         return 1
     sys.stdout.write(f"{settings.avd_name} is set up, with snapshots of {len(kept)} apps. Workers can clone it now.\n")
     return 0
