@@ -65,7 +65,7 @@ Metrics with *job* have the labels `job_id` and `task_type`, those with *device*
 | metric | labels | what it says |
 |---|---|---|
 """
-COMMON_LABELS = {("job_id", "task_type"): "*job*", ("pool", "device_id"): "*device*"}
+COMMON_LABELS: Mapping[tuple[str, ...], str] = {("job_id", "task_type"): "*job*", ("pool", "device_id"): "*device*"}
 
 
 METRICS_CLOSING = """
