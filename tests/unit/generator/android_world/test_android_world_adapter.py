@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +27,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures impo
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract
 from slime_plugins.rollout_buffer.testing.fake_android_host import ENDPOINT
 from tests.watchdog_device import make_sdk, recorded
 
@@ -383,9 +387,27 @@ echo "$@" >> {folder}/adb_log
 case "$*" in
 *{missing}*) exit 1 ;;
 *getprop*) echo 1 ;;
+*get-state*) echo device ;;
 *"pm path"*) echo package:/system/framework/framework-res.apk ;;
 esac
 """
+
+
+class TestEmulatorHost(AndroidHostContract):
+    @pytest.fixture
+    def host(self, settings: AndroidWorldSettings, tmp_path: Path) -> Iterator[EmulatorProcess]:
+        Path(settings.adb_path).write_text(UNREADY_ADB.format(folder=tmp_path, missing="nothing"))
+        with closing(EmulatorProcess(settings, 4)) as made:
+            yield made
+
+    def break_down(self, host: EmulatorProcess) -> None:
+        deadline = time.monotonic() + 20
+        while not host.lost():  # adb calls it booted before its process is on record
+            assert time.monotonic() < deadline
+            for pid in recorded(Path(os.environ["ROLLOUT_BUFFER_DEVICE_RECORDS"])):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
 
 SIZED_ADB = """#!/bin/sh

@@ -140,9 +140,9 @@ class EmulatorProcess:
         return True
 
     def restore(self, packages: Collection[str]) -> bool:
-        """Does nothing: AndroidWorld restores its apps itself, and every boot starts from the clone."""
+        """As ``check_alive``: AndroidWorld restores its apps itself, and every boot starts from the clone."""
         del packages
-        return True
+        return self.check_alive()
 
     def lost(self) -> str:
         """Returns why the emulator is gone although it was not stopped, "" while it runs."""
