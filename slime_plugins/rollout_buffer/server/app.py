@@ -60,8 +60,8 @@ ASGI_OPERATIONS = (
     Operation(
         route="POST /jobs/{job_id}/buffer/write",
         summary="Write finished items of a job",
-        description="As `/buffer/write`, for items that name no job: what follows `remote_buffer_url` in generators of "
-        "slime's form, which get `URL/jobs/{job_id}` for it. A `job_id` in the body comes first.",
+        description="As `/buffer/write`, for items that name no job, as those of generators of slime's form. "
+        "A `job_id` in the body comes first.",
         body=ref("WriteBody"),
         reply=WriteReply,
         errors=(409, 422),
@@ -69,9 +69,8 @@ ASGI_OPERATIONS = (
     Operation(
         route="GET /health",
         summary="Is it well",
-        description="Needs no token. Well means: the store can be read and written, and a supervisor lives that plays "
-        "jobs. A service that only reads, because its disk is full, is degraded and still answers 200: polls and "
-        "acknowledgements work, writes answer 507.",
+        description="Needs no token. 200 if the store can be read and a supervisor plays jobs; with a full disk "
+        "`status` is `degraded`: polls and acknowledgements work, writes answer 507.",
         reply=Health,
         other_replies={
             503: (

@@ -235,9 +235,8 @@ def change_job(job_id: str, verb: str) -> Job:
 def drain_job(job_id: str, payload: DrainPayload) -> Job:
     """Drain a job.
 
-    Pauses it, so that no attempt begins any more. The job is drained when `attempts` of the reply has no `running`:
-    repeat the call until then. Running attempts are completed or, with `stop`, given up.
-    `resume` continues the job. A job in a final state is drained already.
+    Pauses it: running attempts are completed or, with `stop`, given up. The job is drained when `attempts` of the reply
+    has no `running`: repeat the call until then. `resume` continues the job.
     """
     buffer = the_buffer()
     return describe_job(buffer.store, buffer.drain_job(job_id, stop=payload.stop))

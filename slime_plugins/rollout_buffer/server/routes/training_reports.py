@@ -16,9 +16,8 @@ routes = Routes("training_reports")
 def trainer_rows(job_id: str) -> TrainerRowsKept:
     """Say what the trainer computed of rows.
 
-    Log-probs of the trained tokens in order; advantage, entropy, share of the loss and of clipped tokens. Kept beside
-    the trajectory and compared with the engine's log-probs. Optional: nothing else depends on it. A row that does not
-    fit is left out and named.
+    Log-probs of the trained tokens in order; advantage, entropy, share of the loss and of clipped tokens. Stored with
+    the trajectory and compared with the engine's log-probs. A row that does not fit is left out and named.
     """
     report = parse(TrainerReport, read_body(with_nan=True))
     return the_buffer().add_trainer_report(job_id, report)
@@ -28,7 +27,7 @@ def trainer_rows(job_id: str) -> TrainerRowsKept:
 def mismatch(job_id: str, query: MismatchQuery) -> Mismatch:
     """How far trainer and engine are apart.
 
-    The distance between train and rollout log-prob of the tokens that were reported under `trainer_rows`: over all, by
-    turn, by weight lag, and the turns with the largest.
+    The distance between train and rollout log-prob of the reported tokens: over all, by turn, by weight lag, and the
+    turns with the largest.
     """
     return describe_mismatch(the_buffer().store, job_id, query.limit)

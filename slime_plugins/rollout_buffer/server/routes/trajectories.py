@@ -41,8 +41,8 @@ routes = Routes("trajectories")
 def trajectories(page: TrajectoryPageQuery) -> TrajectoryPage:
     """Search trajectories.
 
-    Newest first, or as `sort` and `order` say, without payloads; with `previews` a line each of what was asked and
-    answered. Every filter that is given must hold.
+    Newest first, or by `sort` and `order`, without payloads; with `previews` a line each of what was asked and
+    answered. All given filters must hold.
     """
     return the_inspection().trajectories(page)
 
@@ -60,9 +60,9 @@ def trajectory_summary(filters: TrajectoryFilters) -> TrajectorySummary:
 def search(query: SearchQuery) -> SearchPage:
     """Search texts.
 
-    In the messages, thoughts and tool calls of trajectories, newest first. There is no index of words: payloads are
-    read, one after the other, for 1.5 seconds at most. A page whose time was up says so (`out_of_time`), and its
-    `next_cursor` continues the search. Two searches run at a time in each server process.
+    In the messages, thoughts and tool calls of trajectories, newest first, without an index: payloads are read for 1.5
+    seconds at most, then `out_of_time` is true and `next_cursor` continues. Two searches run at a time in each server
+    process.
     """
     return the_context().text_search.page(query)
 
@@ -93,8 +93,8 @@ def neighbours(uid: str, query: NamedTrajectoryQuery) -> Neighbours:
 def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
     """Tokens of a trajectory.
 
-    As the trainer computes its loss on them: how generations became rows, and the tokens of one row with mask,
-    log-probs and, where the job's tokenizer is on this host, texts.
+    How generations became rows, and the tokens of one row with mask, log-probs and, where the job's tokenizer is on
+    this host, texts.
     """
     context = the_context()
     found = the_inspection().trajectory(uid, query.job_id)
