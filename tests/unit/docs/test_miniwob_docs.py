@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import JOB_KEYS, Mini
 from slime_plugins.rollout_buffer.generator.miniwob.package import NOT_PLAYED
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "miniwob.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `([a-z_.]+)` \| ([^|]*?) \|(?: (job)? ?\| .+ \|)?$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| `([a-z_.]+)` \| ([^|]*?) \|(?: (job)? ?\| .+ \|)?$", PAGE.split("## Settings")[1], re.MULTILINE)
 
 
 def written(value: Any) -> str:
