@@ -17,7 +17,7 @@ import slime_plugins.rollout_buffer as face
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "python_api.md"
 BEGIN, END = "<!-- tables: python tools/write_python_api_docs.py -->\n", "<!-- end of the tables -->\n"
-CALLED = ("RolloutBufferClient", "RolloutFeed", "Generator", "ChatTokens")
+CALLED = ("RolloutBufferClient", "RolloutFeed")
 """Classes whose methods have a table of their own."""
 ROLES = re.compile(r"``(.+?)``")
 
