@@ -26,7 +26,7 @@ def command_line_docs() -> str:
 
 def shortened(page: str) -> str:
     """Returns typer's page with what several commands share written once, and without what repeats a heading."""
-    page = re.sub(r"\*\*Commands\*\*:\n\n((?:\* .*\n?)+)", lambda found: _names(found[1]), page)
+    page = re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n?)+\n", "", page)
     page = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n\n", "", page)
     page = re.sub(r"\*\*(?:Arguments|Options)\*\*:\n\n", "", page)
     page = re.sub(r" <(?:list\[)?(?:str|Path|path|int|float)\]?(?: range)?>`", "`", page)
@@ -36,11 +36,6 @@ def shortened(page: str) -> str:
     shared = [line for line, count in times.items() if count >= SHARED_BY]
     text = "\n".join(_without(shared, lines)).replace("# `rollout-buffer`", "# The command line: `rollout-buffer`", 1)
     return f"{text}\n\n## Options of several commands\n\n" + "\n".join(shared)
-
-
-def _names(commands: str) -> str:
-    """The commands of a list without their descriptions, which typer cuts and the sections repeat."""
-    return ", ".join(re.findall(r"^\* (`[^`]+`)", commands, re.MULTILINE)) + "\n"
 
 
 def _without(shared: list[str], lines: list[str]) -> Iterator[str]:

@@ -191,8 +191,10 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 def _bounds(schema: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
-    found = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema and abs(schema[key]) < 1e6]
-    return f" {', '.join(found)}" if found else ""
+    found = {key: f"{schema[key]:g}" for key in signs if key in schema and abs(schema[key]) < 1e6}
+    if found.keys() == {"minimum", "maximum"}:
+        return f" {found['minimum']}–{found['maximum']}"
+    return f" {', '.join(f'{signs[key]} {bound}' for key, bound in found.items())}" if found else ""
 
 
 PAGES = {"http_api.md": http_api_page, "metrics.md": metrics_page}

@@ -92,16 +92,14 @@ LOG_PROB_GAP = MetricName(
 )
 BIAS = MetricName(
     name="rollout_buffer_bias",
-    help="How far the trained members are from the submitted ones, of the newest groups that are over: total variation "
-    "by statistic duration, length, turns, reward, success, task; slowest: trained over submitted share of the slowest "
-    "quarter; given_up, failed, dummies: shares of the submitted; reward_shift: mean reward of the trained less that "
-    "of all of which it is known",
+    help="Distance of trained members from submitted ones in the newest finished groups; by statistic: duration, "
+    "length, turns, reward, success, task (0 to 1), slowest, given_up, failed, dummies, reward_shift",
     labels=(*JOB_LABELS, "statistic"),
 )
 PROMPTS = MetricName(
     name="rollout_buffer_prompts",
-    help="Turns by what the engine said of the prompt that it ran; by statistic: checked (equal, differing), unknown, "
-    "untrained; forked: rows that other prompts made necessary, extra_tokens of the row_tokens: what those read again",
+    help="Turns by what the engine reported of the prompt that it ran; by statistic: checked (equal, differing), "
+    "unknown, untrained, and of rows: forked, extra_tokens, row_tokens",
     labels=(*JOB_LABELS, "statistic"),
 )
 SUCCESS = MetricName(
