@@ -173,7 +173,11 @@ def _bench_lines(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
     columns = list(dict.fromkeys(column for found in cells.values() for column in found))
     took = f"{entry['seconds']:.0f} s, load {entry['load_before']} before"
     against = f", to {baseline}" if baseline else ""
-    yield from ("", f"**`bench_{name}.py {' '.join(entry['arguments'])}`**{against} ({took}): {entry['caveat']}.", "")
+    yield from (
+        "",
+        f"**`benchmarks/bench_{name}.py {' '.join(entry['arguments'])}`**{against} ({took}): {entry['caveat']}.",
+        "",
+    )
     yield from (f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|")
     for row, found in cells.items():
         yield f"| {row} | {' | '.join(found.get(column, '–') for column in columns)} |"
