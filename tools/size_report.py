@@ -1,4 +1,4 @@
-"""Prints the size of this project: lines of code without blanks, comments and docstrings, and all lines.
+"""Prints the size of this project: lines of code without blanks, comments and docstrings, all lines, words of the docs.
 
 python tools/size_report.py           # a table; --files 10 adds the largest modules
 """
@@ -62,6 +62,9 @@ def main() -> int:
     sys.stdout.write(f"{'part':<12}{'modules':>8}{'code':>9}{'lines':>9}\n")
     for part in modules:
         sys.stdout.write(f"{part:<12}{modules[part]:>8}{code[part]:>9,}{whole[part]:>9,}\n")
+    pages = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+    sys.stdout.write(f"{'docs':<12}{len(pages):>8}{'':>9}{words:>9,} words, with the README\n")
     largest = sorted((-lines, path) for path, (lines, _) in measured.items() if part_of(path) == "product")
     for lines, path in largest[:shown]:
         sys.stdout.write(f"{-lines:>6,}  {path}\n")
