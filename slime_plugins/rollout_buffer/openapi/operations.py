@@ -13,15 +13,15 @@ JSON = "application/json"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 ERRORS: Mapping[int, str] = {
-    400: "A field is missing or wrong; the message names it. Nothing was changed.",
+    400: "A field is missing or wrong; the message names it.",
     401: "The bearer token is missing or wrong.",
     403: "A page of another site made a browser send it, or the server does not answer for that host.",
     404: "There is no such thing.",
     409: "The request contradicts what is stored, or names too little to choose by.",
     413: "The body, or the list in it, is larger than the server takes.",
     415: "The body is compressed; send it as it is.",
-    422: "The job does not take what was sent; the message says why. Nothing was changed.",
-    503: "Cannot be done now; the same request may succeed later (Retry-After says when). Nothing was lost.",
+    422: "The job does not take what was sent; the message says why.",
+    503: "Cannot be done now; the same request may succeed after Retry-After.",
     507: "The disk is full. What was acknowledged is safe.",
 }
 
