@@ -176,7 +176,7 @@ DEVICE_FAILURES = MetricName(
 )
 DEVICE_HEALTH_ACTIONS = MetricName(
     name="rollout_buffer_device_health_actions",
-    help="How often the device was looked after, by what: quarantine, replacement, recycling",
+    help="How often the device was taken out of use, by action: quarantine, replacement, recycling",
     labels=(*DEVICE_LABELS, "action"),
 )
 DEVICE_RESET = MetricName(
