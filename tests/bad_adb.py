@@ -67,7 +67,8 @@ def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
     if said.startswith("shell settings put"):
         if device.get("is_full"):
             return 1, NO_SPACE
-        device["name"] = said.split()[-1]
+        if "rollout_buffer_device" in said:
+            device["name"] = said.split()[-1]
     if said.startswith("shell pm path"):
         return 0, "package:/data/app/base.apk"
     if said.startswith("shell pm clear"):

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 
+ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
+"""Global settings that a host sets to 0: screens must change only because of actions."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AndroidEndpoint:

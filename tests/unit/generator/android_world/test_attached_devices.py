@@ -124,6 +124,12 @@ def test_a_device_that_adb_may_not_use_is_given_up_at_once_in_adbs_words(
     assert is_misconfigured(caught.value)
 
 
+def test_a_device_stands_still_between_actions(host: AttachedHost, tmp_path: Path) -> None:
+    host.start()
+    scales = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
+    assert {f"-s R58M1 shell settings put global {scale} 0" for scale in scales} <= set(adb_log(tmp_path))
+
+
 def test_a_slow_boot_is_waited_for_and_a_full_disk_is_said(host: AttachedHost, tmp_path: Path) -> None:
     set_devices(tmp_path, R58M1={"state": "device", "slow_boot": 3})
     host.start()

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError
-from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
+from slime_plugins.rollout_buffer.generator.android_world.android_host import ANIMATIONS, AndroidEndpoint
 from slime_plugins.rollout_buffer.generator.android_world.attached.adb import AdbServer
 from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import (
     AttachedDevice,
@@ -146,7 +146,9 @@ class AttachedHost:
             except DeviceError as error:  # the server itself does not answer
                 problem = error.message
             if not problem:
-                self._server.must(["-s", self._serial, "shell", "settings", "put", "global", _NAME_KEY, self.name])
+                values = {_NAME_KEY: self.name} | dict.fromkeys(ANIMATIONS, "0")
+                for key, value in values.items():
+                    self._server.must(["-s", self._serial, "shell", "settings", "put", "global", key, value])
                 return
             if "unauthorized" in problem or "no permissions" in problem:
                 raise misconfigured(f"adb may not use the device {self.name}: {problem}")

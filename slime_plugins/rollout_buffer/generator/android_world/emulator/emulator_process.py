@@ -15,7 +15,7 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
-from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
+from slime_plugins.rollout_buffer.generator.android_world.android_host import ANIMATIONS, AndroidEndpoint
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CHECKOUT, CopyLimits, clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
@@ -35,7 +35,6 @@ CHECKOUT_MARK = "ROLLOUT_BUFFER_DEVICE_CHECKOUT"
 """Environment variable: the checkout or installation that started it. ``scripts/cleanup.sh`` stops those of its own."""
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
-_ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
 _POLL_S = 0.5
 _ADB_S = 15.0
 _SHUT_DOWN_S = 60.0
@@ -298,8 +297,8 @@ class EmulatorProcess:
             )
 
     def _stand_still(self) -> None:
-        """Turns animations off: screens must change only because of actions."""
-        for scale in _ANIMATIONS:
+        """Turns animations off."""
+        for scale in ANIMATIONS:
             self._adb("shell", "settings", "put", "global", scale, "0")
 
     def _adb(self, *words: str) -> str:
