@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
 ]
 ATTACK_S = 4.0
+PAUSE_S = 0.05
+"""Between the rounds of the honest client: the configuration allows an address 50 requests a second for ``/health``."""
 
 
 class Front:
@@ -120,4 +122,5 @@ def test_honest_clients_are_served_through_an_attack(
             assert honest.get(f"{front.url}/jobs", timeout=10).status_code == 200
             reply = honest.post(f"{front.url}/jobs/honest/buffer/write", json=written(uid, uid), timeout=10)
             assert reply.json()["results"] == [{"uid": uid, "status": "stored"}]
+            time.sleep(PAUSE_S)
     assert server_workers(buffer) == before
