@@ -55,7 +55,15 @@ from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
-from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings, TrackingSettings
+from slime_plugins.rollout_buffer.trainer.settings import (
+    DEFAULT_LEASE_S,
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_WAIT_S,
+    FeedSettings,
+    ImageSettings,
+    RowSettings,
+    TrackingSettings,
+)
 from slime_plugins.rollout_buffer.trainer.training_reports import ROWS_OF_A_REPORT
 
 logger = logging.getLogger(__name__)
@@ -146,9 +154,9 @@ def read_settings(args: Any) -> RolloutSettings:
         samples_per_group=_at_least_one(args, "n_samples_per_prompt"),
         max_failures=None if retries < 0 else retries,
         on_exhausted=_on_exhausted(args),
-        wait_s=_seconds(args, "rollout_buffer_wait_s", 20.0),
-        lease_s=_seconds(args, "rollout_buffer_lease_s", 600.0),
-        timeout_s=_seconds(args, "rollout_buffer_timeout_s", 100.0),
+        wait_s=_seconds(args, "rollout_buffer_wait_s", DEFAULT_WAIT_S),
+        lease_s=_seconds(args, "rollout_buffer_lease_s", DEFAULT_LEASE_S),
+        timeout_s=_seconds(args, "rollout_buffer_timeout_s", DEFAULT_TIMEOUT_S),
         pause_between_rollouts=bool(getattr(args, "offload_rollout", False)),
         on_policy=_on_policy(args),
     )

@@ -29,7 +29,14 @@ from slime_plugins.rollout_buffer.trainer.delivery_conversion import DeliveryCon
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.metrics import batch_metrics, facts_of, no_filter_metrics
-from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings
+from slime_plugins.rollout_buffer.trainer.settings import (
+    DEFAULT_LEASE_S,
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_WAIT_S,
+    FeedSettings,
+    ImageSettings,
+    RowSettings,
+)
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport, TrainingReporter
 from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 
@@ -53,9 +60,9 @@ class RolloutFeed:
         rows: RowSettings | None = None,
         images: ImageSettings | None = None,
         max_failures: int | None = None,
-        wait_s: float = 20.0,
-        lease_s: float = 600.0,
-        timeout_s: float = 100.0,
+        wait_s: float = DEFAULT_WAIT_S,
+        lease_s: float = DEFAULT_LEASE_S,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """Takes the body of ``start_rollout`` as ``payload``; nothing is sent yet.
 

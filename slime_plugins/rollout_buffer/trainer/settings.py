@@ -8,6 +8,11 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 
+DEFAULT_WAIT_S = 20.0
+DEFAULT_LEASE_S = 600.0
+DEFAULT_TIMEOUT_S = 100.0
+"""Defaults of ``FeedSettings``, of ``RolloutFeed`` and of slime's arguments."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedSettings:
@@ -22,9 +27,9 @@ class FeedSettings:
     token: str | None = None
     job_id: str
     max_failures: int | None = None
-    wait_s: float = 20.0
-    lease_s: float = 600.0
-    timeout_s: float = 100.0
+    wait_s: float = DEFAULT_WAIT_S
+    lease_s: float = DEFAULT_LEASE_S
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
     @property
     def consumer_id(self) -> str:
