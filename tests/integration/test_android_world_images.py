@@ -24,7 +24,7 @@ from rollout_buffer_lab.mock_trainer import flat_samples, trainer_args
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_size, image_tokens
+from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_size, image_tokens
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_tokens
+from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_tokens
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, PromptIntegrity
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator

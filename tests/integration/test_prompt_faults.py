@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.engine.image_tokens import SIZE_RULES, ImageFamily
+from slime_plugins.rollout_buffer.engine.image_token_counts import SIZE_RULES, ImageFamily
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, PromptIntegrity, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.token_records import EXPERTS_KEY

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import Generation, pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.image_tokens import SIZE_RULES, ImageFamily, image_tokens
+from slime_plugins.rollout_buffer.engine.image_token_counts import SIZE_RULES, ImageFamily, image_tokens
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import RowImages, load_vision

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from slime_plugins.rollout_buffer.engine.base import EngineSettings
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.engine.image_tokens import size_rule_of
+from slime_plugins.rollout_buffer.engine.image_token_counts import size_rule_of
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
 from slime_plugins.rollout_buffer.engine.prompt_probe import prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from slime_plugins.rollout_buffer.engine.image_tokens import SizeRule, resized_size
+from slime_plugins.rollout_buffer.engine.image_token_counts import SizeRule, resized_size
 from slime_plugins.rollout_buffer.engine.prompt_check import PromptChecker
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import PLAIN_TEXT, SPECIAL_TOKENS
 from slime_plugins.rollout_buffer.types import Image, PromptCheck

@@ -45,7 +45,7 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import messages_of
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
-from slime_plugins.rollout_buffer.rules.rewards import as_reward
+from slime_plugins.rollout_buffer.rules.reward_validity import as_reward
 from slime_plugins.rollout_buffer.serve_settings import validation_messages
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, Trajectory
 

@@ -31,8 +31,8 @@ from slime_plugins.rollout_buffer.trainer.batch_types import (
     TokenSource,
 )
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.last_turn import is_last_turn_truncated
 from slime_plugins.rollout_buffer.trainer.mask_selection import Masks, MaskSettings, mask_generator
+from slime_plugins.rollout_buffer.trainer.reply_truncation import is_last_reply_truncated
 from slime_plugins.rollout_buffer.trainer.row_token_records import (
     ReadRecords,
     RecordProblemError,
@@ -260,7 +260,7 @@ class RowBuilder:
         rebuilt = mask_generator(self._settings.masks).rebuild_rows(
             messages,
             _tools(item),
-            cut=is_last_turn_truncated(item),
+            cut=is_last_reply_truncated(item),
             images_before=lambda index: image_hashes_in_messages(messages[: index + 1]),
             max_tokens=self._settings.max_row_tokens,
         )

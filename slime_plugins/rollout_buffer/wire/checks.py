@@ -20,9 +20,9 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.rules.rewards import MAX_REWARD
+from slime_plugins.rollout_buffer.rules.reward_validity import MAX_REWARD
 from slime_plugins.rollout_buffer.rules.token_validity import LOWEST_LOG_PROB, MAX_VOCABULARY, ROUNDING
-from slime_plugins.rollout_buffer.rules.typos import misspelt
+from slime_plugins.rollout_buffer.rules.unknown_keys import misspelt_key_messages
 
 MAX_IDENTIFIER = 256
 """Characters of an id."""
@@ -45,7 +45,7 @@ class MustBe:
 
 def refuse_misspelt(record: Mapping[str, Any], known: Set[str]) -> None:
     """Raises ``ValueError`` for keys that are nearly known ones which the record lacks."""
-    if wrong := misspelt((key for key in record if key not in known), known - record.keys()):
+    if wrong := misspelt_key_messages((key for key in record if key not in known), known - record.keys()):
         raise ValueError("." + "; ".join(wrong))
 
 

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, WithJsonSch
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
-from slime_plugins.rollout_buffer.rules.rewards import as_token_rewards, as_turn_rewards
-from slime_plugins.rollout_buffer.rules.typos import nearest
+from slime_plugins.rollout_buffer.rules.reward_validity import as_token_rewards, as_turn_rewards
+from slime_plugins.rollout_buffer.rules.unknown_keys import nearest_key
 from slime_plugins.rollout_buffer.types import Generation, Image, Message, Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire.checks import (
     MAX_ITEMS,
@@ -58,7 +58,7 @@ def _with_content(message: Message) -> Message:
     if not message.keys() <= MESSAGE_KEYS:
         refuse_misspelt(message, MESSAGE_KEYS)
     role, content = message["role"], message.get("content")
-    if role not in ROLES and (near := nearest(role, ROLES)):
+    if role not in ROLES and (near := nearest_key(role, ROLES)):
         raise ValueError(f".role is {role[:80]!r}; did you mean {near}?")
     if content is None and not any(message.get(key) for key in IN_PLACE_OF_CONTENT):
         raise ValueError(f"has no content, and none of {', '.join(IN_PLACE_OF_CONTENT)}")

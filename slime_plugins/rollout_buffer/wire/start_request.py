@@ -26,7 +26,7 @@ from pydantic import (
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.job_settings import DEFAULTS
-from slime_plugins.rollout_buffer.rules.typos import MAX_KEYS, misspelt, nearest
+from slime_plugins.rollout_buffer.rules.unknown_keys import MAX_KEYS, misspelt_key_messages, nearest_key
 from slime_plugins.rollout_buffer.types import SamplingParams
 from slime_plugins.rollout_buffer.wire.request_fields import (
     MAX_COUNT,
@@ -281,9 +281,9 @@ class StartPayload(JobSettings):
             return body
         sampling = body.get("sampling_params")
         known = [*cls.model_fields, *SHORT_NAMES, GATEWAYS_OWN]
-        wrong = misspelt(body, known) + _misplaced(islice(body, MAX_KEYS), known)
+        wrong = misspelt_key_messages(body, known) + _misplaced(islice(body, MAX_KEYS), known)
         if isinstance(sampling, dict):
-            wrong += misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
+            wrong += misspelt_key_messages(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
         if wrong:
             raise ValueError("; ".join(wrong))
         return body
@@ -439,7 +439,7 @@ def _misplaced(given: Iterable[str], known: Sequence[str]) -> list[str]:
     """Returns a correction for each sampling parameter outside of ``sampling_params``, where it has no effect."""
     found = []
     for key in given:
-        near = nearest(str(key), [*known, *SAMPLING_ALONE])
+        near = nearest_key(str(key), [*known, *SAMPLING_ALONE])
         if near in SAMPLING_ALONE:
             found.append(f"{key} is not known here; did you mean sampling_params.{near}?")
     return found

@@ -26,7 +26,7 @@ from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch
 from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, TrainingRow, pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_tokens
+from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_tokens
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.row_builder import images_of, images_of_rows

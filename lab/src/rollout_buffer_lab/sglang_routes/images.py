@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError
-from slime_plugins.rollout_buffer.engine.image_tokens import image_size
+from slime_plugins.rollout_buffer.engine.image_token_counts import image_size
 
 
 def read_images(image_data: Any) -> tuple[bytes, ...]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolSettings
-from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family_with
+from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, family_with
 
 
 class RolloutMode(StrEnum):

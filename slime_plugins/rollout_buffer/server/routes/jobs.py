@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job, settings_for_display
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
-from slime_plugins.rollout_buffer.rules.typos import misspelt
+from slime_plugins.rollout_buffer.rules.unknown_keys import misspelt_key_messages
 from slime_plugins.rollout_buffer.serve_settings import generator_files
 from slime_plugins.rollout_buffer.server.http import (
     json_object_of_parts,
@@ -153,7 +153,7 @@ def _check_options(payload: StartPayload, task: Mapping[str, Any]) -> None:
         section: Any = payload.options
         for name in path.split("."):
             section = section.get(name) if isinstance(section, Mapping) else None
-        if isinstance(section, Mapping) and (wrong := misspelt(map(str, section), keys, f"{path}.")):
+        if isinstance(section, Mapping) and (wrong := misspelt_key_messages(map(str, section), keys, f"{path}.")):
             raise InvalidPayloadError("; ".join(wrong))
     if task.get("option_keys") is None:
         return

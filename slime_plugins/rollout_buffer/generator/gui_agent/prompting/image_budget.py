@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_size, image_tokens
+from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_size, image_tokens
 from slime_plugins.rollout_buffer.types import Image
 
 logger = logging.getLogger(__name__)

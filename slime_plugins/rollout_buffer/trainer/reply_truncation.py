@@ -1,4 +1,4 @@
-"""The mask of a conversation's last turn: without an end of turn if the reply was truncated."""
+"""Decides whether the last reply was truncated: its mask then has no end of turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOPS_BETWEEN_TURNS = frozenset(
 FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
 
 
-def is_last_turn_truncated(item: RolloutItem) -> bool:
+def is_last_reply_truncated(item: RolloutItem) -> bool:
     """Returns True if the last reply was truncated before its end of turn.
 
     ``finish_reason`` is ``length`` for every truncated episode, also for one that ran out of turns: the stop reason

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
 
-from slime_plugins.rollout_buffer.engine.image_tokens import (
+from slime_plugins.rollout_buffer.engine.image_token_counts import (
     SIZE_RULES,
     ImageFamily,
     family_with,
