@@ -255,7 +255,7 @@ async def scripted() -> AsyncIterator[str]:
 
 
 async def probed(url: str) -> EngineFidelity | None:
-    engine = SglangEngine(url, prompts=PROBE.checker, prompt_probe=PROBE)
+    engine = SglangEngine(url, prompts=PROBE.checker, prompt_probe=lambda: PROBE)
     try:
         return await engine.probe_prompts()
     finally:

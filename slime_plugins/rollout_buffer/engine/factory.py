@@ -9,6 +9,7 @@ from slime_plugins.rollout_buffer.engine.base import EngineSettings
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import size_rule_of
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
+from slime_plugins.rollout_buffer.engine.prompt_check import PromptChecker
 from slime_plugins.rollout_buffer.engine.prompt_probe import prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import tokenizer_probe
@@ -43,13 +44,12 @@ def make_engine(
     if chat_model is not None:
         key = api_key_for(base_url)
         return OpenAiEngine(base_url, settings, model=chat_model, tokenizer=tokenizer, api_key=key)
-    probe = None if tokenizer is None else prompt_probe(tokenizer, size_rule_of(tokenizer_path))
     return SglangEngine(
         base_url,
         settings,
         vocabulary_size=vocabulary_size(tokenizer_path, tokenizer),
         tokenizer_probe=None if tokenizer is None else tokenizer_probe(tokenizer),
-        prompts=None if probe is None else probe.checker,
-        prompt_probe=probe,
+        prompts=None if tokenizer is None else PromptChecker(tokenizer),
+        prompt_probe=None if tokenizer is None else lambda: prompt_probe(tokenizer, size_rule_of(tokenizer_path)),
         requires_exact_prompts=requires_exact_prompts,
     )

@@ -10,7 +10,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -86,15 +86,15 @@ class SglangEngine(HttpEngine):
         vocabulary_size: int | None = None,
         tokenizer_probe: TokenizerProbe | None = None,
         prompts: PromptChecker | None = None,
-        prompt_probe: PromptProbe | None = None,
+        prompt_probe: Callable[[], PromptProbe] | None = None,
         requires_exact_prompts: bool = False,
         randomness: random.Random | None = None,
     ) -> None:
         """``vocabulary_size`` is the number of token ids of the model; without it only absurd ids are refused.
 
         With ``tokenizer_probe``, no turn is sent to an engine whose ``/tokenize`` shows another tokenizer. ``prompts``
-        compares the ids sent with those run. With ``prompt_probe``, an engine is probed for changes to prompts before
-        its first turn; with ``requires_exact_prompts``, an engine that changes them gets no turn.
+        compares the ids sent with those run. With ``prompt_probe``, called then, an engine is probed for changes to
+        prompts before its first turn; with ``requires_exact_prompts``, an engine that changes them gets no turn.
         """
         super().__init__(base_url, settings, randomness=randomness)
         self._vocabulary_size = vocabulary_size
@@ -181,7 +181,8 @@ class SglangEngine(HttpEngine):
             del self._probes[url]  # no answer: the next turn tries again
         return fidelity
 
-    async def _probed_prompts(self, url: str, probe: PromptProbe) -> EngineFidelity | None:
+    async def _probed_prompts(self, url: str, make_probe: Callable[[], PromptProbe]) -> EngineFidelity | None:
+        probe = await asyncio.to_thread(make_probe)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 prompts = [probe.text, *(probe.images if await self._sees_images(url) else ())]

@@ -180,10 +180,9 @@ class Application:
         """Checks a request's head; returns the size limit of its body."""
         may_ask = check_request(self.context, environ_of(scope))
         if not may_ask:
-            needs_token = UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head")
-            return BodyCap(SMALL_BODY, needs_token)
+            return BodyCap(SMALL_BODY, _needs_token)
         limit, max_body_bytes = body_limit(scope["path"]), self.context.settings.max_body_bytes
-        return BodyCap(limit.within(max_body_bytes), limit.error(max_body_bytes))
+        return BodyCap(limit.within(max_body_bytes), partial(limit.error, max_body_bytes))
 
     async def _refuse(self, scope: Any, error: Exception, receive: Any, send: Any) -> None:
         """Answers a request whose body was not received whole, drops the rest, and closes the connection."""
@@ -308,6 +307,10 @@ def create_application_from_environment() -> Application:
     atexit.register(application.close)
     start_supervisor_watchdog(application.context.buffer.store, application.context.settings.writer_turn_limit_s)
     return application
+
+
+def _needs_token() -> UnauthorizedError:
+    return UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head")
 
 
 def _written_job(scope: Any) -> str | None:

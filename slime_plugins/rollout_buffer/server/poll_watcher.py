@@ -1,7 +1,7 @@
 """Wakes waiting polls: one query of the database for all of them after each commit.
 
 A waiting poll is a future, not a thread. A single thread checks whether the database has changed, and only then whether
-a poll is affected: every few milliseconds for a poll that has just come, less often the longer all polls have waited.
+a poll is affected: every 20 ms for a poll that has just come, less often the longer all polls have waited.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
-MIN_INTERVAL_S = 0.01
+MIN_INTERVAL_S = 0.02
 MAX_INTERVAL_S = 0.1
-INTERVAL_SHARE = 0.05
+INTERVAL_SHARE = 0.1
 """The interval's share of the time that the newest poll has waited."""
 MAX_WAITING = 1024
 """Limit of waiting polls in a worker; further ones are answered at once."""

@@ -36,10 +36,10 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BodyCap:
-    """The size limit of a body, and the error for larger ones."""
+    """The size limit of a body, and what makes the error for larger ones."""
 
     max_bytes: int
-    error: Exception
+    error: Callable[[], Exception]
 
 
 class RequestLimits:
@@ -100,7 +100,7 @@ class RequestLimits:
     async def _receive(self, scope: Scope, body: bytearray, receive: Receive) -> None:
         cap = self._check(scope)
         if (declared_size(scope) or 0) > cap.max_bytes:
-            raise cap.error
+            raise cap.error()
         started, more = asyncio.get_running_loop().time(), True
         try:
             async with asyncio.timeout(BODY_LIMIT_S) as limit:
@@ -111,7 +111,7 @@ class RequestLimits:
                     body += message["body"]
                     self._held_bytes += len(message["body"])
                     if len(body) > cap.max_bytes:
-                        raise cap.error
+                        raise cap.error()
                     if len(body) > FREE_BYTES and self._held_bytes > self._max_held_bytes:
                         raise UnavailableError("too many large bodies are arriving at once: send it again later")
                     limit.reschedule(started + BODY_LIMIT_S + len(body) / MIN_BYTES_PER_S)

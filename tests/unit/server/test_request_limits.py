@@ -52,7 +52,9 @@ class Server:
         self.waits: asyncio.Event | None = None
         self.limits = RequestLimits(
             self._answer,
-            check=lambda scope: BodyCap(100 * MB if scope["path"] != "/small" else 10, PayloadTooLargeError("more")),
+            check=lambda scope: BodyCap(
+                100 * MB if scope["path"] != "/small" else 10, lambda: PayloadTooLargeError("more")
+            ),
             refuse=self._refuse,
             max_requests=max_requests,
             max_held_bytes=max_held_bytes,
