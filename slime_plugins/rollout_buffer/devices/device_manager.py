@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -62,8 +63,11 @@ class Worker(Protocol):
         """Boots the device; returns its place once it can be used."""
         ...
 
-    async def check_health(self) -> None:
-        """Returns when the calls made so far have finished; raises if the worker is gone."""
+    async def check_health(self) -> frozenset[str] | None:
+        """Returns the device's capabilities, None for all, when the calls made so far have finished.
+
+        Raises if the worker is gone.
+        """
         ...
 
     def kill(self) -> None:
@@ -97,6 +101,8 @@ class _Slot:
     failed_boots: int = 0
     place: str = ""
     last_error: str = ""
+    capabilities: frozenset[str] | None = None
+    is_examined: bool = False
     counters: DeviceCounters = field(default_factory=DeviceCounters)
 
     @property
@@ -171,16 +177,19 @@ class DeviceManager:
                 return self._why_no_device()
         return ""
 
-    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
-        """Leases up to ``wanted`` devices; waits up to ``wait_s`` until one is free. May return none.
+    async def acquire(
+        self, owner: str, purpose: Purpose, wanted: int, wait_s: float, needs: frozenset[str] = frozenset()
+    ) -> list[Grant]:
+        """Leases up to ``wanted`` devices that have these capabilities; waits up to ``wait_s`` until one is free.
 
-        An owner has one such call per purpose at a time: a second call ends the first, whose caller is gone.
+        May return none. An owner has one such call per purpose and needs at a time: a second call ends the first, whose
+        caller is gone.
 
         Raises:
             DeviceError: the manager has no settings since its start, perhaps after a crash.
         """
         self._current()
-        claimant = Claimant(owner=owner, purpose=purpose)
+        claimant = Claimant(owner=owner, purpose=purpose, needs=needs)
         waiter = self._enqueue(claimant, wanted)
         self._serve()
         try:
@@ -200,7 +209,7 @@ class DeviceManager:
         """Ends a lease. An expired lease is ignored: its device may be leased to another episode."""
         lease = self._table.take_back(lease_id)
         if lease is not None:
-            self._line.expect(lease.holder.purpose, 1, self._clock())
+            self._line.expect(lease.holder, 1, self._clock())
             slot = self._slots[lease.device_id]
             slot.counters.add(report)
             slot.health = slot.health.after(report)
@@ -234,6 +243,8 @@ class DeviceManager:
                     "workers": slot.workers_before,
                     "place": slot.place,
                     "last_error": slot.last_error,
+                    "is_examined": slot.is_examined,
+                    "capabilities": None if slot.capabilities is None else sorted(slot.capabilities),
                 }
                 | slot.counters.as_dict()
                 for slot in self._slots.values()
@@ -265,21 +276,24 @@ class DeviceManager:
         waiter = self._waiters.pop(claimant)
         self._line.leave(claimant, self._clock())
         still_wanted = min(waiter.wanted, self._current().num_workers) - len(waiter.granted)
-        self._line.expect(claimant.purpose, max(0, still_wanted), self._clock())
+        self._line.expect(claimant, max(0, still_wanted), self._clock())
 
     def _serve(self) -> None:
         """Leases free devices to waiting runners, one at a time; spares are held back."""
-        held, now = self._table.held(), self._clock()
-        for _ in range(min(self._table.free, self._current().num_workers - self._table.lent)):
-            claimant = self._line.next(held, now)
-            if claimant is None:
-                break
-            held[claimant] += 1
-            if claimant not in self._waiters:
-                self._serve_soon()
-            elif (lease := self._table.lend(claimant, now)) is not None:
-                self._line.serve(claimant, now)
-                self._grant(self._waiters[claimant], lease)
+        now, reserved = self._clock(), Counter[Claimant]()
+        for kind, free in self._table.free_by_kind():
+            held = self._table.held(kind) + reserved
+            for _ in range(min(free, self._current().num_workers - self._table.lent - reserved.total())):
+                claimant = self._line.next(held, now, kind)
+                if claimant is None:
+                    break
+                held[claimant] += 1
+                if claimant not in self._waiters:
+                    reserved[claimant] += 1
+                    self._serve_soon()
+                elif lease := self._table.lend(claimant, now, kind):
+                    self._line.serve(claimant, now, kind)
+                    self._grant(self._waiters[claimant], lease)
         for claimant, waiter in list(self._waiters.items()):
             if waiter.granted:
                 self._answer(claimant)
@@ -389,7 +403,7 @@ class DeviceManager:
 
     def _make_ready(self, slot: _Slot) -> None:
         slot.state = DeviceState.READY
-        self._table.add(slot.device_id)
+        self._table.add(slot.device_id, slot.capabilities)
         self._serve()
 
     async def _is_well(self, slot: _Slot) -> bool:
@@ -399,7 +413,8 @@ class DeviceManager:
         slot.state = DeviceState.CHECKING
         try:
             async with asyncio.timeout(self._current().reset_timeout_s):
-                await slot.worker.check_health()
+                slot.capabilities = await slot.worker.check_health()
+                slot.is_examined = True
         except Exception as error:  # noqa: BLE001 - any failure of a worker leads to a new worker
             slot.last_error = str(error) or type(error).__name__
             return False

@@ -7,16 +7,21 @@ longest ago. A purpose or owner that does not wait leaves its share to the other
 A runner that returned a device, or got fewer than it wanted, asks again a moment later. During that moment it counts as
 waiting; otherwise the other purpose, whose request is pending, would get every device that becomes free.
 
+Devices with different capabilities are shared separately: who can play on several kinds leaves none of them to others
+otherwise, and a task that needs the one device with a capability would wait for ever.
+
 This prevents starvation: within a purpose, owners without a device come before owners with one, and each of them is
 served once before any is served again.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from slime_plugins.rollout_buffer.devices.capabilities import covers
 
 ASKS_AGAIN_WITHIN_S = 1.0
 """Time within which a runner is expected to ask again: a round trip to the manager on a busy machine."""
@@ -32,10 +37,11 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claimant:
-    """A runner that waits for or holds devices, for one purpose."""
+    """A runner that waits for or holds devices, for one purpose and for tasks with the same needs."""
 
     owner: str
     purpose: Purpose
+    needs: frozenset[str] = frozenset()
 
 
 class FairShare:
@@ -48,9 +54,9 @@ class FairShare:
         # comes again must not go to the end of the queue.
         self._place: dict[Claimant, float] = {}
         self._left_at: dict[Claimant, float] = {}
-        self._turns: Counter[Purpose] = Counter()
-        # For each expected request, the time until which it counts as waiting, earliest first.
-        self._expected: dict[Purpose, deque[float]] = {purpose: deque() for purpose in Purpose}
+        self._turns: Counter[tuple[Purpose, frozenset[str] | None]] = Counter()
+        # For each expected request, by a claimant without an owner, the time until which it counts as waiting.
+        self._expected: defaultdict[Claimant, deque[float]] = defaultdict(deque)
 
     def join(self, claimant: Claimant, now: float) -> None:
         """Adds a claimant to the queue; one that left recently gets its old place."""
@@ -64,31 +70,39 @@ class FairShare:
         self._waiting.discard(claimant)
         self._left_at[claimant] = now
 
-    def expect(self, purpose: Purpose, devices: int, now: float) -> None:
-        """Reserves devices for a runner that will ask for them in a moment, within its purpose's share."""
-        self._expected[purpose].extend([now + ASKS_AGAIN_WITHIN_S] * devices)
+    def expect(self, claimant: Claimant, devices: int, now: float) -> None:
+        """Reserves devices for a claimant that will ask for them in a moment, within its purpose's share."""
+        self._expected[_expected_one(claimant)].extend([now + ASKS_AGAIN_WITHIN_S] * devices)
 
-    def serve(self, claimant: Claimant, now: float) -> None:
-        """Records that a claimant got a device; it stays in the queue, behind its equals."""
-        if len(self._waiting_purposes({}, now)) > 1:
-            self._turns[claimant.purpose] += 1
+    def serve(self, claimant: Claimant, now: float, capabilities: frozenset[str] | None = None) -> None:
+        """Records that a claimant got a device with these capabilities; it stays in the queue, behind its equals."""
+        if len({each.purpose for each in self._candidates({}, now, capabilities)}) > 1:
+            self._turns[claimant.purpose, capabilities] += 1
         self._place[claimant] = now
-        if self._expected[claimant.purpose]:
-            self._expected[claimant.purpose].popleft()
+        if expected := self._expected.get(_expected_one(claimant)):
+            expected.popleft()
 
-    def next(self, held: Mapping[Claimant, int], now: float) -> Claimant | None:
-        """Returns the claimant that gets the next free device, None if none waits. ``held`` counts the devices of each.
+    def next(
+        self, held: Mapping[Claimant, int], now: float, capabilities: frozenset[str] | None = None
+    ) -> Claimant | None:
+        """Returns the claimant that gets the next free device with these capabilities, None if it suits none.
+
+        ``held`` counts the devices of each that have the same capabilities.
 
         A claimant with the owner "" means: the device is reserved for an expected request.
         """
-        if not self._waiting:
+        candidates = self._candidates(held, now, capabilities)
+        if not any(claimant.owner for claimant in candidates):
             return None
-        purpose = min(self._waiting_purposes(held, now), key=lambda each: self._claim_of(each, held))
-        in_line = (claimant for claimant in self._waiting if claimant.purpose is purpose)
+        purposes = [each for each in Purpose if any(claimant.purpose is each for claimant in candidates)]
+        purpose = min(purposes, key=lambda each: self._claim_of(each, held, capabilities))
+        in_line = [claimant for claimant in candidates if claimant.purpose is purpose]
+        by_owner: Counter[tuple[str, Purpose]] = Counter()
+        for claimant, count in held.items():
+            by_owner[claimant.owner, claimant.purpose] += count
         return min(
-            in_line,
-            key=lambda claimant: (held.get(claimant, 0), self._place[claimant], claimant.owner),
-            default=_expected_one(purpose),
+            [claimant for claimant in in_line if claimant.owner] or in_line[:1],
+            key=lambda claimant: (by_owner[claimant.owner, purpose], self._place.get(claimant, now), claimant.owner),
         )
 
     def waiting(self) -> dict[str, int]:
@@ -96,16 +110,19 @@ class FairShare:
         counted = Counter(claimant.purpose for claimant in self._waiting)
         return {purpose.value: counted[purpose] for purpose in Purpose}
 
-    def _waiting_purposes(self, held: Mapping[Claimant, int], now: float) -> list[Purpose]:
-        """Returns purposes that wait, or that are expected to ask for more devices than are reserved for them."""
+    def _candidates(
+        self, held: Mapping[Claimant, int], now: float, capabilities: frozenset[str] | None
+    ) -> list[Claimant]:
+        """Returns who waits, or is expected to ask for more than is reserved, and can use such a device."""
         for expected in self._expected.values():
             while expected and expected[0] <= now:
                 expected.popleft()
-        found = {claimant.purpose for claimant in self._waiting}
-        kept = {purpose: held.get(_expected_one(purpose), 0) for purpose in Purpose}
-        return [purpose for purpose in Purpose if purpose in found or len(self._expected[purpose]) > kept[purpose]]
+        unserved = [claimant for claimant, until in self._expected.items() if len(until) > held.get(claimant, 0)]
+        return [claimant for claimant in (*self._waiting, *unserved) if covers(capabilities, claimant.needs)]
 
-    def _claim_of(self, purpose: Purpose, held: Mapping[Claimant, int]) -> tuple[float, float]:
+    def _claim_of(
+        self, purpose: Purpose, held: Mapping[Claimant, int], capabilities: frozenset[str] | None
+    ) -> tuple[float, float]:
         """Returns devices held and turns taken, relative to the share: the smaller, the sooner the next turn.
 
         Turns count only while both purposes wait. They decide between equals, which on a single device is always the
@@ -113,7 +130,7 @@ class FairShare:
         """
         share = self.evaluation_share if purpose is Purpose.EVALUATION else 1 - self.evaluation_share
         holds = sum(count for claimant, count in held.items() if claimant.purpose is purpose)
-        return holds / share, self._turns[purpose] / share
+        return holds / share, self._turns[purpose, capabilities] / share
 
     def _drop_absent(self, now: float) -> None:
         for claimant in [each for each, left in self._left_at.items() if now - left > _REMEMBERED_S]:
@@ -121,5 +138,5 @@ class FairShare:
             self._place.pop(claimant, None)
 
 
-def _expected_one(purpose: Purpose) -> Claimant:
-    return Claimant(owner="", purpose=purpose)
+def _expected_one(claimant: Claimant) -> Claimant:
+    return replace(claimant, owner="")

@@ -77,7 +77,10 @@ class Device(Protocol[ActionT_contra]):
         ...
 
     def health(self) -> Mapping[str, str]:
-        """Returns short facts about the device; raises ``DeviceError`` if it is not usable."""
+        """Returns short facts about the device; raises ``DeviceError`` if it is not usable.
+
+        ``capabilities``, separated by spaces, limits it to tasks that need no others; without this key it gets any.
+        """
         ...
 
     def close(self) -> None:

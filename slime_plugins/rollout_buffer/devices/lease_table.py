@@ -6,7 +6,8 @@ its lease (suspended, swapped out, disconnected) cannot touch a device that was 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ class Lease:
     device_id: str
     holder: Claimant
     expires_at: float
+    capabilities: frozenset[str] | None = None
 
 
 class LeaseTable:
@@ -29,7 +31,7 @@ class LeaseTable:
     def __init__(self, *, lease_timeout_s: float, first_lease_id: int) -> None:
         self.lease_timeout_s = lease_timeout_s
         self._next_lease_id = first_lease_id
-        self._free: deque[str] = deque()
+        self._free: dict[str, frozenset[str] | None] = {}  # with their capabilities, the longest free first
         self._leases: dict[int, Lease] = {}
 
     @property
@@ -42,32 +44,40 @@ class LeaseTable:
         """Number of leased devices."""
         return len(self._leases)
 
-    def add(self, device_id: str) -> None:
-        """Adds a device as free.
+    def free_by_kind(self) -> list[tuple[frozenset[str] | None, int]]:
+        """Returns the capabilities of free devices, the fewest first because they serve fewer tasks, and how many."""
+        counts = Counter(self._free.values())
+        return sorted(counts.items(), key=lambda kind: math.inf if kind[0] is None else len(kind[0]))
+
+    def add(self, device_id: str, capabilities: frozenset[str] | None = None) -> None:
+        """Adds a device as free; with ``capabilities`` None it can play any task.
 
         Raises:
             ValueError: it is free or leased already.
         """
         if device_id in self._free or any(lease.device_id == device_id for lease in self._leases.values()):
             raise ValueError(f"{device_id} is in the table already")
-        self._free.append(device_id)
+        self._free[device_id] = capabilities
 
     def set_aside(self, device_id: str) -> bool:
         """Takes a free device out of the table; returns False if it is not free."""
         if device_id not in self._free:
             return False
-        self._free.remove(device_id)
+        del self._free[device_id]
         return True
 
-    def lend(self, holder: Claimant, now: float) -> Lease | None:
-        """Leases the device that has been free for longest; None if none is free."""
-        if not self._free:
+    def lend(self, holder: Claimant, now: float, capabilities: frozenset[str] | None = None) -> Lease | None:
+        """Leases the device with these capabilities that has been free for longest; None if none is free."""
+        device_id = next((each for each, kind in self._free.items() if kind == capabilities), None)
+        if device_id is None:
             return None
+        del self._free[device_id]
         lease = Lease(
             lease_id=self._next_lease_id,
-            device_id=self._free.popleft(),
+            device_id=device_id,
             holder=holder,
             expires_at=now + self.lease_timeout_s,
+            capabilities=capabilities,
         )
         self._next_lease_id += 1
         self._leases[lease.lease_id] = lease
@@ -102,9 +112,9 @@ class LeaseTable:
             del self._leases[lease.lease_id]
         return expired
 
-    def held(self) -> Counter[Claimant]:
-        """Returns the number of devices of each claimant."""
-        return Counter(lease.holder for lease in self._leases.values())
+    def held(self, capabilities: frozenset[str] | None = None) -> Counter[Claimant]:
+        """Returns the number of devices with these capabilities that each claimant has."""
+        return Counter(lease.holder for lease in self._leases.values() if lease.capabilities == capabilities)
 
     def holders(self) -> dict[str, str]:
         """Returns the owner of each lent device."""

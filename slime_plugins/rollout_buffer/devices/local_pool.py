@@ -52,8 +52,9 @@ class _WorkerThread:
         await self._call(self._worker.boot)
         return f"process {os.getpid()}"
 
-    async def check_health(self) -> None:
-        await self._call(self._worker.check_health)
+    async def check_health(self) -> frozenset[str] | None:
+        capabilities: frozenset[str] | None = await self._call(self._worker.check_health)
+        return capabilities
 
     async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
         observation: Observation = await self._call(lambda: self._worker.reset(lease_id, task_name, params_idx))

@@ -13,17 +13,19 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from slime_plugins.rollout_buffer.devices.capabilities import unplayable
 from slime_plugins.rollout_buffer.devices.device_manager import Grant
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.leased_device import DIED, LeasedDevice, LeaseReport
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
-from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError, EpisodeError
 
 logger = logging.getLogger(__name__)
 
 _LONG_POLL_S = 20.0
 _PAUSE_AFTER_ERROR_S = 1.0
 _RELEASE_TIMEOUT_S = 10.0
+_MAX_NAMES = 8
 
 
 class DevicePool(Protocol):
@@ -37,12 +39,23 @@ class DevicePool(Protocol):
         """
         ...
 
-    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
-        """Returns the next free device, first come, first served within a purpose; a context manager that
-        returns the device at its end.
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING, needs: frozenset[str] = frozenset()) -> LeasedDevice:
+        """Returns the next free device that has what the task needs; a context manager that returns it at its end.
+
+        First come, first served within a purpose and equal needs.
 
         Raises:
             DeviceError: none became free within ``acquire_timeout_s``.
+            EnvironmentSetupError: no device of the pool has what the task needs.
+        """
+        ...
+
+    async def check_playable(self, tasks: Mapping[str, frozenset[str]]) -> None:
+        """Returns once each task, given with its needs, has a device that can play it.
+
+        Raises:
+            ConfigError: none can, of the devices that are up within ``boot_timeout_s``.
+            DeviceError: the pool does not answer.
         """
         ...
 
@@ -67,7 +80,9 @@ class DeviceManagerCalls(Protocol):
 
     async def ready(self, wait_s: float) -> str: ...
 
-    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]: ...
+    async def acquire(
+        self, owner: str, purpose: Purpose, wanted: int, wait_s: float, needs: frozenset[str] = frozenset()
+    ) -> list[Grant]: ...
 
     async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]: ...
 
@@ -89,19 +104,19 @@ class ManagedDevicePool:
         self._manager = manager
         self._settings = settings
         self._owner = f"{owner}-{uuid.uuid4().hex[:8]}"
-        self._queues = {purpose: _WaitQueue(purpose) for purpose in Purpose}
+        self._queues: dict[tuple[Purpose, frozenset[str]], _WaitQueue] = {}
         self._held: dict[int, LeasedDevice] = {}
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
         self._releases: set[asyncio.Task[None]] = set()
-        self._unreachable_since: dict[Purpose, float] = {}
+        self._unreachable_since: dict[_WaitQueue, float] = {}
 
     async def start(self) -> None:
         why_not = await self._until_ready()
         if why_not:
             raise DeviceError(f"no device came up: {why_not}")
-        self._background = [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
-        self._background.append(asyncio.create_task(self._keep_leases()))
+        self._background = [asyncio.create_task(self._keep_leases())]
+        self._background += [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
 
     async def _until_ready(self) -> str:
         """Returns "" once a device can be used, or the reason why none can. Continues after a restart of the manager.
@@ -133,15 +148,26 @@ class ManagedDevicePool:
                 logger.warning("the device manager died while its devices came up, trying again: %s", error)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
-    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
-        place = self._queues[purpose].join()
+    async def check_playable(self, tasks: Mapping[str, frozenset[str]]) -> None:
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._settings.boot_timeout_s
+        while lost := unplayable(tasks, _capabilities(devices := await self.counters())):
+            away = [device for device in devices if not device["is_examined"]]
+            if not away or now() >= deadline:
+                not_up = f"; not up: {_counted(Counter(str(one['state']) for one in away))}" if away else ""
+                raise ConfigError(f"{_what_is_missing(lost)}{not_up}{_commonest_error(away)}")
+            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING, needs: frozenset[str] = frozenset()) -> LeasedDevice:
+        place = self._queue_of(purpose, needs).join()
         try:
             async with asyncio.timeout(self._settings.acquire_timeout_s):
                 return await place
         except TimeoutError as timeout:
             self._return_unclaimed(place)
             seconds = self._settings.acquire_timeout_s
-            raise DeviceError(f"no device became free within {seconds:g} s") from timeout
+            able = f" with {', '.join(sorted(needs))}" if needs else ""
+            raise DeviceError(f"no device{able} became free within {seconds:g} s") from timeout
         except asyncio.CancelledError:
             # A device may have been assigned at the moment of the cancellation.
             self._return_unclaimed(place)
@@ -153,8 +179,10 @@ class ManagedDevicePool:
         return devices
 
     async def snapshot(self) -> dict[str, Any]:
-        waiting = {line.purpose.value: line.count() for line in self._queues.values()}
-        return await self._manager.snapshot() | {"episodes_waiting": waiting}
+        waiting = Counter({purpose.value: 0 for purpose in Purpose})
+        for line in self._queues.values():
+            waiting[line.purpose.value] += line.count()
+        return await self._manager.snapshot() | {"episodes_waiting": dict(waiting)}
 
     async def close(self) -> None:
         for task in self._background:
@@ -171,18 +199,33 @@ class ManagedDevicePool:
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
+    def _queue_of(self, purpose: Purpose, needs: frozenset[str]) -> _WaitQueue:
+        if (purpose, needs) not in self._queues:
+            line = self._queues[purpose, needs] = _WaitQueue(purpose, needs)
+            if self._background:
+                self._background.append(asyncio.create_task(self._request_devices(line)))
+        return self._queues[purpose, needs]
+
     async def _request_devices(self, line: _WaitQueue) -> None:
         """Requests as many devices as episodes wait for, in a loop."""
         while True:
             wanted = await line.wait_for_waiters()
             try:
-                grants = await self._manager.acquire(self._owner, line.purpose, wanted, _LONG_POLL_S)
+                grants = await self._manager.acquire(self._owner, line.purpose, wanted, _LONG_POLL_S, line.needs)
+                if not grants and line.needs:
+                    await self._fail_if_unplayable(line)
             except DeviceError as error:
                 await self._recover(error, line)
                 continue
-            self._unreachable_since.pop(line.purpose, None)
+            self._unreachable_since.pop(line, None)
             for grant in grants:
                 self._assign(grant, line)
+
+    async def _fail_if_unplayable(self, line: _WaitQueue) -> None:
+        devices = await self.counters()
+        lost = unplayable({"the task": line.needs}, _capabilities(devices))
+        if lost and all(device["is_examined"] for device in devices):
+            line.fail(EnvironmentSetupError(_what_is_missing(lost)))
 
     def _assign(self, grant: Grant, line: _WaitQueue) -> None:
         held = LeasedDevice(
@@ -217,9 +260,9 @@ class ManagedDevicePool:
         except DeviceError as still:
             logger.warning("the device manager is still unreachable: %s", still)
             now, limit_s = asyncio.get_running_loop().time(), self._settings.boot_timeout_s
-            if now - self._unreachable_since.setdefault(line.purpose, now) >= limit_s:
-                del self._unreachable_since[line.purpose]
-                line.fail(f"the device manager was unreachable for {limit_s:g} s: {still.message}")
+            if now - self._unreachable_since.setdefault(line, now) >= limit_s:
+                del self._unreachable_since[line]
+                line.fail(DeviceError(f"the device manager was unreachable for {limit_s:g} s: {still.message}"))
 
     # ---- leases ------------------------------------------------------------------------------------------------------
 
@@ -281,12 +324,29 @@ def _commonest_error(devices: Sequence[Mapping[str, Any]]) -> str:
     return "".join(f"; {count} failed: {error}" for error, count in errors.most_common(1))
 
 
-class _WaitQueue:
-    """Episodes that wait for a device for one purpose, in order of arrival. Every operation is O(1) on average:
-    thousands may wait."""
+def _capabilities(devices: Sequence[Mapping[str, Any]]) -> list[frozenset[str] | None]:
+    """Returns the capabilities of the devices that are known; None is a device that can play any task."""
+    known = (device["capabilities"] for device in devices if device["is_examined"])
+    return [None if names is None else frozenset(names) for names in known]
 
-    def __init__(self, purpose: Purpose) -> None:
+
+def _what_is_missing(tasks: Mapping[str, frozenset[str]]) -> str:
+    names = sorted(tasks)
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    missing = ", ".join(sorted(frozenset().union(*tasks.values())))
+    return (
+        f"no device of the pool can play {', '.join(names[:_MAX_NAMES])}{more}: {missing} is missing; add a device "
+        "that has it, or leave these tasks out of the input (rollout-buffer doctor says which tasks each device plays)"
+    )
+
+
+class _WaitQueue:
+    """Episodes that wait for a device for one purpose and with equal needs, in order of arrival. Every operation is
+    O(1) on average: thousands may wait."""
+
+    def __init__(self, purpose: Purpose, needs: frozenset[str]) -> None:
         self.purpose = purpose
+        self.needs = needs
         self._places: deque[asyncio.Future[LeasedDevice]] = deque()
         self._left_early = 0
         self._has_waiters = asyncio.Event()
@@ -318,10 +378,10 @@ class _WaitQueue:
             self._left_early -= 1
         return None
 
-    def fail(self, reason: str) -> None:
-        """Fails all waiting futures with a ``DeviceError``."""
+    def fail(self, reason: EpisodeError) -> None:
+        """Fails all waiting futures."""
         while (place := self.first()) is not None:
-            place.set_exception(DeviceError(reason))
+            place.set_exception(type(reason)(reason.message, reason.detail))
 
     def _count_cancelled(self, place: asyncio.Future[LeasedDevice]) -> None:
         self._left_early += place.cancelled()

@@ -46,10 +46,10 @@ class DeviceWorker:
             lambda: create_device(self._settings.kind, self._settings.device_options, self._index)
         )
 
-    def check_health(self) -> None:
-        """Returns when earlier calls have finished and the device is healthy."""
-        device = self._booted()
-        self._guarded(device.health)
+    def check_health(self) -> frozenset[str] | None:
+        """Returns the capabilities that the device names, when earlier calls have finished and it is healthy."""
+        named = self._guarded(self._booted().health).get("capabilities")
+        return None if named is None else frozenset(named.split())
 
     def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
         """As ``Device.reset``; later calls need ``lease_id``."""

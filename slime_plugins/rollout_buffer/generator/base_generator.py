@@ -10,7 +10,7 @@ For a generator with one prompt and one reply, copy ``math_generator.py``: subcl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -63,6 +63,7 @@ class GeneratorContext:
     ``tokenizer`` is the trainer's, loaded from the job's ``tokenizer_path``; None if the job names none.
     ``concurrency`` is the maximum number of concurrent episodes. ``ray_address`` is the Ray cluster of the devices;
     None if the generator needs none. ``options`` are the payload's keys that the job itself does not use.
+    ``read_instances`` reads the job's input line by line; it blocks.
     """
 
     job_id: str
@@ -71,6 +72,7 @@ class GeneratorContext:
     concurrency: int
     ray_address: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    read_instances: Callable[[], Iterable[Instance]] = tuple
 
 
 @runtime_checkable

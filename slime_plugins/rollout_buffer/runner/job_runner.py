@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -32,8 +32,10 @@ from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch
 from slime_plugins.rollout_buffer.runner.episode_runner import EpisodeRunner
 from slime_plugins.rollout_buffer.runner.plain_runner import PlainRunner
 from slime_plugins.rollout_buffer.runner.played_job import FencedError, PlayedJob
+from slime_plugins.rollout_buffer.state.group_opening import planned_instances
 from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency, store_report
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.wire.start_request import AUTO, JobSettings
 
 MIN_STEP = 4
@@ -171,7 +173,12 @@ class JobRunner:
             concurrency=self._bounds.most,
             ray_address=self._ray_address,
             options=self._job.settings.options,
+            read_instances=self._read_instances,
         )
+
+    def _read_instances(self) -> Iterator[Instance]:
+        with self._job.buffer.store.read() as connection:
+            yield from planned_instances(connection, self._job.key)
 
     async def _close_generator(self, generator: Generator) -> None:
         try:

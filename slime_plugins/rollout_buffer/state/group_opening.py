@@ -9,7 +9,7 @@ Rules on an open transaction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, Cause
 from slime_plugins.rollout_buffer.storage.tables import group_rows, input_rows, plan_rows
@@ -83,6 +83,14 @@ def open_next(connection: Connection, job_key: int, limit: int) -> int:
         passed += len(positions)
     plan_rows.update_plan(connection, job_key, passed=passed, unopened=plan.unopened - opened)
     return opened
+
+
+def planned_instances(connection: Connection, job_key: int) -> Iterator[Instance]:
+    """Yields the lines of the job's input."""
+    plan = plan_rows.find_plan(connection, job_key)
+    if plan is not None:
+        positions = range(plan.first_position, plan.first_position + plan.lines)
+        yield from input_rows.instances_at(connection, job_key, positions)
 
 
 def open_next_of_instance(connection: Connection, job_key: int, instance_id: str) -> GroupRecord | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -25,7 +26,7 @@ from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
-from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from tests.example_counts import examples
@@ -138,6 +139,7 @@ class FakeWorker:
         self.calls = (index, workers_before)
         self.killed = False
         self.settle_error: Exception | None = None
+        self.capabilities: frozenset[str] | None = None
 
     async def prepare(self) -> None:
         pass
@@ -146,9 +148,10 @@ class FakeWorker:
         await asyncio.sleep(0)
         return "here"
 
-    async def check_health(self) -> None:
+    async def check_health(self) -> frozenset[str] | None:
         if self.settle_error:
             raise self.settle_error
+        return self.capabilities
 
     def kill(self) -> None:
         self.killed = True
@@ -209,6 +212,90 @@ async def test_what_a_silent_runner_holds_goes_to_the_next_and_its_late_release_
         assert (await manager.snapshot())["devices"][0]["failures"] == {"lease_expired": 1}
 
 
+# ---- capabilities ----------------------------------------------------------------------------------------------------
+
+SUBSETS = st.frozensets(st.sampled_from(["root", "sms", "grpc"]))
+
+
+@examples(40)
+@given(
+    devices=st.lists(SUBSETS, min_size=1, max_size=4),
+    lines=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Purpose), SUBSETS), min_size=1, unique=True),
+    returns=st.lists(st.integers(0, 3), min_size=30, max_size=60),
+)
+def test_no_device_gets_a_task_that_it_cannot_play_none_that_can_stays_idle_and_each_task_has_its_turn(
+    devices: list[frozenset[str]], lines: list[tuple[str, Purpose, frozenset[str]]], returns: list[int]
+) -> None:
+    """Every line always wants more. Whom a device can play at all is served within a bounded number of its leases."""
+
+    @in_virtual_time
+    async def played() -> None:
+        def able(index: int, before: int) -> FakeWorker:
+            worker = FakeWorker(index, before)
+            worker.capabilities = devices[index]
+            return worker
+
+        async with manager_of_fakes(able, num_workers=len(devices)) as (manager, _):
+            served = dict.fromkeys(lines, 0)
+            held: list[tuple[int, int]] = []
+
+            async def ask_for_ever(line: tuple[str, Purpose, frozenset[str]]) -> None:
+                owner, purpose, needs = line
+                while True:
+                    for grant in await manager.acquire(owner, purpose, 1, 60, needs):
+                        assert needs <= devices[int(grant.device_id.removeprefix("device-"))]
+                        served[line] += 1
+                        held.append((grant.lease_id, int(grant.device_id.removeprefix("device-"))))
+
+            asking = [asyncio.create_task(ask_for_ever(line)) for line in lines]
+            for number in [*returns, *range(12 * len(lines) * len(devices))]:
+                await asyncio.sleep(2)  # longer than a reservation
+                lent = {index for _, index in held}
+                for index in set(range(len(devices))) - lent:
+                    assert not any(needs <= devices[index] for _, _, needs in lines)
+                if held:
+                    lease_id, _ = held.pop(number % len(held))
+                    await manager.release(lease_id, LeaseReport())
+            for line, count in served.items():
+                assert count > 0 or not any(line[2] <= device for device in devices)
+            for task in asking:
+                task.cancel()
+
+    played()
+
+
+@in_virtual_time
+async def test_a_task_waits_for_a_device_that_can_play_it_while_others_go_on() -> None:
+    loop = asyncio.get_running_loop()
+
+    def able(_settings: DevicePoolSettings, index: int, before: int) -> FakeWorker:
+        worker = FakeWorker(index, before)
+        worker.capabilities = frozenset({"root", "sms"} if index else {"root"})
+        return worker
+
+    manager = DeviceManager(able, clock=loop.time)
+    pool = ManagedDevicePool(manager, settings(num_workers=2), owner="job")
+    await pool.start()
+    await pool.check_playable({"SendText": frozenset({"sms"}), "Toggle": frozenset({"root"})})
+    with pytest.raises(ConfigError, match=r"no device of the pool can play Draw, Type: grpc is missing; add a device"):
+        await pool.check_playable(
+            {"Draw": frozenset({"grpc", "sms"}), "Type": frozenset({"grpc"}), "Toggle": frozenset()}
+        )
+    text = await pool.acquire(needs=frozenset({"sms"}))
+    assert text.device_id == "device-1"
+    waiting = asyncio.create_task(pool.acquire(needs=frozenset({"sms"})))
+    for _ in range(3):
+        async with await pool.acquire(needs=frozenset({"root"})) as other:
+            assert other.device_id == "device-0"
+    assert not waiting.done()
+    text.give_back()
+    assert (await waiting).device_id == "device-1"
+    with pytest.raises(EnvironmentSetupError, match="no device of the pool can play the task: grpc is missing"):
+        await pool.acquire(needs=frozenset({"grpc"}))
+    await pool.close()
+    await manager.close()
+
+
 class DyingManager(DeviceManager):
     """Dies in the first calls of ``ready``, as an actor does whose process was killed, and has forgotten all then."""
 
@@ -246,10 +333,12 @@ async def test_an_episode_fails_with_the_reason_once_no_manager_was_reached_for_
                 raise DeviceError("the Ray cluster cannot be used: WrongClusterID")
             await super().configure(settings, new_start=new_start)
 
-        async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
+        async def acquire(
+            self, owner: str, purpose: Purpose, wanted: int, wait_s: float, needs: frozenset[str] = frozenset()
+        ) -> list[Grant]:
             if self.gone:
                 raise device_died("the manager is gone")
-            return await super().acquire(owner, purpose, wanted, wait_s)
+            return await super().acquire(owner, purpose, wanted, wait_s, needs)
 
     loop = asyncio.get_running_loop()
     manager = Lost(functools.partial(launched, FakeWorker), clock=loop.time)
@@ -275,7 +364,7 @@ async def test_an_episode_that_is_cancelled_when_its_wait_fails_is_cancelled() -
     waiting = asyncio.create_task(pool.acquire())
     await asyncio.sleep(0)
     for queue in pool._queues.values():
-        queue.fail("the device manager is unreachable")
+        queue.fail(DeviceError("the device manager is unreachable"))
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -61,12 +61,14 @@ class ScriptedGenerator:
         self._start_error = start_error
         self.requests: list[EpisodeRequest] = []
         self.tokenizers: list[Any] = []
+        self.input: list[Instance] = []
         self.running = 0
         self.most_at_once = 0
         self.closed = 0
 
     async def start(self, context: GeneratorContext) -> None:
         self.tokenizers.append(context.tokenizer)
+        self.input = await asyncio.to_thread(lambda: list(context.read_instances()))
         if self._start_error is not None:
             raise self._start_error
 
@@ -165,6 +167,7 @@ async def test_a_number_of_episodes_that_moves_plays_every_slot_once_and_says_wh
     monkeypatch.setattr(runner, "store_concurrency", keep)
     await run(real_time_buffer, job, generator)
     assert len(generator.requests) == len({request.uid for request in generator.requests}) == 120
+    assert [instance.instance_id for instance in generator.input] == [f"i{number}" for number in range(60)]
     assert generator.most_at_once <= 40
     assert said
     assert all(2 <= limit <= 40 for limit in said)

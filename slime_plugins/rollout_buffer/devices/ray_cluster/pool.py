@@ -82,9 +82,11 @@ class _RemoteDeviceManager:
     async def ready(self, wait_s: float) -> str:
         return cast("str", await _ask(self._actor.ready, wait_s, timeout_s=wait_s + _CALL_TIMEOUT_S))
 
-    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
+    async def acquire(
+        self, owner: str, purpose: Purpose, wanted: int, wait_s: float, needs: frozenset[str] = frozenset()
+    ) -> list[Grant]:
         granted: list[Grant] = await _ask(
-            self._actor.acquire, owner, purpose, wanted, wait_s, timeout_s=wait_s + _CALL_TIMEOUT_S
+            self._actor.acquire, owner, purpose, wanted, wait_s, needs, timeout_s=wait_s + _CALL_TIMEOUT_S
         )
         return [
             Grant(lease_id=grant.lease_id, device_id=grant.device_id, calls=_RemoteDevice(grant.device_id, grant.calls))
@@ -392,8 +394,8 @@ class _RemoteWorker:
             nodes = f"every node that offers {in_words(self._wanted)}"
             raise DeviceError(f"no worker within {self._place_within_s:g} s: {nodes} is full or slow") from timeout
 
-    async def check_health(self) -> None:
-        await _ask(self._actor.check_health)
+    async def check_health(self) -> frozenset[str] | None:
+        return cast("frozenset[str] | None", await _ask(self._actor.check_health))
 
     def kill(self) -> None:
         _import_ray().kill(self._actor, no_restart=True)

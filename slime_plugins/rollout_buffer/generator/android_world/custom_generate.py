@@ -47,6 +47,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import (
 )
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
+from slime_plugins.rollout_buffer.generator.android_world.task_needs import needs_of
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import RolloutMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import task_of
@@ -116,24 +117,26 @@ def build_env(
         EnvironmentSetupError: the Sample's metadata names no task.
     """
     settings = _settings(args)
+    task = task_of(sample.metadata, of=str(sample.index))
 
     async def acquire() -> LeasedDevice:
-        return await lend_device(args)
+        return await lend_device(args, needs_of(task.name))
 
     chat = ChatTokens(_tokenizer(args.hf_checkpoint), getattr(args, "apply_chat_template_kwargs", None))
-    task = task_of(sample.metadata, of=str(sample.index))
     return kind(task=task, acquire=acquire, settings=settings, count_tokens=chat.count)
 
 
-async def lend_device(args: Any) -> LeasedDevice:
+async def lend_device(args: Any, needs: frozenset[str] = frozenset()) -> LeasedDevice:
     """Waits for a device of this process's pool, which is started once, and returns it; ``give_back`` returns it.
+
+    ``needs`` are the capabilities that it must have.
 
     Raises:
         ConfigError, DeviceError: a setting is invalid, or no device came up.
     """
     pool = _loop_resources().pool_for(_settings(args), args)
     await pool.start()
-    return await pool.acquire()
+    return await pool.acquire(needs=needs)
 
 
 async def close_resources() -> None:
@@ -160,8 +163,11 @@ class _SharedPool:
                 await self._pool.start()
                 self._started = True
 
-    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
-        return await self._pool.acquire(purpose)
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING, needs: frozenset[str] = frozenset()) -> LeasedDevice:
+        return await self._pool.acquire(purpose, needs)
+
+    async def check_playable(self, tasks: Mapping[str, frozenset[str]]) -> None:
+        await self._pool.check_playable(tasks)
 
     async def counters(self) -> list[dict[str, Any]]:
         return await self._pool.counters()

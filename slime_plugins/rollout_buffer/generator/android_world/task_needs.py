@@ -24,9 +24,14 @@ def task_needs() -> Mapping[str, frozenset[Capability]]:
     return {name: frozenset(map(Capability, needs)) for name, needs in json.loads(text).items()}
 
 
+def needs_of(task_name: str) -> frozenset[Capability]:
+    """Returns what a task needs; one that is not of the package needs what most of its tasks need."""
+    return task_needs().get(task_name, _OF_OTHER_TASKS)
+
+
 def missing(task_name: str, capabilities: Collection[Capability]) -> list[Capability]:
     """Returns what a connected device with these capabilities lacks for a task."""
-    return sorted(task_needs().get(task_name, _OF_OTHER_TASKS).difference(capabilities))
+    return sorted(needs_of(task_name).difference(capabilities))
 
 
 def playable(capabilities: Collection[Capability]) -> list[str]:

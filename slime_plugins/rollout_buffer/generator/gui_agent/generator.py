@@ -5,17 +5,20 @@ A task type is a subclass that defines its settings, rewards and prompts.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.devices.capabilities import REFUSED
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
-from slime_plugins.rollout_buffer.errors import DeviceError, GeneratorError
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.episode import Episode, read_task
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import View
@@ -23,7 +26,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import P
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ObservationMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import RewardRule
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +66,17 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         del settings
         return View()
 
+    def needs_of(self, task_name: str) -> frozenset[str]:
+        """Returns the capabilities that a device must have for the task; by default none."""
+        del task_name
+        return frozenset()
+
     async def start(self, context: GeneratorContext) -> None:
         """Reads the settings, tests the chat template and connects to the devices.
 
         Raises:
-            ConfigError: a setting is invalid, or tokenizer and template do not support the observations.
+            ConfigError: a setting is invalid, tokenizer and template do not support the observations, or no device can
+                play a task of the job.
             DeviceError: no device came up.
         """
         settings = self.settings_of(context.options)
@@ -83,6 +92,7 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
             farm = settings.for_devices()
             self._pool = create_device_pool(farm, job_id=context.job_id, ray_address=context.ray_address)
         await self._pool.start()
+        await self._pool.check_playable(await asyncio.to_thread(self._needs_by_task, context.read_instances))
         self._parts = _Parts(context=context, settings=settings, chat=chat)
         logger.info("%s is ready with %s", type(self).__name__, settings.model_dump_json(exclude_defaults=True))
 
@@ -98,19 +108,35 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         task = read_task(episode.instance)
         timer = PhaseTimer()
         with timer.phase("acquire"):
-            lease = await self._pool.acquire(Purpose.EVALUATION if episode.evaluation else Purpose.TRAINING)
-        async with lease as device:
-            return await Episode(
-                request=episode,
-                task=task,
-                device=device,
-                engine=parts.context.engine,
-                chat=parts.chat,
-                settings=parts.settings,
-                rewards=self.rewards_of(parts.settings),
-                view=self.view_of(parts.settings),
-                timer=timer,
-            ).play()
+            purpose = Purpose.EVALUATION if episode.evaluation else Purpose.TRAINING
+            lease = await self._pool.acquire(purpose, self.needs_of(task.name))
+        try:
+            async with lease as device:
+                return await Episode(
+                    request=episode,
+                    task=task,
+                    device=device,
+                    engine=parts.context.engine,
+                    chat=parts.chat,
+                    settings=parts.settings,
+                    rewards=self.rewards_of(parts.settings),
+                    view=self.view_of(parts.settings),
+                    timer=timer,
+                ).play()
+        except EnvironmentSetupError as error:
+            if error.detail.get("fault") != REFUSED:
+                raise
+            # The device has lost a capability since it was last examined; returned, it is examined again.
+            return await self.play(episode)
+
+    def _needs_by_task(self, read_instances: Callable[[], Iterable[Instance]]) -> dict[str, frozenset[str]]:
+        """Returns the needs of each task in the input; a line without a task fails when it is played."""
+        found: dict[str, frozenset[str]] = {}
+        for instance in read_instances():
+            with contextlib.suppress(EnvironmentSetupError):
+                name = read_task(instance).name
+                found[name] = self.needs_of(name)
+        return found
 
     async def devices(self) -> Mapping[str, Any]:
         """Returns the state of the device pool, as ``DevicePool.snapshot``.

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from slime_plugins.rollout_buffer.devices.capabilities import REFUSED
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
@@ -132,7 +133,11 @@ class AndroidWorldDevice:
         """As ``Device.health``: Android answers, its screen can be read, and its accessibility forwarder sends."""
         self._check_open()
         self._check_usable()
-        return {"kind": self._settings.device, "serial": self._endpoint.serial}
+        return {
+            "kind": self._settings.device,
+            "serial": self._endpoint.serial,
+            "capabilities": " ".join(sorted(self._endpoint.capabilities)),
+        }
 
     def lost(self) -> str:
         return "" if self._closed else self._host.lost()
@@ -161,7 +166,8 @@ class AndroidWorldDevice:
             count = len(playable(self._endpoint.capabilities))
             raise EnvironmentSetupError(
                 f"{task_name} needs {' and '.join(lacks)}, which {self._endpoint.serial} does not have: it can play "
-                f"{count} of {len(task_needs())} tasks (rollout-buffer doctor names them)"
+                f"{count} of {len(task_needs())} tasks (rollout-buffer doctor names them)",
+                {"fault": REFUSED},
             )
 
     def _initialized(self, task_name: str, params_idx: int) -> Any:
