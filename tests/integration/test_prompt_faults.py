@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
 from slime_plugins.rollout_buffer.cli.host_checks import Finding, State
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine import factory
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
@@ -303,6 +304,16 @@ async def test_an_engine_that_changes_prompts_is_sent_none_where_exact_ones_are_
     async with scripted() as url:
         engine = make_engine(url, tokenizer=TOKENIZER, requires_exact_prompts=True)
         assert (await sampled(engine, SPLIT)).prompt_receipt.check is PromptCheck.EQUAL
+
+
+async def test_the_probe_is_built_at_the_first_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr(factory, "prompt_probe", lambda *given: built.append(given) or PROBE)
+    async with scripted() as url:
+        engine = make_engine(url, tokenizer=TOKENIZER)
+        assert built == []
+        await sampled(engine, SPLIT)
+    assert len(built) == 1
 
 
 async def test_each_turn_has_the_prompt_that_was_run_with_images_as_without() -> None:
