@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image as PillowImage
@@ -307,13 +308,13 @@ async def test_an_engine_that_changes_prompts_is_sent_none_where_exact_ones_are_
 
 
 async def test_the_probe_is_built_at_the_first_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Any] = []
-    monkeypatch.setattr(factory, "prompt_probe", lambda *given: built.append(given) or PROBE)
+    build = Mock(return_value=PROBE)
+    monkeypatch.setattr(factory, "prompt_probe", build)
     async with scripted() as url:
         engine = make_engine(url, tokenizer=TOKENIZER)
-        assert built == []
+        build.assert_not_called()
         await sampled(engine, SPLIT)
-    assert len(built) == 1
+    build.assert_called_once()
 
 
 async def test_each_turn_has_the_prompt_that_was_run_with_images_as_without() -> None:
