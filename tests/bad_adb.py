@@ -2,7 +2,8 @@
 
 ``python -S -m tests.bad_adb FOLDER WORDS…``. ``FOLDER/devices.json`` has the devices by serial, with ``state`` as
 ``adb devices`` shows it ("" while it is away), ``slow_boot`` (questions until Android has booted), ``comes_back``
-(``connect`` or ``reconnect`` make it usable), ``is_full`` (its disk) and ``name`` (its marker). ``FOLDER/log`` has
+(``connect`` or ``reconnect`` make it usable), ``is_full`` (its disk), ``name`` (its marker) and ``spoiled`` (parts of
+its state that an episode changed; with ``stays`` no restore brings them back). ``FOLDER/log`` has
 every command. As with the real program, ``connect`` exits with 0 whatever happened.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,10 @@ def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
             return 1, NO_SPACE
         if "rollout_buffer_device" in said:
             device["name"] = said.split()[-1]
+    if questions := re.findall(r"echo (\S+) \$\(", said):
+        return 0, "\n".join(f"{part} {_state_of(part, device.get('spoiled', []))}" for part in questions)
+    if said.startswith(("shell pm clear", "shell rm -rf", "emu avd snapshot load")) and not device.get("stays"):
+        device["spoiled"] = []
     if said.startswith("shell pm path"):
         return 0, "package:/data/app/base.apk"
     if said.startswith("shell pm clear"):
@@ -76,6 +83,12 @@ def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
     if said.startswith("emu avd snapshot load"):
         return 0, "OK" if said.endswith(" clean") else "KO: no such snapshot"
     return 0, said.removeprefix("shell ")
+
+
+def _state_of(part: str, spoiled: Sequence[str]) -> str:
+    if part == "clock":
+        return str(int(time.time()) - 3600 * (part in spoiled))
+    return "spoiled" if part in spoiled else "clean"
 
 
 def main(words: Sequence[str]) -> int:

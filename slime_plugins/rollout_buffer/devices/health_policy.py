@@ -4,6 +4,7 @@
     a fault ───────────────────▶ lease it again
     ``max_consecutive_faults`` ▶ quarantine: pause, then a probe; healthy → on probation, else a new worker
     a fault on probation ──────▶ a new worker
+    not restored ──────────────▶ quarantine at once
     hung or died ──────────────▶ a new worker
     the new worker fails, too ─▶ the same, with a pause before it that doubles every time
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from slime_plugins.rollout_buffer.devices.leased_device import DIED, HUNG, LeaseReport
+from slime_plugins.rollout_buffer.devices.leased_device import DIED, HUNG, NOT_RESTORED, LeaseReport
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 _MAX_REST = 16
@@ -52,6 +53,7 @@ class HealthRecord:
     replacements: int = 0
     on_probation: bool = False
     gone: bool = False
+    spoiled: bool = False
 
     def after(self, report: LeaseReport) -> HealthRecord:
         """Returns the record with one more lease; a lease without a call changes nothing."""
@@ -63,6 +65,7 @@ class HealthRecord:
                 episodes=self.episodes + 1,
                 faults_in_a_row=self.faults_in_a_row + 1,
                 gone=report.fault in (HUNG, DIED),
+                spoiled=report.fault == NOT_RESTORED,
             )
         if report.failures:  # a task that could not be set up is no evidence about the device
             return replace(self, episodes=self.episodes + 1)
@@ -70,7 +73,7 @@ class HealthRecord:
 
     def after_rest(self) -> HealthRecord:
         """Returns the record of a healthy device after its pause: the next fault replaces the worker."""
-        return replace(self, on_probation=True, faults_in_a_row=0)
+        return replace(self, on_probation=True, faults_in_a_row=0, spoiled=False)
 
     def with_new_worker(self, *, because_of_trouble: bool) -> HealthRecord:
         return HealthRecord(replacements=self.replacements + because_of_trouble)
@@ -88,7 +91,7 @@ class HealthPolicy:
         """Returns what a device with this record needs; ``may_…`` state whether enough other devices are available."""
         if record.gone or (record.on_probation and record.faults_in_a_row > 0):
             return HealthAction.REPLACE
-        if record.faults_in_a_row >= self.max_consecutive_faults:
+        if record.spoiled or record.faults_in_a_row >= self.max_consecutive_faults:
             return HealthAction.QUARANTINE if may_rest and record.replacements == 0 else HealthAction.REPLACE
         limit = self.recycle_after_episodes
         if limit is not None and record.episodes >= limit and may_recycle:

@@ -17,6 +17,8 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 
 HUNG = "hung"
 DIED = "died"
+NOT_RESTORED = "not_restored"
+"""The fault of a device whose state before an episode is not the one that every episode begins with."""
 _MAX_ERROR = 500
 _WATCH_S = 120.0
 """Interval of the loss check; with 256 devices a runner makes two such calls a second."""

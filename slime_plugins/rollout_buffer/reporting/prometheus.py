@@ -171,7 +171,8 @@ DEVICE_STEPS = MetricName(
 )
 DEVICE_FAILURES = MetricName(
     name="rollout_buffer_device_failures",
-    help="What went wrong on the device, by kind: hung, died, device, environment_setup, boot_failed, lease_expired",
+    help="What went wrong on the device, by kind: hung, died, device, environment_setup, refused, not_restored, "
+    "boot_failed, lease_expired",
     labels=(*DEVICE_LABELS, "kind"),
 )
 DEVICE_HEALTH_ACTIONS = MetricName(

@@ -6,7 +6,8 @@
 
         def break_down(self, host): ...
 
-``break_down`` makes the host's Android stop answering for good. Nothing here imports pytest.
+``break_down`` makes the host's Android stop answering for good. A host that checks what it restores names the parts of
+the state in ``checked_parts`` and overrides ``spoil``. Nothing here imports pytest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
+from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidHost
 
@@ -23,6 +25,11 @@ class AndroidHostContract:
     """Behaviour that ``AndroidWorldDevice`` relies on."""
 
     packages: ClassVar[tuple[str, ...]] = ("org.example.notes",)
+
+    checked_parts: ClassVar[tuple[str, ...]] = ()
+
+    def spoil(self, host: Any, part: str, *, comes_back: bool) -> None:
+        """Changes a part of the state, as an episode may; with ``comes_back`` a restore brings the old state back."""
 
     @abstractmethod
     def break_down(self, host: Any) -> None:
@@ -41,6 +48,21 @@ class AndroidHostContract:
         host.start()
         host.restore(self.packages)
         assert host.check_alive()
+
+    def test_what_an_episode_changed_is_restored_or_the_host_refuses_to_go_on(self, host: AndroidHost) -> None:
+        host.start()
+        host.restore(self.packages)
+        for part in self.checked_parts:
+            self.spoil(host, part, comes_back=True)
+            host.restore(self.packages)
+            self.spoil(host, part, comes_back=False)
+            for _ in range(2):
+                error = error_of(lambda: host.restore(self.packages))
+                assert error is not None
+                assert error.detail["fault"] == NOT_RESTORED
+                assert part in error.message
+            self.spoil(host, part, comes_back=True)
+            host.restore(self.packages)
 
     def test_an_android_that_does_not_answer_is_an_error_with_a_reason(self, host: AndroidHost) -> None:
         host.start()
@@ -65,8 +87,14 @@ class AndroidHostContract:
 
 def reason_of(call: Any) -> str:
     """Returns the message of the ``DeviceError`` that a call raises, "" without one."""
+    error = error_of(call)
+    return "" if error is None else error.message
+
+
+def error_of(call: Any) -> DeviceError | None:
+    """Returns the ``DeviceError`` that a call raises, None without one."""
     try:
         call()
     except DeviceError as error:
-        return error.message
-    return ""
+        return error
+    return None

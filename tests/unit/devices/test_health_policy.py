@@ -55,6 +55,13 @@ def looked_after(record: HealthRecord, care: HealthAction) -> HealthRecord:
     return record.with_new_worker(because_of_trouble=care is HealthAction.REPLACE)
 
 
+def test_a_device_that_was_not_restored_rests_at_once_and_is_replaced_if_it_is_not_restored_then() -> None:
+    not_restored = LeaseReport(fault="not_restored", failures={"not_restored": 1})
+    spoiled = after(not_restored)
+    assert decided(spoiled, rules(faults=3)) is HealthAction.QUARANTINE
+    assert decided(after(not_restored, record=spoiled.after_rest()), rules(faults=3)) is HealthAction.REPLACE
+
+
 @given(rules_of_any_kind, st.lists(reports, max_size=60), st.booleans())
 def test_no_device_fails_more_often_in_a_row_than_it_may_before_something_is_done(
     by: HealthPolicy, history: list[LeaseReport], resting_allowed: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +18,15 @@ from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.attached import host as attached_host
+from slime_plugins.rollout_buffer.generator.android_world.attached import restored_state
 from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost
 from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import inventory_of
+from slime_plugins.rollout_buffer.generator.android_world.attached.restored_state import StatePart
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, read_settings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract
+from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract, error_of
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
 from tests.adb_phone import UNKNOWN_TASK, AdbPackage
 from tests.bad_adb import NO_SPACE, make_adb, set_devices
@@ -56,7 +59,7 @@ def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
 
 @pytest.fixture
 def host(farm: Farm) -> Iterator[AttachedHost]:
-    made = AttachedHost(farm(), 0)
+    made = AttachedHost(farm(bench=PHONE | {"check_restored": [str(part) for part in StatePart]}), 0)
     yield made
     made.close()
 
@@ -68,6 +71,12 @@ class TestAttachedHost(AndroidHostContract):
 
     def break_down(self, host: AttachedHost) -> None:
         set_devices(self._folder, R58M1={"state": ""})
+
+    checked_parts = tuple(str(part) for part in StatePart)
+
+    def spoil(self, host: AttachedHost, part: str, *, comes_back: bool) -> None:
+        spoiled = [part] if part != "apps" else ["apps:org.example.notes"]
+        set_devices(self._folder, R58M1={"state": "device", "spoiled": spoiled, "stays": not comes_back})
 
 
 class TestAttachedDevice(DeviceContract):
@@ -214,6 +223,52 @@ def test_a_device_that_shares_its_hosts_kernel_is_never_asked_to_set_a_clock(far
     assert not any(" date" in line for line in adb_log(tmp_path))
 
 
+def test_a_digest_of_the_device_s_shell_tells_each_spoiled_part(tmp_path: Path) -> None:
+    """The script runs in a real shell, with programs in the place of Android's."""
+    app, storage, said = tmp_path / "data" / "org.notes", tmp_path / "sdcard", tmp_path / "said"
+    for folder in (app, storage, said, programs := tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    for program, output in {"settings": "brightness=3\n", "dumpsys": "Account {name=a}\n"}.items():
+        (said / program).write_text(output)
+        (programs / program).write_text(f"#!/bin/sh\ncat {said / program}\n")
+        (programs / program).chmod(0o755)
+    script = restored_state.script(list(StatePart), ["org.notes", "not.there"])
+    script = script.replace("/data/data/", f"{app.parent}/").replace("/sdcard/", f"{storage}/")
+
+    def state() -> dict[str, str]:
+        paths = {"PATH": f"{programs}:{os.environ['PATH']}"}
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env=paths)
+        return restored_state.read(done.stdout)
+
+    def changed_by(file: Path, text: str) -> list[str]:
+        before = state()
+        file.write_text(text)
+        return restored_state.changed(before, state())
+
+    assert state()["apps:not.there"] == restored_state.UNREADABLE
+    assert changed_by(said / "settings", "brightness=3\nboot_count=5\n") == []
+    assert changed_by(said / "settings", "brightness=4\n") == ["settings"]
+    assert changed_by(said / "dumpsys", "Account {name=b}\n") == ["accounts"]
+    assert changed_by(storage / "a file", "x") == ["storage"]
+    assert changed_by(app / "notes.db", "x") == ["apps:org.notes"]
+    assert restored_state.changed(state() | {"clock": "-3600"}, state()) == ["clock"]
+
+
+def test_the_state_to_restore_outlives_the_worker_and_is_accepted_by_its_owner(farm: Farm, tmp_path: Path) -> None:
+    checked = farm(bench=PHONE | {"check_restored": ["settings"]})
+    for spoiled, refused in (([], False), (["settings"], True)):
+        host = AttachedHost(checked, 0)
+        host.start()
+        set_devices(tmp_path, R58M1={"state": "device", "spoiled": spoiled, "stays": True})
+        assert (error_of(lambda: host.restore([])) is not None) == refused  # noqa: B023 - called at once
+        host.close()
+    (state,) = (tmp_path / "locks").glob("*.state")
+    state.unlink()
+    host.start()
+    assert host.restore([])
+    host.close()
+
+
 # ---- the inventory ---------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +285,7 @@ def test_a_device_that_shares_its_hosts_kernel_is_never_asked_to_set_a_clock(far
         ("devices:\n  a: {connect: host, restore: apps}", "line 2: devices.a.connect: must be HOST:PORT, not 'host'"),
         ("devices:\n  a: {serial: x, restore: apps}\n  b: {serial: x, restore: apps}", "a and b are the same device x"),
         ("devices:\n  a: {serial: x, restore: apps, sereal: y}", "devices.a.sereal is not a setting"),
+        ("devices:\n  a: {serial: x, restore: apps, capabilities: [grpc]}", "grpc needs console_port and grpc_port"),
         ("devices:\n  a: {serial: x, restore: apps, capabilities: [fly]}", "devices.a.capabilities.0: Input should be"),
     ],
 )
@@ -316,7 +372,7 @@ def test_the_doctor_says_which_tasks_each_missing_capability_costs(farm: Farm, t
         found = {one.name: one for one in examine(Examination(settings=settings, data_dir=tmp_path))}
         return found["tasks of a"].state, found["tasks of a"].detail
 
-    assert tasks_of(**PHONE, **every) == (
+    assert tasks_of(**PHONE, **ports, **every) == (
         State.OK,
         "plays 112 (AudioRecorderRecordAudio, AudioRecorderRecordAudioWithFileName, …) of the 116 tasks; sms is "
         "missing for 4 (SimpleSmsReply, SimpleSmsReplyMostRecent, SimpleSmsResend, "

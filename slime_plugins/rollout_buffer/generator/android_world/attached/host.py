@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import ANIMATIONS, AndroidEndpoint
+from slime_plugins.rollout_buffer.generator.android_world.attached import restored_state
 from slime_plugins.rollout_buffer.generator.android_world.attached.adb import AdbServer
 from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import (
     AttachedDevice,
@@ -93,7 +94,16 @@ class AttachedHost:
         return False
 
     def restore(self, packages: Collection[str]) -> bool:
-        """As ``AndroidHost.restore``, in the entry's way."""
+        """As ``AndroidHost.restore``, in the entry's way; what is not restored is restored again, then refused."""
+        kept = self._restore(packages)
+        if parts := self._check_restored(packages):
+            logger.warning("%s: %s differ after its restore: restoring again", self.name, ", ".join(parts))
+            kept = self._restore(packages) and kept
+            if parts := self._check_restored(packages):
+                raise restored_state.not_restored(self.name, parts, self._state_file())
+        return kept
+
+    def _restore(self, packages: Collection[str]) -> bool:
         kept = self.check_alive()
         way = self._entry.restore
         if not isinstance(way, RestoreWay):
@@ -123,12 +133,19 @@ class AttachedHost:
         """Locks the device against other device workers of this host."""
         if self._lock is not None:
             return
-        locks = Path(os.environ.get("ROLLOUT_BUFFER_PORT_LOCKS", f"/tmp/rollout_buffer_ports_{os.getuid()}"))
-        locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = re.sub(r"[^A-Za-z0-9.-]", "_", f"{self._entry.adb_server}-{self._entry.listed_as}")
-        self._lock = try_lock(locks / f"attached-{key}.lock")
+        self._lock = try_lock(self._file("lock"))
         if self._lock is None:
             raise DeviceError(f"the device {self.name} is used by another device worker of this host")
+
+    def _state_file(self) -> Path:
+        return self._file("state")
+
+    def _file(self, suffix: str) -> Path:
+        """Returns the path of a file about the device, for all device workers of this host."""
+        folder = Path(os.environ.get("ROLLOUT_BUFFER_PORT_LOCKS", f"/tmp/rollout_buffer_ports_{os.getuid()}"))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = re.sub(r"[^A-Za-z0-9.-]", "_", f"{self._entry.adb_server}-{self._entry.listed_as}")
+        return folder / f"attached-{key}.{suffix}"
 
     # ---- connecting
 
@@ -202,6 +219,20 @@ class AttachedHost:
                 self._server.must(["-s", self._serial, "shell", "pm", "clear", package], says="Success")
         folders = " ".join(f"/sdcard/{folder}/*" for folder in _SHARED_STORAGE)
         self._server.must(["-s", self._serial, "shell", f"rm -rf {folders}"])
+
+    def _check_restored(self, packages: Collection[str]) -> list[str]:
+        """Returns the parts that differ from those after the first restore, which are recorded."""
+        if not self._entry.check_restored:
+            return []
+        script = restored_state.script(self._entry.check_restored, packages)
+        state = restored_state.read(self._server.must(["-s", self._serial, "shell", script]))
+        for part in [part for part, digest in state.items() if digest == restored_state.UNREADABLE]:
+            logger.warning("%s: %s cannot be read without root, so its restore is not checked", self.name, part)
+            del state[part]
+        changed = restored_state.changed(restored_state.recorded_in(self._state_file()), state)
+        if not changed:
+            restored_state.record(self._state_file(), state)
+        return changed
 
     def _run_command(self, command: list[str]) -> None:
         environment = os.environ | {"ANDROID_SERIAL": self._serial, "ROLLOUT_BUFFER_DEVICE_NAME": self.name}

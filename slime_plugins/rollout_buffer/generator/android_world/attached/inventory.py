@@ -13,6 +13,7 @@ from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator import config_sources
+from slime_plugins.rollout_buffer.generator.android_world.attached.restored_state import StatePart
 
 _PORT = Field(default=None, ge=1, le=65535)
 
@@ -38,6 +39,7 @@ class AttachedDevice(SettingsSection):
     connect: str = ""
     adb_server: str = "127.0.0.1:5037"
     restore: Annotated[Literal["apps"] | RestoreWay, BeforeValidator(_way)]
+    check_restored: list[StatePart] = Field(default_factory=list)
     shares_host_kernel: bool = False
     capabilities: list[Capability] | None = None
     console_port: int | None = _PORT
@@ -54,6 +56,8 @@ class AttachedDevice(SettingsSection):
     def _can_be_found(self) -> AttachedDevice:
         if bool(self.serial) == bool(self.connect):
             raise ValueError("needs either serial, as `adb devices` shows it, or connect: HOST:PORT")
+        if Capability.GRPC in (self.capabilities or ()) and None in (self.console_port, self.grpc_port):
+            raise ValueError("the capability grpc needs console_port and grpc_port")
         return self
 
     @property
