@@ -113,7 +113,7 @@ def test_elements_of_an_earlier_screen_are_never_scored(device: Device[Action], 
     assert device.score() == 1.0
     sdk.set_faults(SERIAL, Faults(never_idle=True))
     player.tap_button("Timer")
-    with pytest.raises(DeviceError, match="could not get idle state"):
+    with pytest.raises(EnvironmentSetupError, match="could not get idle state"):
         device.score()
     solve_again(device, "SystemWifiTurnOff")
 

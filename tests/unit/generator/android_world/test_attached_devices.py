@@ -173,6 +173,9 @@ def test_two_workers_never_share_a_device(host: AttachedHost, farm: Farm) -> Non
     second = AttachedHost(farm(), 0)
     with pytest.raises(DeviceError, match="bench is used by another device worker"):
         second.start()
+    other_name = AttachedHost(farm(phone=PHONE | {"adb_server": "localhost:5037"}), 0)
+    with pytest.raises(DeviceError, match="phone is used by another device worker"):
+        other_name.start()
     host.close()
     second.start()
     second.close()

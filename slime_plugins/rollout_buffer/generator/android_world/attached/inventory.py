@@ -50,7 +50,7 @@ class AttachedDevice(SettingsSection):
     def _is_an_address(cls, address: str) -> str:
         if not re.fullmatch(r"[^\s:]+:\d{1,5}", address):
             raise ValueError("must be HOST:PORT")
-        return address
+        return re.sub(r"^localhost:", "127.0.0.1:", address)  # one name for each server: its devices are locked by it
 
     @model_validator(mode="after")
     def _can_be_found(self) -> AttachedDevice:

@@ -26,7 +26,7 @@ from android_env.proto import task_pb2
 from android_world.env import android_world_controller, representation_utils
 from PIL import Image
 
-from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
 
 Read = TypeVar("Read")
@@ -36,6 +36,7 @@ _READ_S = 30.0
 _READ_ATTEMPTS = 2
 _PNG = b"\x89PNG"
 _DUMP = "/data/local/tmp/rollout_buffer_window.xml"
+_MOVING = "could not get idle state"
 _SCREENCAP = "screencap -p"
 # Without rm a dump that fails would leave the elements of an earlier screen. android_world.env.adb_utils reads those.
 _UIAUTOMATOR = f"rm -f {_DUMP}; uiautomator dump {_DUMP}; cat {_DUMP}"
@@ -62,9 +63,15 @@ class AdbController(android_world_controller.AndroidWorldController):  # type: i
         """Returns the elements of the present screen.
 
         Raises:
-            DeviceError: ``uiautomator`` refuses, as it does while the screen never stands still.
+            EnvironmentSetupError: the screen never stands still, which is no fault of the device.
+            DeviceError: ``uiautomator`` refuses for another reason.
         """
-        return self._screens.read(_UIAUTOMATOR, _elements)
+        try:
+            return self._screens.read(_UIAUTOMATOR, _elements)
+        except DeviceError as error:
+            if _MOVING in error.message:
+                raise EnvironmentSetupError(error.message) from error
+            raise
 
     def reset(self) -> Any:
         """Leaves the elements out: no task reads those of a reset, and a home screen may never stand still."""
