@@ -57,8 +57,9 @@ class JobSnapshot:
     oldest_running_s: float | None = None
     trajectory_age_s: float | None = None
     recent_failures: Mapping[str, int] = field(default_factory=dict)
-    """Failed attempts of the last ten minutes, by error code."""
+    """Failed attempts since the last start, of the last ten minutes, by error code, the most frequent first."""
     last_failure: str = ""
+    """The last error of the most frequent code."""
     all_failed: FailedAttempts | None = None
     """How its attempts failed, if none ever returned a trajectory."""
     poll_age_s: float | None = None
@@ -142,7 +143,7 @@ def take_snapshot(
     if job.state not in OPEN_STATES:
         return bare
     running, oldest = _running(connection, job.key)
-    failures, last_failure = _failures(connection, job.key, now - FAILURES_WITHIN_S)
+    failures, last_failure = _failures(connection, job.key, max(now - FAILURES_WITHIN_S, job.run_began_at or 0.0))
     return replace(
         bare,
         running_attempts=running,
@@ -178,16 +179,13 @@ def _running(connection: Connection, job_key: int) -> tuple[int, float | None]:
 
 
 def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[str, int], str]:
-    found = (
-        "FROM attempts INDEXED BY attempts_failed JOIN groups ON groups.key = group_key "
-        "WHERE attempts.state = 'failed' AND ended_at >= ? AND job_key = ?"
+    query = (
+        "SELECT error_code, count(*), error_message, max(ended_at) FROM attempts INDEXED BY attempts_failed "
+        "JOIN groups ON groups.key = group_key WHERE attempts.state = 'failed' AND ended_at >= ? AND job_key = ? "
+        "GROUP BY error_code ORDER BY count(*) DESC, max(ended_at) DESC"
     )
-    counted = connection.execute(f"SELECT error_code, count(*) {found} GROUP BY error_code", (since, job_key))
-    failures = {str(row[0]): int(row[1]) for row in counted}
-    if not failures:
-        return {}, ""
-    query = f"SELECT error_message {found} ORDER BY ended_at DESC LIMIT 1"
-    return failures, str(connection.execute(query, (since, job_key)).fetchone()[0] or "")
+    rows = connection.execute(query, (since, job_key)).fetchall()
+    return {str(row[0]): int(row[1]) for row in rows}, str(rows[0][2] or "") if rows else ""
 
 
 def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:

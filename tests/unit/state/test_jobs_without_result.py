@@ -117,6 +117,15 @@ async def test_starting_a_failed_job_again_begins_anew_with_what_failed(quick: B
     assert (len(generator.requests), slots(quick, job)["ready"]) == (6, 6)
 
 
+async def test_a_job_that_was_started_again_names_only_the_failures_since(quick: Buffer) -> None:
+    job = start(quick, count=3, stop_after_failures=0)
+    await run(quick, job, ScriptedGenerator(no_label))
+    start(quick, count=3, stop_after_failures=0)
+    assert not [code for code in explanation(quick, job.job_id) if code.startswith("failing_")]
+    await run(quick, job, ScriptedGenerator(lambda episode: KeyError("a second bug") if episode.slot else 1.0))
+    assert re.fullmatch(r"9 of 12 attempts failed: .* KeyError: 'a second bug'", quick.job(job.job_id).cause)
+
+
 async def test_a_plain_generator_that_writes_nothing_fails_its_job(quick: Buffer, tmp_path: Path) -> None:
     job = start(quick, count=2)
     plugin = Plugin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
@@ -179,24 +180,26 @@ def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[Attemp
 
 
 def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | None:
-    """Returns the number of failed attempts of a job and the most frequent error; None if none failed."""
-    counted = attempts_by_error(connection, job_key)
-    by_code = {code: count for (state, code), count in counted.items() if state is AttemptState.FAILED}
-    if not by_code:
+    """Counts attempts that failed since a job's last start, with the most frequent error; None if none failed."""
+    of_start = (
+        "JOIN groups ON groups.key = group_key JOIN jobs ON jobs.key = job_key "
+        "WHERE job_key = ? AND ended_at >= coalesce(run_began_at, 0) AND attempts.state ="
+    )
+    errors = connection.execute(
+        f"SELECT error_code, error_message, count(*) FROM attempts INDEXED BY attempts_failed {of_start} 'failed' "
+        "GROUP BY error_code, error_message ORDER BY count(*) DESC, max(ended_at) DESC",
+        (job_key,),
+    ).fetchall()
+    if not errors:
         return None
-    code = max(by_code, key=lambda name: by_code[name])
-    query = (
-        "SELECT error_message FROM attempts INDEXED BY attempts_failed JOIN groups ON groups.key = group_key "
-        "WHERE attempts.state = 'failed' AND error_code = ? AND job_key = ? "
-        "GROUP BY error_message ORDER BY count(*) DESC, max(ended_at) DESC LIMIT 1"
-    )
-    row = connection.execute(query, (code, job_key)).fetchone()
-    failed = sum(by_code.values())
-    finished = sum(count for (state, _), count in counted.items() if state is AttemptState.FINISHED)
-    message = "" if row is None else str(row[0] or "")
-    return FailedAttempts(
-        failed=failed, ended=failed + finished, code=code, of_code=by_code[code], message=message[:500]
-    )
+    by_code: Counter[str] = Counter()
+    for code, _, count in errors:
+        by_code[code] += count
+    ((code, of_code),) = by_code.most_common(1)
+    failed = by_code.total()
+    finished = connection.execute(f"SELECT count(*) FROM attempts {of_start} 'finished'", (job_key,)).fetchone()[0]
+    message = next(str(row[1] or "") for row in errors if row[0] == code)
+    return FailedAttempts(failed=failed, ended=failed + finished, code=code, of_code=of_code, message=message[:500])
 
 
 def count_attempts(connection: Connection, job_key: int) -> dict[str, int]:
