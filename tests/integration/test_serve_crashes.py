@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import random
 import signal
 import sys
 import threading
@@ -27,6 +26,14 @@ pytestmark = pytest.mark.timeout(120)
 
 StartBuffer = Callable[..., BufferProcess]
 GENERATORS = Path(__file__).parents[1] / "crash" / "generators"
+IMPATIENT = """
+import sys
+from slime_plugins.rollout_buffer.supervisor import supervisor
+from slime_plugins.rollout_buffer.cli.app import main
+supervisor.ORPHAN_TIMEOUT_S = 1.0
+sys.argv[:4] = ["rollout-buffer"]
+main()
+"""
 
 
 def wait_in_vain(url: str, job_id: str, count: int) -> tuple[list[threading.Thread], list[str]]:
@@ -75,7 +82,7 @@ def children_of(parent: int) -> list[int]:
 def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_processes_frozen(
     start_buffer: StartBuffer,
 ) -> None:
-    buffer = start_buffer("--generator-dir", str(GENERATORS))
+    buffer = start_buffer("--generator-dir", str(GENERATORS), launcher=(sys.executable, "-c", IMPATIENT))
     job_id = start_external(buffer)
     start_episodes(buffer, 2000)
     runner = ProcessIdentity.of("runner", buffer.runner_pid())
@@ -135,15 +142,14 @@ def freeze_between_transactions(pid: int, data_dir: Path) -> None:
 
 def freeze_in_a_transaction(pid: int, data_dir: Path) -> None:
     """Freezes the supervisor while it has the write lock, which it takes for its heartbeat every two seconds."""
-    while True:
-        with (data_dir / "writer.active").open("rb") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)
-            time.sleep(2.5)  # now it waits for its turn, and gets it within 4 ms
-            fcntl.flock(turn, fcntl.LOCK_UN)
-            time.sleep(random.uniform(0.0, 0.006))
+    with (data_dir / "writer.active").open("rb") as turn:
+        while True:
+            if os.pread(turn.fileno(), 64, 0).split()[:1] != [str(pid).encode()]:
+                time.sleep(0.0001)
+                continue
             os.kill(pid, signal.SIGSTOP)
             time.sleep(0.2)
-            if turn.read().split()[:1] == [str(pid).encode()]:
+            if os.pread(turn.fileno(), 64, 0).split()[:1] == [str(pid).encode()]:
                 return
             os.kill(pid, signal.SIGCONT)
 
