@@ -98,8 +98,14 @@ def _over(at: JobSnapshot) -> Iterator[Explanation]:
             severity=Severity.STOPPED,
             message=f"The job failed{_because(at.cause)}.{left}",
             advice="Mend the cause, then start the same job again: it begins again with what failed and what is open."
-            + (f" {_SHOWN}" if at.cause.code is CauseCode.ATTEMPTS_FAILED else ""),
+            + _where_shown(at),
         )
+
+
+def _where_shown(at: JobSnapshot) -> str:
+    if at.cause.code is CauseCode.ATTEMPTS_FAILED:
+        return f" {_SHOWN}"
+    return " The log is LOG." if at.has_runner else ""
 
 
 def _cancelled(cause: Cause) -> str:

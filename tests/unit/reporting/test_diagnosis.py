@@ -252,6 +252,13 @@ def test_what_to_do_fits_the_task_and_can_be_pasted(task_type: str, code: str, a
     assert told.endswith("the log is /data/logs/runner-1.log.")
 
 
+def test_a_job_whose_generator_raised_names_its_log() -> None:
+    cause = Cause(CauseCode.NOT_PLAYED, "run_rollout raised: x")
+    job = replace(AT_WORK, state=JobState.FAILED, cause=cause, log="/data/logs/runner-1.log")
+    assert explain_job(job)[0].advice.endswith("The log is /data/logs/runner-1.log.")
+    assert "log" not in explain_job(replace(job, has_runner=False))[0].advice
+
+
 def test_a_buffer_without_supervisor_says_so_first() -> None:
     found = explain_service(None, {"mine.py": "mine.py, line 3: SyntaxError\nTraceback"})
     assert [one.code for one in found] == ["no_supervisor", "broken_generator"]

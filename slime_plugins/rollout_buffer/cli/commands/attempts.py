@@ -71,7 +71,7 @@ def attempts(
         console.print()
     none = "no such attempt failed" if error_code or search else f"no attempt of {job_id} failed"
     print_page("" if page["attempts"] else none, page)
-    if page["attempts"] and page["log"]:
+    if page["log"]:
         console.print(f"The runner's log: {page['log']}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
