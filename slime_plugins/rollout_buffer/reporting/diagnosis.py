@@ -271,8 +271,9 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="refused_items",
             severity=Severity.STOPPED if _only_refused(at) else Severity.ATTENTION,
-            message=f"{_many(at.refused_items, 'item')} refused. The last was answered {at.last_refusal[:300]}.",
-            advice="Mend what writes the items; for a reward, start the job with a reward_range that holds it.",
+            message=f"{_many(at.refused_items, 'item')} refused. The last was answered {at.last_refusal[:300]}",
+            advice="Mend what writes the items"
+            + (", or start the job with a wider reward_range." if "reward_out_of_range" in at.last_refusal else "."),
         )
 
 

@@ -259,6 +259,8 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
         changes |= {
             "state": job_states.next_state(job.state, "reopen").value,
             "finished_at": None,
+            "refused_items": 0,
+            "last_refusal": "",
             **NO_CAUSE.columns(),
         }
     job_rows.update_job(connection, job.key, **changes)

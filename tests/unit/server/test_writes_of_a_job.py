@@ -85,7 +85,17 @@ def test_a_job_whose_generator_is_refused_says_so_with_status_and_reason(
     said = first_explanation(client, "mine")
     assert (said["code"], said["severity"]) == ("refused_items", "stopped")
     assert f"1 item was refused. The last was answered {reason}" in said["message"]
+    assert said["advice"] == "Mend what writes the items."
     assert first_explanation(client, "another")["code"] == "external_waits"
+
+
+def test_refusals_of_a_text_that_was_mended_are_not_said_again(client: FlaskClient) -> None:
+    start(client, "mine")
+    context: ServerContext = client.application.extensions["rollout_buffer"]
+    assert post(client, "/jobs/mine/buffer/write", {"uid": "u"})[0] == 400
+    context.buffer.fail_job(context.buffer.job("mine").key, "run_rollout raised")
+    start(client, "mine")
+    assert client.get("/jobs/mine").get_json()["refused_items"] == 0
 
 
 def test_a_writer_without_the_token_is_told_by_its_job_and_changes_nothing_else(
