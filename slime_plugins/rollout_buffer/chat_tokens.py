@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.types import Message
 
 _IMAGE_PLACEHOLDERS = ("<|image_pad|>",)
-"""The placeholder token of one image, by model family; the first that the tokenizer has is used."""
+"""Placeholder tokens of an image, one for each model family; the first that the tokenizer has is used."""
 
 _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """Tokens that must not be sampled: a sampled one shifts every later image against its placeholder."""
@@ -42,7 +42,8 @@ class ChatTokens:
     ``template_options`` are passed to the template (``enable_thinking``, for example).
 
     Raises:
-        ConfigError: there is no tokenizer, it has no chat template, or the template has no end-of-turn token.
+        ConfigError: there is no tokenizer, it has no chat template, the template raised, leaves out the text of an
+            assistant turn, or does not end a turn with a token of its own.
     """
 
     def __init__(self, tokenizer: Any, template_options: Mapping[str, Any] | None = None) -> None:
@@ -56,6 +57,10 @@ class ChatTokens:
         known_tokens = tokenizer.get_added_vocab()
         self.vision_ids = frozenset(known_tokens[token] for token in _VISION_TOKENS if token in known_tokens)
         self._placeholder = image_placeholder_of(tokenizer)
+        # Text models have the token, too, but no images: there, a text that holds it stands for itself.
+        self._writes_images = self._placeholder is not None and any(
+            token in str(tokenizer.chat_template) for token in _IMAGE_PLACEHOLDERS
+        )
         self.end_of_turn_id = self._find_end_of_turn()
 
     @property
@@ -75,7 +80,8 @@ class ChatTokens:
         ``tools`` are function descriptions in OpenAI's format, which are passed to the template.
 
         Raises:
-            ConfigError: the template raised, or renders another number of images than the messages have.
+            ConfigError: the template raised, or the prompt has not one placeholder per image: the template writes no
+                images, or a text holds the placeholder.
         """
         ids = self._encode(self._render(messages, tools))
         self._check_images(ids, messages)
@@ -85,6 +91,9 @@ class ChatTokens:
         """Returns the ids from the end of an assistant turn through ``message`` to the next generation prompt.
 
         ``turn_is_closed``: the turn's last sampled id was ``end_of_turn_id``.
+
+        Raises:
+            ConfigError: as ``prompt``, or the template leaves out the text of an assistant turn.
         """
         key = repr(_for_template(message))
         if key not in self._bridges:
@@ -95,10 +104,10 @@ class ChatTokens:
         return list(ids[1:] if turn_is_closed else ids)
 
     def bridge_over(self, messages: Sequence[Message], *, turn_is_closed: bool) -> list[int]:
-        """As ``bridge``, over several messages at once, such as the results of parallel tool calls. Nothing is cached.
+        """Returns one bridge for several messages, such as the results of parallel tool calls; does not cache it.
 
         Raises:
-            ConfigError: as ``prompt``.
+            ConfigError: as ``bridge``.
         """
         ids = self._make_bridge(messages)
         return list(ids[1:] if turn_is_closed else ids)
@@ -137,7 +146,7 @@ class ChatTokens:
         return first
 
     def _text_after_a_turn(self, messages: Sequence[Message]) -> str:
-        """Renders a dummy exchange before ``messages`` and returns what follows the dummy's last words."""
+        """Renders ``messages`` after a dummy exchange and returns the text after the dummy's answer."""
         dummy = [{"role": "user", "content": "task"}, {"role": "assistant", "content": _SENTINEL}, *messages]
         # Split at the first occurrence: the messages that follow may contain the sentinel, too.
         _, found, after = self._render(dummy).partition(_SENTINEL)
@@ -163,9 +172,12 @@ class ChatTokens:
 
     def _check_images(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         images = sum(_image_count(message) for message in messages)
-        found = ids.count(self.image_placeholder_id) if images else 0
+        found = ids.count(self.image_placeholder_id) if images or self._writes_images else 0
         if found != images:
-            raise ConfigError(f"the chat template renders {found} image placeholders for {images} images")
+            raise ConfigError(
+                f"the chat template renders {found} image placeholders for {images} images"
+                + ("; a text of the messages may not hold the placeholder" if found > images else "")
+            )
 
 
 def _for_template(message: Message) -> Message:

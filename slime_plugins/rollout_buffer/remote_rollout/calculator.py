@@ -1,4 +1,4 @@
-"""The reference tools: arithmetic with a parser of its own. No input is executed as a program.
+"""The arithmetic tools of the reference agent. Expressions are parsed, not executed as Python.
 
 ``calculate`` takes a whole expression; ``add``, ``subtract``, ``multiply`` and ``divide`` take two numbers.
 """
@@ -13,10 +13,11 @@ from fractions import Fraction
 from typing import Any, Final
 
 MAX_EXPRESSION: Final = 500
+"""In characters."""
 MAX_DEPTH: Final = 60
 MAX_EXPONENT: Final = 1000
 MAX_DIGITS: Final = 400
-MAX_BITS: Final = int(MAX_DIGITS * 3.3219)
+"""Digits of the numerator and of the denominator of each value, intermediate ones included."""
 
 _BINARY: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
     ast.Add: operator.add,
@@ -33,7 +34,7 @@ def calculator(name: str, arguments: Mapping[str, Any]) -> str:
     """Returns the result of one of the calculator's tools as text.
 
     Raises:
-        ValueError: unknown tool, missing or wrong arguments, or no result.
+        ValueError: the tool is unknown, or an argument is missing or invalid, or ``evaluate`` raised it.
     """
     if name == "calculate":
         expression = arguments.get("expression")
@@ -47,10 +48,11 @@ def calculator(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def evaluate(expression: str) -> str:
-    """Returns the value of an arithmetic expression as text: a whole number, or else a decimal number.
+    """Returns the value of an arithmetic expression as text: a whole number, exactly, or else a rounded float.
 
     Raises:
-        ValueError: not arithmetic, too long, too deep, too large, or a division by zero.
+        ValueError: the expression is not arithmetic or divides by zero; or it exceeds a limit of length, nesting,
+            exponent or digits.
     """
     if len(expression) > MAX_EXPRESSION:
         raise ValueError(f"the expression has {len(expression)} characters; {MAX_EXPRESSION} are allowed")
@@ -90,14 +92,15 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         raise ValueError(f"exponents must be whole numbers up to {MAX_EXPONENT}")
     if base == 0 and exponent < 0:
         raise ValueError("division by zero")
-    bits = max(abs(base.numerator).bit_length(), base.denominator.bit_length()) * abs(int(exponent))
-    if bits > MAX_BITS:
+    # A lower bound of the result's bits, so that no result far above the limit is computed.
+    bits = (max(abs(base.numerator), base.denominator).bit_length() - 1) * abs(int(exponent))
+    if bits > 4 * MAX_DIGITS:
         raise ValueError(f"the result has more than {MAX_DIGITS} digits")
     return base ** int(exponent)
 
 
 def _checked(value: Fraction) -> Fraction:
-    if max(abs(value.numerator), value.denominator).bit_length() > MAX_BITS:
+    if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
         raise ValueError(f"the result has more than {MAX_DIGITS} digits")
     return value
 
@@ -105,18 +108,19 @@ def _checked(value: Fraction) -> Fraction:
 def _number(arguments: Mapping[str, Any], key: str) -> Fraction:
     value: Any = arguments.get(key)
     if isinstance(value, str):
-        text = value[:MAX_DIGITS]
+        if len(value) > MAX_EXPRESSION:
+            raise ValueError(f"{key} has {len(value)} characters; {MAX_EXPRESSION} are allowed")
         try:
-            value = float(text) if "." in text or "e" in text.lower() else int(text)
+            value = float(value) if "." in value or "e" in value.lower() else int(value)
         except ValueError as error:
-            raise ValueError(f"{key} must be a number, not {text[:40]!r}") from error
+            raise ValueError(f"{key} must be a number, not {value[:40]!r}") from error
     if type(value) not in (int, float):
         raise ValueError(f"{key} must be a number")
     return _fraction(value)
 
 
 def _fraction(value: Any) -> Fraction:
-    """Returns a decimal number as an exact fraction: 0.1 is a tenth."""
+    """Returns a finite number as a fraction; a float as its shortest decimal form, so that 0.1 is a tenth."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("numbers must be finite")
     return _checked(Fraction(str(value)) if isinstance(value, float) else Fraction(value))

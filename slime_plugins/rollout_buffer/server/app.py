@@ -68,13 +68,13 @@ ASGI_OPERATIONS = (
     ),
     Operation(
         route="GET /health",
-        summary="Is it well",
-        description="Needs no token. 200 if the store can be read and a supervisor plays jobs; with a full disk "
-        "`status` is `degraded`: polls and acknowledgements work, writes answer 507.",
+        summary="Health of the service",
+        description="Needs no token. 200 if a supervisor plays jobs. `status` is `degraded`, with 200, when the "
+        "store has a problem; with a full disk, polls and acknowledgements work and writes answer 507.",
         reply=Health,
         other_replies={
             503: (
-                "No supervisor lives, or it is frozen, or starting: no job would be run.",
+                "The supervisor has exited, is frozen or is starting: no job is run.",
                 {"anyOf": [ref("Health"), ref("Error")]},
             )
         },

@@ -391,6 +391,14 @@ def test_exit_codes_tell_a_wrong_call_from_a_refusal_and_from_silence(served: Se
     assert served.run("health", "--json").exit_code == 1
 
 
+def test_health_exits_0_when_the_service_is_degraded_so_that_a_full_disk_restarts_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.buffer.store, "trouble", lambda: "the disk is full")
+    result = served.run("health", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["status"]) == (0, "degraded")
+
+
 def test_slimes_own_way_to_start_serves(tmp_path: Path) -> None:
     file = tmp_path / "taken"
     file.touch()

@@ -103,6 +103,15 @@ def test_a_template_that_shows_no_images_is_refused() -> None:
         chat_with(WITH_BOS_AND_DEFAULT_SYSTEM).prompt([NEXT])
 
 
+def test_a_placeholder_in_the_text_of_a_message_is_refused_where_the_template_writes_images(chat: ChatTokens) -> None:
+    spoofed: Message = {"role": "user", "content": "The token <|image_pad|> stands for an image."}
+    with pytest.raises(ConfigError, match="1 image placeholders for 0 images"):
+        chat.prompt([spoofed])
+    with pytest.raises(ConfigError, match="1 image placeholders for 0 images"):
+        chat.bridge(spoofed, turn_is_closed=True)
+    assert chat_with(WITH_BOS_AND_DEFAULT_SYSTEM).prompt([spoofed]).count(chat.image_placeholder_id) == 1
+
+
 def test_a_template_without_an_end_of_turn_is_refused() -> None:
     with pytest.raises(ConfigError, match="does not end a turn"):
         chat_with("{% for m in messages %}{{ m.content }}\n{% endfor %}")

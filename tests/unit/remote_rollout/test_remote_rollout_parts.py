@@ -36,6 +36,8 @@ from tests.chat_tokenizers import load
         ("2^10", "1024"),
         ("1e3", "1000"),
         ("+4", "4"),
+        ("3 ** 800", str(3**800)),
+        ("9" * 400, "9" * 400),
     ],
 )
 def test_sums_have_their_results(expression: str, value: str) -> None:
@@ -46,7 +48,8 @@ def test_sums_have_their_results(expression: str, value: str) -> None:
     "expression",
     [
         "__import__('os').system('true')", "().__class__", "a + 1", "'x' * 9", "True + 1", "1j", "lambda: 1", "[1][0]",
-        "1 / 0", "0 ** -1", "9 ** 9 ** 9", "9 ** 999", "2 ** 0.5", "1 if 1 else 2", "", "1 +", "(" * 300, "1" * 501,
+        "1 / 0", "0 ** -1", "9 ** 9 ** 9", "9 ** 999", "10 ** 400", "3 ** 839", "2 ** 0.5", "1 if 1 else 2",
+        "", "1 +", "(" * 300, "1" * 501,
         "-" * 200 + "1", "9" * 450, "print(1)", "1 << 9", "~1", "1; 2", "1\n2", "1 == 1", "nan",
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``rollout-buffer health`` asks the buffer; ``rollout-buffer doctor`` examines this machine."""
+"""``rollout-buffer health`` asks a running server; ``rollout-buffer doctor`` examines this machine or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def register(app: typer.Typer) -> None:
 
 
 def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
-    """Print the buffer's health as JSON. Exit code 1 when it is not healthy."""
+    """Print the buffer's health as JSON. Exit code 0 also when `status` is `degraded`; 1 while no supervisor plays
+    jobs; 3 when the buffer does not answer."""
     answer_in_json(as_json)
     with report_errors():
         try:
