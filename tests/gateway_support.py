@@ -67,9 +67,17 @@ class GatewayUnderTest:
         self.http = http
         self.clients: list[openai.AsyncOpenAI] = []
 
-    async def call(self, method: str, path: str, body: Any = None, *, bearer: str | None = None) -> Reply:
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        bearer: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
         """One request; a body that is bytes goes out as it is."""
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        headers = {**(headers or {}), **({"Authorization": f"Bearer {bearer}"} if bearer else {})}
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.http.request(method, self.url + path, data=content, headers=headers) as response:
             text = await response.text()
@@ -82,10 +90,17 @@ class GatewayUnderTest:
         opened: dict[str, Any] = reply.body
         return opened
 
-    async def chat(self, opened: Mapping[str, Any], messages: Sequence[Any], **options: Any) -> Reply:
+    async def chat(
+        self,
+        opened: Mapping[str, Any],
+        messages: Sequence[Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Reply:
         """One chat request, as plain HTTP."""
         path = f"/sessions/{opened['api_key']}/v1/chat/completions"
-        return await self.call("POST", path, {"messages": list(messages), **options})
+        return await self.call("POST", path, {"messages": list(messages), **options}, headers=headers)
 
     async def close(self, opened: Mapping[str, Any], **body: Any) -> Reply:
         """Closes a session."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def stored_image() -> dict[str, Any]:
 def become_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path, step: str = "") -> None:
     """Makes this process one of a made-up version after the present one, whose step adds a column and a trigger."""
     version = migrations.SCHEMA_VERSION + 1
+    for earlier in migrations.MIGRATIONS_FOLDER.glob("migration_to_*.sql"):
+        shutil.copy(earlier, folder)
     (folder / f"migration_to_{version}.sql").write_text(step or NEXT_STEP, "utf-8")
     monkeypatch.setattr(migrations, "MIGRATIONS_FOLDER", folder)
     monkeypatch.setattr(migrations, "SCHEMA_VERSION", version)

@@ -356,14 +356,17 @@ class Buffer:
             return attempts.begin_attempt(connection, self._clock(), fence, group, slot)
 
     def add_trajectory(
-        self, fence: int, group: GroupRecord, slot: int, attempt: int, trajectory: Trajectory
+        self, fence: int, group: GroupRecord, slot: int, attempt: int, trajectory: Trajectory, *, turns: int = 0
     ) -> WriteResult:
-        """Stores the trajectory of an attempt. A repeated uid is one trajectory.
+        """Stores the trajectory of an attempt in place of its stored turns, ``turns`` in number. A repeated uid is one.
 
         Raises:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
+            UnavailableError: the attempt has another number of stored turns.
         """
-        brought = attempts.AttemptResult(fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory)
+        brought = attempts.AttemptResult(
+            fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory, turns=turns
+        )
         pending = attempts.pending_payload(trajectory)
         if pending.needs_pack:
             with self.store.read() as connection:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +22,7 @@ import requests
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from tests.integration.conftest import BufferProcess, answers, wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -87,27 +94,120 @@ def test_sessions_become_groups_that_a_trainer_polls(serving: tuple[BufferProces
     wait_until(lambda: buffer.client.job(job_id)["state"] == "finished", what="the end of the job")
 
 
-def test_a_killed_gateway_comes_back_and_its_open_sessions_are_played_again(
-    serving: tuple[BufferProcess, str], stand_in_engine: int
+class CountingEngine(ThreadingHTTPServer):
+    """Never samples the same ids twice, and remembers what it sampled last after each prompt."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _GenerateHandler)
+        self.sampled = 0
+        self.last_after: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.lock = threading.Lock()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A killed gateway cuts its connections."""
+
+    def generate(self, prompt: Sequence[int]) -> bytes:
+        with self.lock:
+            self.sampled += 1
+            ids = [1000 + self.sampled // 100, 1000 + self.sampled % 100]
+            self.last_after[tuple(prompt)] = tuple(ids)
+        meta = {
+            "finish_reason": {"type": "stop"},
+            "weight_version": "1",
+            "output_token_logprobs": [[-1.0, token, None] for token in ids],
+        }
+        return json.dumps({"text": "", "output_ids": ids, "meta_info": meta}).encode()
+
+
+class _GenerateHandler(BaseHTTPRequestHandler):
+    server: CountingEngine
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        time.sleep(0.05)
+        self.answer(200, self.server.generate(body["input_ids"]) if self.path == "/generate" else b"{}")
+
+    def do_GET(self) -> None:
+        self.answer(404, b"{}")
+
+    def answer(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        with suppress(ConnectionError):
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def counting_engine() -> Iterator[CountingEngine]:
+    engine = CountingEngine()
+    thread = threading.Thread(target=engine.serve_forever)
+    thread.start()
+    yield engine
+    engine.shutdown()
+    thread.join()
+    engine.server_close()
+
+
+def play_until(opened: dict[str, Any], is_over: threading.Event) -> list[str]:
+    """An agent that knows of nothing but its client's own retries; returns what it was told."""
+    messages: list[Any] = []
+    with openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=12) as client:
+        while not is_over.is_set():
+            messages.append({"role": "user", "content": f"{opened['slot']}: {len(messages)}"})
+            said = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
+            messages.append({"role": "assistant", "content": said})
+    return [message["content"] for message in messages[1::2]]
+
+
+def wait_for_turns(engine: CountingEngine) -> None:
+    before = engine.sampled
+    wait_until(lambda: engine.sampled >= before + 12, what="turns")
+
+
+def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sampled_again(
+    start_buffer: Callable[..., BufferProcess], counting_engine: CountingEngine
 ) -> None:
-    buffer, gateway = serving
-    job_id = start_job(buffer, stand_in_engine)
-    opened = open_session(gateway, job_id)
-    play(opened)
-    pid = gateway_pid(buffer)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: answers(f"{gateway}/health") and gateway_pid(buffer) != pid, what="a new gateway")
-    with openai.OpenAI(base_url=opened["base_url"], api_key="x", max_retries=0) as client:
-        with pytest.raises(openai.APIStatusError, match="gateway_restarted") as caught:
-            client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hello?"}])
-        assert caught.value.status_code == 410
-    assert buffer.client.job(job_id)["attempts"]["given_up:gateway_restarted"] == 1
-    again = open_session(gateway, job_id)
-    assert again["attempt"] == 2
-    play(again)
-    requests.post(f"{gateway}/sessions/{again['session_id']}/close", json={"reward": 1}, timeout=30)
-    (item,) = buffer.client.get_rollout_data(job_id=job_id).items
-    assert item.uid == again["session_id"]
+    port = free_port()
+    buffer = start_buffer("--gateway-port", str(port))
+    gateway = f"http://127.0.0.1:{port}"
+    wait_until(lambda: answers(f"{gateway}/health"), what="start of the gateway")
+    job_id = start_job(buffer, counting_engine.server_port, n=4)
+    sessions = [open_session(gateway, job_id) for _ in range(4)]
+    is_over = threading.Event()
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        playing = [pool.submit(play_until, opened, is_over) for opened in sessions]
+        try:
+            wait_for_turns(counting_engine)
+            pid = gateway_pid(buffer)
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: gateway_pid(buffer) != pid, what="another gateway")
+            wait_for_turns(counting_engine)
+            buffer.kill_supervisor()
+            buffer.start()
+            wait_for_turns(counting_engine)
+        finally:
+            is_over.set()
+        told = [one.result(60) for one in playing]
+    for at, opened in enumerate(sessions):
+        closed = requests.post(f"{gateway}/sessions/{opened['session_id']}/close", json={"reward": at % 2}, timeout=30)
+        assert closed.json()["status"] == "stored"
+    items = {item.uid: item for item in buffer.client.get_rollout_data(job_id=job_id).items}
+    tokenizer = load_tokenizer(str(DEMO_TOKENIZER_PATH))
+    for opened, heard in zip(sessions, told, strict=True):
+        generations = items[opened["session_id"]].generations
+        assert [tokenizer.decode(one.output_ids) for one in generations] == heard
+        assert len(pack_training_rows(generations)) == 1
+        last = [counting_engine.last_after[tuple(one.prompt_ids)] for one in generations]
+        assert [tuple(one.output_ids) for one in generations] == last, "a stored turn was sampled again"
+    turns = sum(map(len, told))
+    assert counting_engine.sampled - turns <= 4 * len(sessions), "more than what the kills cut"
 
 
 def test_a_taken_gateway_port_is_said_at_once(stand_in_engine: int, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,8 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.gateway.messages import digest, read_conversation, reply_digest
 from slime_plugins.rollout_buffer.gateway.prompts import build_prompt
-from slime_plugins.rollout_buffer.gateway.recording import Recording
+from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn, sampled_in
+from slime_plugins.rollout_buffer.gateway.turn_encoding import View, encode_turn, replay
 from tests.example_counts import examples
 from tests.gateway_support import tokenizer
 
@@ -81,6 +83,8 @@ class Client:
     sent: list[Sent] = field(default_factory=list)
     histories: list[list[dict[str, Any]]] = field(default_factory=lambda: [[]])
     tools: list[dict[str, Any]] = field(default_factory=list)
+    view: View = field(default_factory=View)
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
     async def play(self, move: str, number: int, text: str) -> None:
         history = [dict(message) for message in self.histories[-1]]
@@ -110,17 +114,25 @@ class Client:
         sampled = _sampled(self.rng)
         self.sent.append(Sent(prompt.ids, sampled.output_ids, sampled.output_log_probs, prompt.images, messages))
         message = {"role": "assistant", "content": chat.text(sampled.output_ids)}
-        self.recording.add(
-            prompt.parent,
+        turn = Turn(
+            parent=prompt.parent,
+            number=self.recording.last_number + 1,
+            request=digest([messages, self.tools]),
             key=key,
             context=prompt.context,
-            context_ids=prompt.new_ids,
+            context_ids=array("i", prompt.new_ids),
             images=prompt.new_images,
-            sampled=sampled,
+            sampled=sampled_in(sampled),
+            message=message,
             reply=reply_digest(message),
+            created=float(len(self.sent)),
             from_start=prompt.from_start,
             is_closed=chat.is_closed(sampled.output_ids),
         )
+        view = View((*conversation.messages, message), self.tools, sampled.finish_reason)
+        self.rows.append(encode_turn(turn, view, self.view))
+        self.recording.add(turn)
+        self.view = view
         self.histories.append([*messages, message])
 
 
@@ -287,19 +299,46 @@ def test_the_same_moves_give_the_same_rows_and_the_order_is_told(moves: Any, see
 
 @bounded
 @any_client
-def test_forgetting_the_last_turn_leaves_what_was_before(moves: Any, seed: int) -> None:
+def test_a_turn_that_did_not_reach_its_client_leaves_what_was_before_until_it_is_asked_for_again(
+    moves: Any, seed: int
+) -> None:
     before, after = played(moves[:-1], seed), played(moves, seed)
+    whole = after.recording.generations()
     youngest = max(_turns(after.recording), key=lambda turn: turn.number)
-    after.recording.take_back(youngest)
+    after.recording.note_sent(youngest, sent=False)
     assert after.recording.generations() == before.recording.generations()
     assert (after.recording.turns, after.recording.ids) == (before.recording.turns, before.recording.ids)
     conversation = read_conversation([*after.histories[-1], {"role": "user", "content": "and then?"}])
     keys = [digest([]), digest(TOOLS)]
     found = [after.recording.find(key, conversation.digests, conversation.replies).turn for key in keys]
     assert youngest not in found, "a turn that is forgotten is not gone on from"
+    assert after.recording.answered(youngest.request, is_retry=False) is youngest
+    after.recording.note_sent(youngest, sent=True)
+    assert after.recording.generations() == whole
+    assert after.recording.answered(youngest.request, is_retry=False) is None, "who has it wants another sample"
+    assert after.recording.answered(youngest.request, is_retry=True) is youngest
 
 
-def _turns(recording: Recording) -> list[Any]:
+@bounded
+@any_client
+def test_rows_rebuild_what_the_memory_held_and_every_client_goes_on_alike(moves: Any, seed: int) -> None:
+    held = played(moves, seed)
+    rebuilt = replay([dict(row) for row in held.rows])
+    assert rows_of(Client(random.Random(0), recording=rebuilt.recording)) == rows_of(held)
+    assert rebuilt.recording.numbers() == held.recording.numbers()
+    assert (rebuilt.view.messages, list(rebuilt.view.tools)) == (held.view.messages, list(held.view.tools))
+    for history in held.histories:
+        conversation = read_conversation([*history, {"role": "user", "content": "and then?"}])
+        for key, tools in ((digest([]), []), (digest(TOOLS), TOOLS)):
+            here, there = (
+                asyncio.run(build_prompt(one, key, conversation, chat, tools))
+                for one in (held.recording, rebuilt.recording)
+            )
+            assert here.ids == there.ids
+            assert (here.parent and here.parent.number) == (there.parent and there.parent.number)
+
+
+def _turns(recording: Recording) -> list[Turn]:
     return [turn for turn, _ in recording._in_order()]
 
 

@@ -1,7 +1,7 @@
 """The gateway's routes: OpenAI's ``/v1`` for agents, ``/sessions`` for the programs that run agents.
 
-An answer is recorded before it is sent, so that the next request finds it, and removed if it could not be sent. When a
-client disconnects during a turn, the engine's request is aborted and nothing is recorded.
+An answer is stored before it is sent. If it could not be sent, its turn is kept for the same request asked again, and
+not trained otherwise. When a client disconnects during a turn, the engine's request is aborted and nothing is stored.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ from slime_plugins.rollout_buffer.wire.request_fields import parse
 KEEP_ALIVE_INTERVAL_S = 10.0
 """Seconds between keep-alive comments in a stream while its turn is sampled."""
 BUSY_RETRY_S = "1"
+RETRY_COUNT = "x-stainless-retry-count"
+"""Header in which the clients of OpenAI and Anthropic count the retries of a request."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -226,11 +228,12 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     session = await gateway.session(_named_session(request))
     asked = read_chat_body(body)
     conversation = read_conversation(body.get("messages"))
-    answering = gateway.chat(session, asked, conversation, images)
+    is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
+    answering = gateway.chat(session, asked, conversation, images, is_retry=is_retry)
     if asked.stream:
         return await _streamed(request, session, asked, answering)
     answer = await answering
-    with _RemovedUnlessSent(gateway, session, answer) as sending:
+    with _Sending(gateway, session, answer) as sending:
         response = _json(completion(answer.reply))
         await response.prepare(request)
         await response.write_eof()
@@ -256,7 +259,7 @@ async def _streamed(
     except BaseException:
         task.cancel()
         raise
-    with _RemovedUnlessSent(request.app[GATEWAY], session, answer) as sending:
+    with _Sending(request.app[GATEWAY], session, answer) as sending:
         events = [server_sent_event(chunk) for chunk in chunks(answer.reply, include_usage=asked.includes_usage)]
         await response.send(*events, DONE)
         ended = await response.end()
@@ -287,13 +290,13 @@ class _EventStream:
         return self._response
 
 
-class _RemovedUnlessSent:
-    """A context that sends an answer: removes its turn from the recording if the block raises."""
+class _Sending:
+    """A context that sends an answer, and notes whether it was sent: not if the block raises."""
 
     def __init__(self, gateway: Gateway, session: Session, answer: Answer) -> None:
         self._gateway, self._session, self._answer = gateway, session, answer
 
-    def __enter__(self) -> _RemovedUnlessSent:
+    def __enter__(self) -> _Sending:
         return self
 
     def check(self, request: web.Request) -> None:
@@ -302,8 +305,7 @@ class _RemovedUnlessSent:
             raise ConnectionResetError("the client disconnected")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self._gateway.take_back(self._session, self._answer.turn)
+        self._gateway.note_sent(self._session, self._answer.turn, sent=error is None)
 
 
 # --- reading and writing ---------------------------------------------------------------------------------------------

@@ -13,56 +13,51 @@ from the root to a leaf becomes one training row.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from slime.utils.mask_token_records import RecordBytes
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.types import Generation, PromptReceipt, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import Generation, Message
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
     """One sampled turn.
 
-    ``context`` has the digests of the messages since its parent, ``reply`` the digest of its own message.
+    ``request`` is the digest of its request, ``message`` its reply in the form of a client's message, and ``created``
+    its time. ``context`` has the digests of the messages since its parent, ``reply`` the digest of its own message.
     ``from_start``: the context covers the whole request; so for roots, and for a turn whose ids continue its parent's
-    path although its messages do not. ``ran_prompt_ids``: the prompt as the engine ran it, if that differs from the
-    path. ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it.
+    path although its messages do not. ``sampled`` has no prompt, unless the engine ran another one than the path.
+    ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it. ``sent``: whether
+    its answer reached the client; None while it is on its way.
     """
 
     parent: Turn | None
-    key: bytes
     number: int
+    request: bytes
+    key: bytes
     context: tuple[bytes, ...]
     context_ids: array[int]
     images: tuple[str, ...]
-    output_ids: array[int]
-    log_probs: array[float]
-    finish_reason: str
-    weight_version: str | None
-    spans: tuple[WeightVersionSpan, ...]
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    records: Mapping[str, RecordBytes]
-    prompt_receipt: PromptReceipt | None
-    engine_s: float | None
-    ran_prompt_ids: array[int] | None
+    sampled: Generation
+    message: Message
     reply: bytes
+    created: float
     from_start: bool
     is_closed: bool
-    is_unusable: bool
+    is_unusable: bool = False
+    sent: bool | None = None
     children: list[Turn] = field(default_factory=list)
 
     @property
     def own_length(self) -> int:
         """Number of ids that this turn adds to its parent's path."""
-        return len(self.context_ids) + len(self.output_ids)
+        return len(self.context_ids) + len(self.sampled.output_ids)
 
     @property
     def record_bytes(self) -> int:
         """Bytes of its token records."""
-        return sum(len(one.data or b"") for one in self.records.values())
+        return sum(len(one.data or b"") for one in self.sampled.records.values())
 
     def path(self) -> list[Turn]:
         """The turns from the root to this one."""
@@ -76,7 +71,7 @@ class Turn:
         ids: list[int] = []
         for turn in self.path():
             ids += turn.context_ids
-            ids += turn.output_ids
+            ids += turn.sampled.output_ids
         return ids
 
     def held_images(self) -> tuple[str, ...]:
@@ -99,7 +94,8 @@ class Recording:
     def __init__(self) -> None:
         self._roots: list[Turn] = []
         self._entries: dict[tuple[bytes, bytes], list[Turn]] = {}
-        self._count = 0
+        self._by_request: dict[bytes, Turn] = {}
+        self.last_number = 0
         self.turns = 0
         self.ids = 0
         self.record_bytes = 0
@@ -133,7 +129,7 @@ class Recording:
         while open_ends:
             turn, at, shown = open_ends.pop()
             end, images_end = at + turn.own_length, shown + len(turn.images)
-            own = [*turn.context_ids, *turn.output_ids]
+            own = [*turn.context_ids, *turn.sampled.output_ids]
             if turn.is_unusable or list(ids[at:end]) != own or tuple(images[shown:images_end]) != turn.images:
                 continue
             if best is None or (end, turn.number) > best[:2]:
@@ -141,65 +137,58 @@ class Recording:
             open_ends += [(child, end, images_end) for child in turn.children]
         return None if best is None else best[2]
 
-    def add(
-        self,
-        parent: Turn | None,
-        *,
-        key: bytes,
-        context: tuple[bytes, ...],
-        context_ids: Sequence[int],
-        images: tuple[str, ...],
-        sampled: GenerateReply,
-        reply: bytes,
-        from_start: bool,
-        is_closed: bool,
-        is_unusable: bool = False,
-    ) -> Turn:
-        """Records a turn after ``parent``; None begins a new tree. For the other arguments see ``Turn``."""
-        self._count += 1
-        turn = Turn(
-            parent=parent,
-            key=key,
-            number=self._count,
-            context=context,
-            context_ids=array("i", context_ids),
-            images=images,
-            output_ids=array("i", sampled.output_ids),
-            log_probs=array("d", sampled.output_log_probs),
-            finish_reason=sampled.finish_reason,
-            weight_version=sampled.weight_version,
-            spans=tuple(sampled.weight_version_spans),
-            prompt_tokens=sampled.prompt_tokens,
-            cached_tokens=sampled.cached_tokens,
-            records=sampled.record_bytes(),
-            prompt_receipt=sampled.prompt_receipt,
-            engine_s=sampled.engine_s,
-            ran_prompt_ids=None if sampled.ran_prompt_ids is None else array("i", sampled.ran_prompt_ids),
-            reply=reply,
-            from_start=from_start,
-            is_closed=is_closed,
-            is_unusable=is_unusable,
-        )
-        (self._roots if parent is None else parent.children).append(turn)
-        if from_start:
-            self._entries.setdefault((key, context[0]), []).append(turn)
+    def add(self, turn: Turn) -> None:
+        """Records a turn after its parent; a turn without one begins a new tree."""
+        self.last_number = max(self.last_number, turn.number)
+        self._by_request[turn.request] = turn
+        self._siblings(turn).append(turn)
+        if turn.from_start:
+            self._entries.setdefault((turn.key, turn.context[0]), []).append(turn)
         self.turns += 1
         self.ids += turn.own_length
         self.record_bytes += turn.record_bytes
-        return turn
 
-    def take_back(self, turn: Turn) -> None:
-        """Removes a turn that did not reach its client, and so has no children."""
-        (self._roots if turn.parent is None else turn.parent.children).remove(turn)
+    def note_sent(self, turn: Turn, *, sent: bool) -> None:
+        """Removes a turn that did not reach its client; it is back once a repeated request for it is answered."""
+        is_held = turn in self._siblings(turn)
+        if sent and not is_held:
+            self.add(turn)
+        turn.sent = turn.sent or sent
+        if turn.sent or turn.children or not is_held:
+            return
+        self._siblings(turn).remove(turn)
         if turn.from_start:
             self._entries[turn.key, turn.context[0]].remove(turn)
         self.turns -= 1
         self.ids -= turn.own_length
         self.record_bytes -= turn.record_bytes
 
+    def answered(self, request: bytes, *, is_retry: bool) -> Turn | None:
+        """Returns the turn that answers a repeated request; None if the client wants another sample.
+
+        It gets its latest answer if it says that it retries, or if that answer did not reach it.
+        """
+        turn = self._by_request.get(request)
+        return turn if turn is not None and (is_retry or turn.sent is False) else None
+
+    def _siblings(self, turn: Turn) -> list[Turn]:
+        return self._roots if turn.parent is None else turn.parent.children
+
+    def forget(self, request: bytes) -> None:
+        """Forgets the answer to a request that is sampled again: a retry means this later try."""
+        self._by_request.pop(request, None)
+
     def branches(self) -> int:
         """Returns the number of leaves, which is that of training rows."""
         return sum(not turn.children for turn, _ in self._in_order())
+
+    def images(self) -> set[str]:
+        """Returns the images of all turns."""
+        return {image for turn, _ in self._in_order() for image in turn.images}
+
+    def engine_s(self) -> float:
+        """Returns the seconds that all turns waited for the engine."""
+        return sum(turn.sampled.engine_s or 0.0 for turn, _ in self._in_order())
 
     def numbers(self) -> list[int]:
         """Returns for each generation, in order, the number of its turn in sampling order, from 1."""
@@ -238,18 +227,21 @@ def _is_better(match: Match, best: Match) -> bool:
     return (match.consumed, match.turn.number) > (best.consumed, best.turn.number)
 
 
+def sampled_in(reply: GenerateReply) -> Generation:
+    """Returns what a turn holds of the engine's reply, its numbers as arrays."""
+    generation = reply.as_generation(())
+    return replace(
+        generation,
+        output_ids=array("i", reply.output_ids),
+        output_log_probs=array("d", reply.output_log_probs),
+    )
+
+
 def _generation(turn: Turn, prompt_ids: list[int], images: tuple[str, ...]) -> Generation:
-    return Generation(
-        prompt_ids=prompt_ids if turn.ran_prompt_ids is None else turn.ran_prompt_ids.tolist(),
-        output_ids=turn.output_ids.tolist(),
-        output_log_probs=turn.log_probs.tolist(),
-        finish_reason=turn.finish_reason,
-        weight_version=turn.weight_version,
-        weight_version_spans=turn.spans,
+    return replace(
+        turn.sampled,
+        prompt_ids=list(turn.sampled.prompt_ids) or prompt_ids,
+        output_ids=list(turn.sampled.output_ids),
+        output_log_probs=list(turn.sampled.output_log_probs or ()),
         images=images,
-        prompt_tokens=turn.prompt_tokens,
-        cached_tokens=turn.cached_tokens,
-        records=turn.records,
-        prompt_receipt=turn.prompt_receipt,
-        engine_s=turn.engine_s,
     )

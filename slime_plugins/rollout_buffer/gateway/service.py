@@ -1,8 +1,8 @@
 """The gateway without HTTP: opens, samples, closes and expires sessions.
 
-Sessions are handled on the event loop, the store in threads. A recording is held in memory until its session is closed.
-If the process dies before, the attempt is given up with a cause of its own and its slot is open again: a session is
-trained as a whole with its reward, or not at all.
+Sessions are handled on the event loop, the store in threads. A turn is stored before it is answered, and held in memory
+too until its session is closed. The next process reads the open sessions of one that died and continues them: a session
+is trained as a whole with its reward, or not at all.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import math
 import os
 import secrets
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer import wire
@@ -46,12 +48,14 @@ from slime_plugins.rollout_buffer.gateway.messages import (
 )
 from slime_plugins.rollout_buffer.gateway.parsed_reply import ParsedReply, cut_at_stop, parse_reply
 from slime_plugins.rollout_buffer.gateway.prompts import Prompt, build_prompt
-from slime_plugins.rollout_buffer.gateway.recording import Turn
+from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn, sampled_in
 from slime_plugins.rollout_buffer.gateway.replies import ChatReply
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
+from slime_plugins.rollout_buffer.gateway.turn_encoding import SessionTurns, View, encode_turn, replay
+from slime_plugins.rollout_buffer.gateway.turn_store import TurnStore, WrittenTurn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
@@ -70,7 +74,6 @@ MODEL_NAME = "policy"
 EXPIRED = "session_expired"
 ABANDONED = "session_abandoned"
 GROUP_CLOSED = "group_closed"
-STOPPED = "gateway_stopped"
 STORE_THREADS = 4
 
 logger = logging.getLogger(__name__)
@@ -114,6 +117,7 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._opening = 0
         self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
+        self.turns = TurnStore(buffer, self._store_threads)
         self._reconciler: asyncio.Task[None] | None = None
         self._closed_full_groups_at = -math.inf
         self._beat_at = -math.inf
@@ -121,19 +125,19 @@ class Gateway:
         """Returns job and instance of each open rollout of the remote rollout protocol; None for unknown."""
 
     async def start(self) -> None:
-        """Gives up attempts of an earlier process, and starts the expiry loop."""
-        given_up = await self.stored(self.claims.take_over)
-        if given_up:
-            logger.warning("%d sessions of an earlier gateway are given up; their slots are open again", given_up)
+        """Takes over the open sessions of an earlier process, and starts the expiry loop."""
+        for claim in await self.stored(self.claims.open_claims):
+            opened_at = time.monotonic() - max(0.0, self.buffer.clock() - claim.claimed_at)
+            self._sessions[claim.uid] = Session(claim=claim, opened_at=opened_at)
+        if self._sessions:
+            logger.info("%d sessions of an earlier gateway stay open", len(self._sessions))
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
     async def stop(self) -> None:
-        """Gives up open sessions and closes the engines."""
+        """Closes the engines. Sessions stay open for the next process."""
         if self._reconciler is not None:
             self._reconciler.cancel()
             await asyncio.gather(self._reconciler, return_exceptions=True)
-        for session in tuple(self._sessions.values()):
-            await self._give_up(session, STOPPED, "ended: the gateway was stopped", given_up=True)
         await self.backends.keep_only(set())
         self._store_threads.shutdown(wait=True)
 
@@ -157,8 +161,11 @@ class Gateway:
             job = await self.stored(self.buffer.job, body.job_id)
             if not job.has_runner:
                 await self.backends.open(job)
-            claim = await self.stored(self.claims.claim, body.job_id, body.instance_id)
-            session = Session(claim=claim, idle_timeout_s=body.idle_timeout_s or self.settings.idle_timeout_s)
+            idle_timeout_s = body.idle_timeout_s or self.settings.idle_timeout_s
+            claim = await self.stored(
+                partial(self.claims.claim, body.job_id, body.instance_id, idle_timeout_s=idle_timeout_s)
+            )
+            session = Session(claim=claim, turns=SessionTurns())
             self._sessions[session.name] = session
             return session
         finally:
@@ -176,6 +183,7 @@ class Gateway:
             session.check_open()
             await self._end_refused([session])
             if session.ended is None:
+                await self._read_turns(session)
                 return session
         state = await self._ended_session(session_id)
         raise GoneError(_end_of_claim(state), {"state": state.state, "reason": state.error_code})
@@ -199,6 +207,7 @@ class Gateway:
                 await self._end_refused([session])
             if session.name not in self._sessions:
                 return self._closed_before(await self._ended_session(session_id))
+            await self._read_turns(session)
             if not session.recording.turns:
                 raise RequestError(f"session {session_id} has no turn to train: abandon it, and its slot is open again")
             if session.engine_failure is not None and body.outcome is None:
@@ -217,8 +226,10 @@ class Gateway:
     async def _finish(self, session: Session, body: CloseBody, verdict: Verdict) -> dict[str, Any]:
         session.end("is being closed")
         try:
-            trajectory = await asyncio.to_thread(_trajectory, session, body, verdict)
-            status = await self.stored(self.claims.finish, session.claim, trajectory)
+            async with session.writing:
+                trajectory = await asyncio.to_thread(_trajectory, session, body, verdict)
+                turns = session.recording.last_number
+                status = await self.stored(partial(self.claims.finish, session.claim, trajectory, turns=turns))
         except StaleAttemptError as error:
             self._sessions.pop(session.name, None)
             raise GoneError(f"session {session.name} was given up before it was closed: {error.message}") from error
@@ -267,23 +278,82 @@ class Gateway:
             "turns": recording.turns,
             "branches": recording.branches(),
             "ids": recording.ids,
-            "idle_timeout_s": session.idle_timeout_s,
+            "idle_timeout_s": claim.idle_timeout_s,
         }
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def chat(
-        self, session: Session, body: ChatBody, conversation: Conversation, images: Mapping[str, Image]
+        self,
+        session: Session,
+        body: ChatBody,
+        conversation: Conversation,
+        images: Mapping[str, Image],
+        *,
+        is_retry: bool = False,
     ) -> Answer:
-        """Samples one turn and records it.
+        """Samples one turn and stores it; a repeated request gets the stored turn, see ``Recording.answered``.
 
-        The caller calls ``take_back`` if it cannot deliver the answer: a turn that its client never received is not
-        trained.
+        The caller calls ``note_sent`` once it has delivered the answer, or cannot: a turn that never reached its client
+        is not trained.
 
         Raises:
             RequestError: the request is invalid; GoneError if the session ended meanwhile.
             EngineError: the engine refused it or is unreachable.
         """
+        backend = await self.backends.open(session.claim.job)
+        chat = _chat_of(backend, body)
+        tools = body.offered_tools
+        key = digest([tools, body.chat_template_kwargs or {}])
+        asked = body.model_dump(exclude={"tools", "stream", "stream_options"}, exclude_none=True)
+        request = digest([key.hex(), asked, [one.hex() for one in conversation.digests]])
+        while is_retry and (other := session.answering.get(request)) is not None:
+            await asyncio.wait([other])
+        await self._read_turns(session)
+        recording = session.recording
+        turn = recording.answered(request, is_retry=is_retry)
+        if turn is None:
+            with session.answers(request):
+                recording.forget(request)
+                self._check_limits(session)
+                await self._load_images(session, conversation, images)
+                prompt = await build_prompt(recording, key, conversation, chat, tools)
+                sampling = GenerateRequest(
+                    input_ids=prompt.ids,
+                    sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
+                    session_id=session.name,
+                    images=[session.images[sha256] for sha256 in prompt.images],
+                )
+                sampled = await _sampled(session, backend, sampling)
+                turn = self._turn(body, prompt, sampled, chat, key=key, request=request)
+                view = View((*conversation.messages, turn.message), tools, sampled.finish_reason)
+                await self._store_turn(session, recording, turn, view)
+        return Answer(turn=turn, reply=_reply(session, body, turn, chat))
+
+    def _turn(
+        self, body: ChatBody, prompt: Prompt, sampled: GenerateReply, chat: ChatTokens, *, key: bytes, request: bytes
+    ) -> Turn:
+        """Returns a sampled turn, which has no number yet."""
+        text = cut_at_stop(chat.text(sampled.output_ids), body.stops)
+        message = _message(parse_reply(text, tools=body.offered_tools, separate_reasoning=body.separate_reasoning))
+        return Turn(
+            parent=prompt.parent,
+            number=0,
+            request=request,
+            key=key,
+            context=prompt.context,
+            context_ids=array("i", prompt.new_ids),
+            images=prompt.new_images,
+            sampled=sampled_in(sampled),
+            message=message,
+            reply=reply_digest(message),
+            created=self.buffer.clock(),
+            from_start=prompt.from_start,
+            is_closed=chat.is_closed(sampled.output_ids),
+            is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
+        )
+
+    def _check_limits(self, session: Session) -> None:
         if session.recording.turns >= self.settings.max_turns:
             raise GoneError(f"session {session.name} has had its {self.settings.max_turns} turns: close it")
         if session.recording.ids > self.settings.max_session_ids:
@@ -291,67 +361,70 @@ class Gateway:
         max_bytes = self.settings.max_session_image_bytes
         if session.image_bytes + session.recording.record_bytes > max_bytes:
             raise GoneError(f"session {session.name} holds more than {max_bytes} bytes of images and token records")
-        backend = await self.backends.open(session.claim.job)
-        chat = _chat_of(backend, body)
-        await self._load_images(session, conversation, images)
-        tools = body.offered_tools
-        key = digest([tools, body.chat_template_kwargs or {}])
-        prompt = await build_prompt(session.recording, key, conversation, chat, tools)
-        request = GenerateRequest(
-            input_ids=prompt.ids,
-            sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
-            session_id=session.name,
-            images=[session.images[sha256] for sha256 in prompt.images],
-        )
-        sampled = await _sampled(session, backend, request)
-        return self._answer(session, body, conversation, key, prompt, chat, sampled, backend)
 
-    def _answer(
-        self,
-        session: Session,
-        body: ChatBody,
-        conversation: Conversation,
-        key: bytes,
-        prompt: Prompt,
-        chat: ChatTokens,
-        sampled: GenerateReply,
-        backend: JobBackend,
-    ) -> Answer:
-        text = cut_at_stop(chat.text(sampled.output_ids), body.stops)
-        parsed = parse_reply(text, tools=body.offered_tools, separate_reasoning=body.separate_reasoning)
-        message = _message(parsed)
-        turn = session.recording.add(
-            prompt.parent,
-            key=key,
-            context=prompt.context,
-            context_ids=prompt.new_ids,
-            images=prompt.new_images,
-            sampled=sampled,
-            reply=reply_digest(message),
-            from_start=prompt.from_start,
-            is_closed=chat.is_closed(sampled.output_ids),
-            is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
-        )
-        session.messages, session.tools = (*conversation.messages, message), body.offered_tools
-        session.last_finish_reason = sampled.finish_reason
-        return Answer(turn=turn, reply=_reply(body, message, parsed, sampled, len(prompt.ids), chat))
+    async def _store_turn(self, session: Session, recording: Recording, turn: Turn, view: View) -> None:
+        """Stores and records a turn, also if its client disconnects meanwhile: then as one that was not sent."""
+        storing = asyncio.ensure_future(self._write_turn(session, recording, turn, view))
+        try:
+            await asyncio.shield(storing)
+        except asyncio.CancelledError:
+            await asyncio.wait([storing])
+            if storing.exception() is None:
+                self.note_sent(session, turn, sent=False)
+            raise
 
-    def take_back(self, session: Session, turn: Turn) -> None:
-        """Removes a turn whose answer did not reach the client; no effect on a closed session."""
-        if session.ended is None:
-            session.recording.take_back(turn)
-            logger.info("session %s: turn %d did not reach its client and is not recorded",
-                        session.name, turn.number, extra=_log_fields(session))  # fmt: skip
+    async def _write_turn(self, session: Session, recording: Recording, turn: Turn, view: View) -> None:
+        async with session.writing:
+            session.check_open()
+            if session.turns is None or session.turns.recording is not recording:
+                raise UnavailableError(f"session {session.name} was read again meanwhile: ask again")
+            turn.number = recording.last_number + 1
+            shown = {*image_hashes_of(view.messages), *turn.images} - session.stored_images
+            came = {sha256: session.images[sha256].data for sha256 in shown}
+            came |= {one.sha256: one.data for one in turn.sampled.records.values() if one.data is not None}
+            row = encode_turn(turn, view, session.view)
+            try:
+                is_written = await self.turns.write(WrittenTurn(claim=session.claim, row=row, came=came))
+            except StaleAttemptError as error:
+                raise GoneError(error.message) from error
+            if not is_written:
+                session.turns = None  # to be read again
+                raise UnavailableError(f"session {session.name} was continued by another process: ask again")
+            recording.add(turn)
+            session.turns.view = view
+            session.stored_images |= shown
+
+    async def _read_turns(self, session: Session) -> None:
+        """Reads the turns that another process stored, unless that was done."""
+        if session.turns is not None:
+            return
+        async with session.writing:
+            if session.turns is None:
+                turns = await self.stored(lambda: replay(self.turns.read(session.claim)))
+                session.stored_images = {*image_hashes_of(turns.view.messages), *turns.recording.images()}
+                for sha256 in session.stored_images:
+                    await self._load_image(session, sha256, None)
+                session.turns, session.generate_s = turns, turns.recording.engine_s()
+
+    def note_sent(self, session: Session, turn: Turn, *, sent: bool) -> None:
+        """Notes whether an answer reached its client; no effect on a closed session."""
+        if session.ended is None and session.turns is not None:
+            session.recording.note_sent(turn, sent=sent)
+            if not sent:
+                logger.info("session %s: turn %d did not reach its client and is not recorded",
+                            session.name, turn.number, extra=_log_fields(session))  # fmt: skip
 
     async def _load_images(self, session: Session, conversation: Conversation, images: Mapping[str, Image]) -> None:
         """Loads every image of the messages into the session, from the request or the store."""
         for sha256 in image_hashes_of(conversation.messages):
-            if sha256 in session.images:
-                continue
-            image = images.get(sha256)
-            if image is None:
-                image = Image(data=await self.stored(self.buffer.contents.image, sha256))
-            session.add_image(image, self.settings.max_session_image_bytes)
+            await self._load_image(session, sha256, images.get(sha256))
+
+    async def _load_image(self, session: Session, sha256: str, image: Image | None) -> None:
+        if sha256 in session.images:
+            return
+        if image is None:
+            image = Image(data=await self.stored(self.buffer.contents.image, sha256))
+        session.add_image(image, self.settings.max_session_image_bytes)
 
     # --- maintenance in the background --------------------------------------------------------------------------------
 
@@ -403,7 +476,7 @@ class Gateway:
         try:
             await self.stored(
                 lambda: self.claims.fail(
-                    session.claim, code, f"the session {why}", given_up=given_up, transcript=session.messages
+                    session.claim, code, f"the session {why}", given_up=given_up, transcript=session.view.messages
                 )
             )
         except StaleAttemptError:
@@ -433,7 +506,7 @@ class Gateway:
 
     def _score_asked(self, session: Session, url: str) -> ScoreAsked:
         described = self.describe(session)
-        return ScoreAsked(url=url, body={**described, "messages": list(session.messages)})
+        return ScoreAsked(url=url, body={**described, "messages": list(session.view.messages)})
 
 
 async def _sampled(session: Session, backend: JobBackend, request: GenerateRequest) -> GenerateReply:
@@ -485,24 +558,26 @@ def _message(parsed: ParsedReply) -> Message:
     return message
 
 
-def _reply(
-    body: ChatBody, message: Message, parsed: ParsedReply, sampled: GenerateReply, sent: int, chat: ChatTokens
-) -> ChatReply:
-    shown = {**message, "content": message["content"] or (None if parsed.tool_calls else "")}
-    if parsed.tool_calls:
-        shown["tool_calls"] = with_string_arguments(message["tool_calls"])
-    finish_reason = "tool_calls" if parsed.tool_calls and sampled.finish_reason == "stop" else sampled.finish_reason
+def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> ChatReply:
+    message, sampled = turn.message, turn.sampled
+    calls = message.get("tool_calls")
+    shown = {**message, "content": message["content"] or (None if calls else "")}
+    if calls:
+        shown["tool_calls"] = with_string_arguments(calls)
+    finish_reason = "tool_calls" if calls and sampled.finish_reason == "stop" else sampled.finish_reason
+    count = len(sampled.output_ids)
+    sent = sum(one.own_length for one in turn.path()) - count
     prompt_tokens = sent if sampled.prompt_tokens is None else sampled.prompt_tokens
     return ChatReply(
-        name=f"chatcmpl-{secrets.token_hex(12)}",
-        created=int(time.time()),
+        name=f"chatcmpl-{session.name}-{turn.number}",
+        created=int(turn.created),
         model=body.model or MODEL_NAME,
         message=shown,
         finish_reason=finish_reason,
         usage={
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": len(sampled.output_ids),
-            "total_tokens": prompt_tokens + len(sampled.output_ids),
+            "completion_tokens": count,
+            "total_tokens": prompt_tokens + count,
             "prompt_tokens_details": {"cached_tokens": sampled.cached_tokens or 0},
         },
         weight_version=sampled.weight_version,
@@ -510,29 +585,29 @@ def _reply(
     )
 
 
-def _log_probs(sampled: GenerateReply, chat: ChatTokens) -> list[dict[str, Any]]:
+def _log_probs(sampled: Generation, chat: ChatTokens) -> list[dict[str, Any]]:
     entries = []
-    for token_id, log_prob in zip(sampled.output_ids, sampled.output_log_probs, strict=True):
+    for token_id, log_prob in zip(sampled.output_ids, sampled.output_log_probs or (), strict=True):
         token = chat.token_text(token_id)
         entries.append({"token": token, "logprob": log_prob, "bytes": list(token.encode()), "top_logprobs": []})
     return entries
 
 
 def _trajectory(session: Session, body: CloseBody, verdict: Verdict) -> Trajectory:
-    cut = session.last_finish_reason == "length"
+    cut = session.view.finish_reason == "length"
     recording, generations = session.recording, session.recording.generations()
-    shown = [*image_hashes_of(session.messages), *(sha for one in generations for sha in one.images or ())]
+    shown = [*image_hashes_of(session.view.messages), *(sha for one in generations for sha in one.images or ())]
     about = {
         "turns": recording.turns,
         "branches": recording.branches(),
         "emission_order": recording.numbers(),
-        "tools": list(session.tools),
+        "tools": list(session.view.tools),
     }
     turn_rewards, token_rewards = _rewards_of_turns(session, generations, verdict, by=body.scoring_url)
     return Trajectory(
         uid=session.name,
         instance_id=session.claim.instance.instance_id,
-        messages=list(session.messages),
+        messages=list(session.view.messages),
         reward=verdict.reward,
         raw_reward=body.raw_reward,
         turn_rewards=turn_rewards,
@@ -566,7 +641,7 @@ def _rewards_of_turns(
         "token_rewards": in_order_of_generations(verdict.token_rewards),
     }
     try:
-        return wire.checked_turn_rewards(rewards, session.messages, generations)
+        return wire.checked_turn_rewards(rewards, session.view.messages, generations)
     except InvalidPayloadError as error:
         if by is None:
             raise

@@ -7,12 +7,13 @@ restart.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import os
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,8 @@ from typing import Any, TypeVar
 from slime_plugins.rollout_buffer.errors import GoneError, PayloadTooLargeError, UnauthorizedError
 from slime_plugins.rollout_buffer.gateway.recording import Recording
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
-from slime_plugins.rollout_buffer.types import Image, Message
+from slime_plugins.rollout_buffer.gateway.turn_encoding import SessionTurns, View
+from slime_plugins.rollout_buffer.types import Image
 
 KEY_PREFIX = "sk-rollout-"
 MAC_CHARACTERS = 32
@@ -71,14 +73,12 @@ class Session:
     """An open session; used on the event loop only."""
 
     claim: SlotClaim
-    idle_timeout_s: float
-    recording: Recording = field(default_factory=Recording)
+    turns: SessionTurns | None = None
+    """None until they are read from the store."""
     images: dict[str, Image] = field(default_factory=dict)
     image_bytes: int = 0
-    messages: Sequence[Message] = ()
-    """Messages of the latest turn, with its reply."""
-    tools: Sequence[dict[str, Any]] = ()
-    last_finish_reason: str = "stop"
+    stored_images: set[str] = field(default_factory=set)
+    """Hashes of the images that are stored."""
     opened_at: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)
     generate_s: float = 0.0
@@ -87,12 +87,27 @@ class Session:
     engine_failure: str | None = None
     """Why the engine failed its last turn; None if it did not."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a turn is stored, or the stored turns are read."""
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
+    answering: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
+    """Requests by digest whose turn is being sampled."""
 
     @property
     def name(self) -> str:
         """Its id, also that of its attempt and trajectory."""
         return self.claim.uid
+
+    @property
+    def recording(self) -> Recording:
+        """Its turns, which were read before."""
+        assert self.turns is not None
+        return self.turns.recording
+
+    @property
+    def view(self) -> View:
+        """What the client of the latest turn sees; empty if nothing was read yet."""
+        return View() if self.turns is None else self.turns.view
 
     def check_open(self) -> None:
         """Raises ``GoneError`` if the session has ended."""
@@ -132,6 +147,17 @@ class Session:
         self.check_open()
         return result
 
+    @contextlib.contextmanager
+    def answers(self, request: bytes) -> Iterator[None]:
+        """Marks a request as being sampled, for the time of the context."""
+        done = self.answering[request] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            done.set_result(None)
+            if self.answering.get(request) is done:
+                del self.answering[request]
+
     def end(self, why: str) -> None:
         """Ends the session and cancels its running requests."""
         self.ended = why
@@ -140,5 +166,5 @@ class Session:
 
     def is_expired(self, now: float, max_lifetime_s: float) -> bool:
         """Returns True if the session was idle or open for too long."""
-        idle = not self.under_way and now - self.used_at > self.idle_timeout_s
+        idle = not self.under_way and now - self.used_at > self.claim.idle_timeout_s
         return idle or now - self.opened_at > max_lifetime_s

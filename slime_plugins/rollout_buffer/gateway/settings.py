@@ -10,6 +10,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.serve_settings import read_token, validation_messages, why_exposed
 
 DEFAULT_GATEWAY_PORT = 8890
+DEFAULT_IDLE_TIMEOUT_S = 900.0
 
 
 class GatewaySettings(BaseModel):
@@ -37,7 +38,9 @@ class GatewaySettings(BaseModel):
         json_schema_extra={"flag": "--scoring-host"},
     )
     max_sessions: int = Field(default=4096, ge=1, description="Sessions that may be open at once.")
-    idle_timeout_s: float = Field(default=900.0, gt=0, description="Seconds without a request after which one expires.")
+    idle_timeout_s: float = Field(
+        default=DEFAULT_IDLE_TIMEOUT_S, gt=0, description="Seconds without a request after which one expires."
+    )
     session_timeout_s: float = Field(default=4 * 3600.0, gt=0, description="Seconds that one may live.")
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Largest request body.")
     max_data_bytes: int | None = Field(default=None, ge=1_000_000, description="As of `serve`. [default: unlimited]")

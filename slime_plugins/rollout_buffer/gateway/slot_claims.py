@@ -1,18 +1,17 @@
 """Slots of ``external`` jobs that third-party agents claim, work on, and return trajectories for.
 
 A claim is an attempt like a runner's: its number fences late results; a failed one has no reward, and its slot is open
-again until it has failed ``max_attempts`` times. One process at a time hands out claims; when it starts, it gives up
-its predecessor's.
+again until it has failed ``max_attempts`` times. Claims outlive the process that handed them out.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
+from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_IDLE_TIMEOUT_S
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.state.group_opening import instance_of, is_planned, open_next, open_next_of_instance
@@ -38,10 +37,6 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 
-RESTARTED = "gateway_restarted"
-
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotClaim:
@@ -52,6 +47,8 @@ class SlotClaim:
     instance: Instance
     slot: int
     attempt: int
+    idle_timeout_s: float
+    claimed_at: float
 
     @property
     def uid(self) -> str:
@@ -80,19 +77,28 @@ class SlotClaims:
         self._buffer = buffer
         self._clock = clock or buffer.clock
 
-    def take_over(self) -> int:
-        """Gives up and fences off the attempts of an earlier process; returns their number."""
-        given_up = 0
-        for job in self._buffer.unfinished_jobs():
-            if not job.has_runner:
-                with self._buffer.store.write() as connection:
-                    why = "the gateway ended while the session was open; its slot is open again"
-                    given_up += attempt_rows.end_running_attempts(connection, job.key, self._clock(), RESTARTED, why)
-                    fence = job_rows.get_job(connection, job.key).fence + 1
-                    job_rows.update_job(connection, job.key, fence=fence)
-        return given_up
+    def open_claims(self) -> list[SlotClaim]:
+        """Returns the claims that have not ended, also those that an earlier process handed out."""
+        with self._buffer.store.read() as connection:
+            found = []
+            for one in attempt_rows.open_sessions(connection):
+                group = group_rows.get_group(connection, one.group_key)
+                found.append(
+                    SlotClaim(
+                        job=job_rows.get_job(connection, group.job_key),
+                        group=group,
+                        instance=instance_of(connection, group),
+                        slot=one.slot,
+                        attempt=one.attempt,
+                        idle_timeout_s=one.idle_timeout_s,
+                        claimed_at=one.started_at,
+                    )
+                )
+            return found
 
-    def claim(self, job_id: str, instance_id: str | None = None) -> SlotClaim:
+    def claim(
+        self, job_id: str, instance_id: str | None = None, *, idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
+    ) -> SlotClaim:
         """Claims the next open slot in input order, or the next one of an instance.
 
         A job without input gets a new instance by its first claim, as by its first written item.
@@ -111,18 +117,32 @@ class SlotClaims:
             now = self._clock()
             if group.opened_at is None:
                 group_rows.update_group(connection, group.key, opened_at=now)
-            attempt = attempt_rows.insert_attempt(connection, group.key, slot, job.fence, now)
-            instance = instance_of(connection, group)
-        return SlotClaim(job=job, group=group, instance=instance, slot=slot, attempt=attempt)
+            attempt = attempt_rows.insert_attempt(
+                connection, group.key, slot, job.fence, now, idle_timeout_s=idle_timeout_s
+            )
+            return SlotClaim(
+                job=job,
+                group=group,
+                instance=instance_of(connection, group),
+                slot=slot,
+                attempt=attempt,
+                idle_timeout_s=idle_timeout_s,
+                claimed_at=now,
+            )
 
-    def finish(self, claim: SlotClaim, trajectory: Trajectory) -> WriteStatus:
+    def finish(self, claim: SlotClaim, trajectory: Trajectory, *, turns: int = 0) -> WriteStatus:
         """Stores a claim's trajectory and closes a full group; returns ``stored``, ``late`` or, if repeated,
         ``duplicate``.
 
+        ``turns`` is the number of the claim's stored turns, which are deleted.
+
         Raises:
             StaleAttemptError: the attempt was given up before.
+            UnavailableError: another process has added a turn.
         """
-        result = self._buffer.add_trajectory(claim.job.fence, claim.group, claim.slot, claim.attempt, trajectory)
+        result = self._buffer.add_trajectory(
+            claim.job.fence, claim.group, claim.slot, claim.attempt, trajectory, turns=turns
+        )
         self._close_if_full(claim.job, claim.group)
         return result.status
 

@@ -47,9 +47,9 @@ from slime_plugins.rollout_buffer.server.routes.health import describe_health
 from slime_plugins.rollout_buffer.server.routes.poll import Poll, answer_poll, begin_poll, has_news, take_again
 from slime_plugins.rollout_buffer.server.routes.write import WriteBody, read_write, write_bodies
 from slime_plugins.rollout_buffer.server.supervisor_state import start_supervisor_watchdog
-from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
 from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of
 from slime_plugins.rollout_buffer.state.item_writes import Refusal
+from slime_plugins.rollout_buffer.storage.write_batcher import WriteBatcher
 
 OWN_ROUTES = {
     "/buffer/write": ("POST",),

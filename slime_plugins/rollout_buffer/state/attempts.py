@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import orjson
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import JobPausedError, StaleAttemptError
+from slime_plugins.rollout_buffer.errors import JobPausedError, StaleAttemptError, UnavailableError
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
 from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload, StoredPayload
-from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, trajectory_rows, turn_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Trajectory, WriteStatus
@@ -23,13 +23,17 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
-    """The trajectory of an attempt; ``fence`` is the fencing number of its runner."""
+    """The trajectory of an attempt; ``fence`` is the fencing number of its runner.
+
+    ``turns`` is the number of stored turns that the trajectory holds.
+    """
 
     fence: int
     group: GroupRecord
     slot: int
     attempt: int
     trajectory: Trajectory
+    turns: int = 0
 
 
 def check_fence(connection: Connection, job_key: int, fence: int) -> JobState:
@@ -107,6 +111,8 @@ def add_trajectory(connection: Connection, now: float, result: AttemptResult, pa
     group, slot, attempt, uid = result.group, result.slot, result.attempt, result.trajectory.uid
     if is_duplicate(connection, result):
         return WriteResult(uid=uid, status=WriteStatus.DUPLICATE)
+    if turn_rows.count_turns(connection, group.key, slot, attempt) != result.turns:
+        raise UnavailableError(f"another process has added a turn to {uid}: ask again")
     late = group_rows.get_group(connection, group.key).state is not GroupState.OPEN
     filled = SlotOfTrajectory(
         job_key=group.job_key,

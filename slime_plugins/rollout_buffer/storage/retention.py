@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.storage.tables import (
     pack_rows,
     payload_rows,
     trainer_rows,
+    turn_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
@@ -81,10 +82,12 @@ def _rolled_back(connection: Connection) -> Iterator[None]:
 def _purge_rows(connection: Connection, now: float, retain_s: float) -> tuple[int, int]:
     before = now - retain_s
     before -= clock_rows.jumped_since(connection, before)  # a clock set forward by a day ages nothing
+    turn_rows.purge_turns(connection, before)
     before = min(before, payload_rows.oldest_undelivered(connection, now))
     trainer_rows.purge_log_probs(connection, before)
     attempt_rows.purge_transcripts(connection, before)
-    return payload_rows.purge_payloads(connection, before), image_rows.purge_images(connection, before)
+    images = image_rows.purge_images(connection, min(before, turn_rows.oldest_turn(connection, now)))
+    return payload_rows.purge_payloads(connection, before), images
 
 
 def _packs_without_contents(store: Store, connection: Connection) -> list[int]:

@@ -315,8 +315,8 @@ def _encode_receipt(receipt: PromptReceipt, ran_ids: Sequence[int]) -> dict[str,
     return entry
 
 
-def common_prefix_length(left: Sequence[int] | Sequence[str], right: Sequence[int] | Sequence[str]) -> int:
-    """Returns how many leading ids two sequences share. An exact prefix, the usual case, costs one comparison."""
+def common_prefix_length(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Returns how many leading items two sequences share. An exact prefix, the usual case, costs one comparison."""
     shorter = min(len(left), len(right))
     if list(left[:shorter]) == list(right[:shorter]):
         return shorter

@@ -377,37 +377,6 @@ async def test_a_session_does_not_expire_while_a_turn_is_sampled(tmp_path: Path)
         assert (await asking).status == 200
 
 
-async def test_after_a_restart_old_sessions_are_over_and_closed_ones_still_closed(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, talkative()) as gateway:
-        job = start_session_job(gateway.buffer, n=2)
-        closed, left = [await gateway.open(job) for _ in range(2)]
-        for one in (closed, left):
-            await gateway.chat(one, [USER])
-        await gateway.close(closed, reward=0.5)
-        # As a crash would: nothing is said to the store at the end.
-        gateway.gateway._sessions.clear()
-    async with gateway_on(tmp_path, talkative()) as gateway:
-        over = await gateway.chat(left, [USER])
-        assert (over.status, "gateway_restarted" in over.body["error"]["message"]) == (410, True)
-        assert (await gateway.close(left, reward=1)).status == 410
-        assert (await gateway.close(closed, reward=1)).body == {
-            "session_id": closed["session_id"], "status": "duplicate", "reward": 0.5,
-        }  # fmt: skip
-        again = await gateway.open(job)
-        assert (again["slot"], again["attempt"]) == (left["slot"], 2)
-        assert gateway.buffer.count_trajectories(job.key) == 1
-
-
-async def test_a_gateway_that_was_replaced_can_close_nothing_any_more(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, talkative()) as old:
-        job = start_session_job(old.buffer, n=1)
-        opened = await old.open(job)
-        await old.chat(opened, [USER])
-        async with gateway_on(tmp_path, talkative()):
-            assert (await old.close(opened, reward=1)).status == 410
-        assert old.buffer.count_trajectories(job.key) == 0
-
-
 # --- clients that go away --------------------------------------------------------------------------------------------
 
 

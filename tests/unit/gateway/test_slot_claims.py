@@ -71,16 +71,14 @@ def test_a_claim_is_finished_once_and_a_given_up_one_never(buffer: Buffer, claim
     assert (state.state, state.reward, state.late) == ("finished", 1.0, False)
 
 
-def test_a_successor_fences_off_what_was_handed_out_without_counting_it(buffer: Buffer, claims: SlotClaims) -> None:
-    job = start_external(buffer, n=1, ids=("i",), max_attempts=1)
-    old = claims.claim(job.job_id)
+def test_claims_outlive_the_process_that_handed_them_out(buffer: Buffer, claims: SlotClaims) -> None:
+    job = start_external(buffer, n=3, ids=("i",))
+    ended, kept, left = (claims.claim(job.job_id, idle_timeout_s=60.0 + at) for at in range(3))
+    claims.finish(ended, brought(ended))
     successor = SlotClaims(buffer)
-    assert successor.take_over() == 1
-    with pytest.raises(StaleAttemptError):
-        claims.finish(old, brought(old))
-    new = successor.claim(job.job_id)
-    assert (new.slot, new.attempt) == (old.slot, 2)
-    assert successor.finish(new, brought(new)) == "stored"
+    assert [one.uid for one in successor.open_claims()] == [kept.uid, left.uid]
+    assert [one.idle_timeout_s for one in successor.open_claims()] == [61.0, 62.0]
+    assert [successor.finish(one, brought(one)) for one in successor.open_claims()] == ["stored", "stored"]
 
 
 def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: Buffer, claims: SlotClaims) -> None:

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.asgi import SMALL_BODY, create_application
-from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
+from slime_plugins.rollout_buffer.storage.write_batcher import WriteBatcher
 from tests.support import written
 
 TOKEN = "a secret of sixteen letters"

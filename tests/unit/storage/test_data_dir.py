@@ -14,6 +14,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage import data_dir
+from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_VERSION
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
 from tests.support import become_next_version, start_external, write, written
@@ -116,7 +117,7 @@ def test_a_second_serve_is_refused_before_it_opens_or_migrates_anything(
     become_next_version(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match="another rollout-buffer serve"):
         Supervisor(ServeSettings(data_dir=folder, port=1)).run()
-    assert version(folder) == 1
+    assert version(folder) == SCHEMA_VERSION
     owner.close()
 
 
@@ -127,9 +128,9 @@ def test_nobody_migrates_what_a_living_supervisor_of_another_version_has(
     become_next_version(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match="another version"):
         Store(folder)
-    assert version(folder) == 1
+    assert version(folder) == SCHEMA_VERSION
     Store(folder, owned=True).close()
-    assert version(folder) == 2
+    assert version(folder) == SCHEMA_VERSION + 1
     owner.close()
 
 

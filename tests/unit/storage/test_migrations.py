@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.data_dir import DATABASE
-from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_FILE, create_database
+from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_FILE, SCHEMA_VERSION, create_database
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
 from tests.support import become_next_version, poll, start_external, uids, write, written
@@ -47,6 +47,29 @@ def test_the_next_version_migrates_a_database_once_keeps_its_rows_and_makes_new_
     new.close()
 
 
+def test_sessions_that_a_gateway_of_schema_1_held_in_memory_are_given_up(tmp_path: Path) -> None:
+    create_database(tmp_path)
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as connection:
+        for key, has_runner in ((1, 0), (2, 1)):
+            connection.execute(
+                "INSERT INTO jobs (key, job_id, task_type, state, identity, settings, has_runner, has_input, "
+                "group_size, instance_count, num_epoch, created_at, updated_at) "
+                "VALUES (?, ?, 'x', 'running', '', '{}', ?, 1, 1, 1, 1, 0, 0)",
+                (key, f"job {key}", has_runner),
+            )
+            connection.execute(
+                "INSERT INTO groups (key, job_key, epoch, position, instance_id, task, state) "
+                "VALUES (?, ?, 0, 0, 'a', 'a', 'open')",
+                (key, key),
+            )
+            connection.execute("INSERT INTO attempts VALUES (?, 0, 1, 1, 'running', NULL, NULL, 5.0, NULL)", (key,))
+    opened = Store(tmp_path)
+    with opened.read() as connection:
+        found = connection.execute("SELECT state, error_code, ended_at > 5 FROM attempts ORDER BY group_key").fetchall()
+    assert [tuple(row) for row in found] == [("given_up", "gateway_restarted", 1), ("running", None, None)]
+    opened.close()
+
+
 def test_a_step_that_fails_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path / "data").close()
     with monkeypatch.context() as patch:
@@ -54,7 +77,7 @@ def test_a_step_that_fails_leaves_the_database_as_it_was(tmp_path: Path, monkeyp
         with pytest.raises(sqlite3.OperationalError, match="jobs already exists"):
             Store(tmp_path / "data")
     opened = Store(tmp_path / "data")
-    assert schema_of(opened)["version"] == "1"
+    assert schema_of(opened)["version"] == str(SCHEMA_VERSION)
     assert "more" not in schema_of(opened)
     opened.close()
 
@@ -65,10 +88,10 @@ def test_what_a_newer_version_wrote_is_refused_and_left_as_it_was(
     with monkeypatch.context() as patch:
         become_next_version(patch, tmp_path)
         Store(tmp_path / "data").close()
-    with pytest.raises(ConfigError, match=r"newer version \(schema 2, this one knows 1\): use that version"):
+    with pytest.raises(ConfigError, match=r"newer version \(schema 3, this one knows 2\): use that version"):
         Store(tmp_path / "data")
     with closing(sqlite3.connect(tmp_path / "data" / DATABASE)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
 
 
 def everything_in(folder: Path) -> dict[str, tuple[bytes, int, int]]:

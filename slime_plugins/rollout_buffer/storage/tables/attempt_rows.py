@@ -15,13 +15,16 @@ TRANSCRIPTS_OF_A_JOB = 100
 """Only the newest are stored: a job whose attempts all fail must not fill the disk."""
 
 
-def insert_attempt(connection: Connection, group_key: int, slot: int, fence: int, now: float) -> int:
-    """Adds the next attempt at a slot and returns its number, from 1."""
+def insert_attempt(
+    connection: Connection, group_key: int, slot: int, fence: int, now: float, *, idle_timeout_s: float | None = None
+) -> int:
+    """Adds the next attempt at a slot and returns its number, from 1; one of a session has an idle timeout."""
     query = "SELECT coalesce(max(attempt), 0) + 1 FROM attempts WHERE group_key = ? AND slot = ?"
     attempt = int(connection.execute(query, (group_key, slot)).fetchone()[0])
     connection.execute(
-        "INSERT INTO attempts (group_key, slot, attempt, fence, state, started_at) VALUES (?, ?, ?, ?, 'running', ?)",
-        (group_key, slot, attempt, fence, now),
+        "INSERT INTO attempts (group_key, slot, attempt, fence, state, started_at, idle_timeout_s) "
+        "VALUES (?, ?, ?, ?, 'running', ?, ?)",
+        (group_key, slot, attempt, fence, now, idle_timeout_s),
     )
     return attempt
 
@@ -148,13 +151,24 @@ def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int
     )
 
 
-def end_running_attempts(connection: Connection, job_key: int, now: float, code: str, message: str) -> int:
-    """Gives up all running attempts of a job with an error; returns their number."""
-    return connection.execute(
-        "UPDATE attempts SET state = 'given_up', ended_at = ?, error_code = ?, error_message = ? "
-        "WHERE state = 'running' AND group_key IN (SELECT key FROM groups WHERE job_key = ?)",
-        (now, code, message, job_key),
-    ).rowcount
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenSession:
+    """A running attempt of a gateway session."""
+
+    group_key: int
+    slot: int
+    attempt: int
+    started_at: float
+    idle_timeout_s: float
+
+
+def open_sessions(connection: Connection) -> list[OpenSession]:
+    """Returns the running attempts of gateway sessions, oldest first."""
+    query = (
+        "SELECT group_key, slot, attempt, started_at, idle_timeout_s FROM attempts "
+        "WHERE state = 'running' AND idle_timeout_s IS NOT NULL ORDER BY started_at"
+    )
+    return [OpenSession(**dict(row)) for row in connection.execute(query)]
 
 
 def slot_progress(connection: Connection, group_key: int) -> dict[int, tuple[bool, int]]:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from slime_plugins.rollout_buffer.server import write_batcher
-from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
+from slime_plugins.rollout_buffer.storage import write_batcher
+from slime_plugins.rollout_buffer.storage.write_batcher import WriteBatcher
 
 
 class Keeper:

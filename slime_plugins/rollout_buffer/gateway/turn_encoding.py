@@ -1,0 +1,102 @@
+"""Pure: turns as rows of the store, and a session's state rebuilt from them.
+
+A row holds what its turn adds: ids after its parent's, and messages after those that the turn before was asked with.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn
+from slime_plugins.rollout_buffer.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the client of the latest turn sees: messages with the turn's reply, tools, and why the turn ended."""
+
+    messages: Sequence[Message] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    finish_reason: str = "stop"
+
+
+@dataclass(slots=True)
+class SessionTurns:
+    """The turns of a session and the view of its latest."""
+
+    recording: Recording = field(default_factory=Recording)
+    view: View = field(default_factory=View)
+
+
+def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
+    """Returns the columns of a turn; ``before`` is the view of the turn with the previous number."""
+    kept = wire.common_prefix_length(before.messages, view.messages[:-1])
+    rest = replace(turn.sampled, output_ids=(), output_log_probs=None)
+    detail = {
+        "key": turn.key.hex(),
+        "context": [one.hex() for one in turn.context],
+        "images": turn.images,
+        "generation": wire.encode_generations([rest])[0],
+        "reply": turn.reply.hex(),
+        "message": turn.message,
+        "from_start": turn.from_start,
+        "is_closed": turn.is_closed,
+        "is_unusable": turn.is_unusable,
+        "kept": kept,
+        "messages": view.messages[kept:-1],
+        "tools": None if view.tools == before.tools else view.tools,
+    }
+    return {
+        "number": turn.number,
+        "created_at": turn.created,
+        "request": turn.request,
+        "parent": None if turn.parent is None else turn.parent.number,
+        "weight_version": turn.sampled.weight_version,
+        "context_ids": turn.context_ids.tobytes(),
+        "output_ids": array("i", turn.sampled.output_ids).tobytes(),
+        "log_probs": array("d", turn.sampled.output_log_probs or ()).tobytes(),
+        "detail": orjson.dumps(detail),
+    }
+
+
+def replay(rows: Sequence[Mapping[str, Any]]) -> SessionTurns:
+    """Rebuilds a session's turns from their rows, in order of their numbers."""
+    found = SessionTurns()
+    turns: dict[int | None, Turn] = {}
+    for row in rows:
+        detail = orjson.loads(row["detail"])
+        (rest,) = wire.decode_generations([detail["generation"]])
+        turn = turns[row["number"]] = Turn(
+            parent=turns.get(row["parent"]),
+            number=row["number"],
+            request=row["request"],
+            key=bytes.fromhex(detail["key"]),
+            context=tuple(map(bytes.fromhex, detail["context"])),
+            context_ids=array("i", row["context_ids"]),
+            images=tuple(detail["images"]),
+            sampled=replace(
+                rest, output_ids=array("i", row["output_ids"]), output_log_probs=array("d", row["log_probs"])
+            ),
+            message=detail["message"],
+            reply=bytes.fromhex(detail["reply"]),
+            created=row["created_at"],
+            from_start=detail["from_start"],
+            is_closed=detail["is_closed"],
+            is_unusable=detail["is_unusable"],
+            sent=False,
+        )
+        found.recording.add(turn)
+        found.view = View(
+            (*found.view.messages[: detail["kept"]], *detail["messages"], turn.message),
+            found.view.tools if detail["tools"] is None else detail["tools"],
+            turn.sampled.finish_reason,
+        )
+        if turn.parent is not None:
+            turn.parent.sent = True
+    return found

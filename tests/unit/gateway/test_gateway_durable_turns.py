@@ -1,0 +1,216 @@
+"""A turn is stored before it is answered: what is sampled once is neither lost nor sampled again, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import StorageFullError
+from slime_plugins.rollout_buffer.storage.retention import purge
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from tests.gateway_support import GatewayUnderTest, Reply, gateway_on, start_session_job, tokenizer
+from tests.support import PNG, poll, uids
+
+USER: Any = {"role": "user", "content": "What is 2 + 2?"}
+LOOK: Any = {
+    "role": "user",
+    "content": [
+        {"type": "text", "text": "And here?"},
+        {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}},
+    ],
+}
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+def counting() -> FakeEngine:
+    """Never says the same twice."""
+    engine = FakeEngine(lambda request: f"Answer {len(engine.requests)}.", tokenizer=tokenizer)
+    return engine
+
+
+class HeldEngine(FakeEngine):
+    """Answers when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: f"Answer {len(self.requests)}.", tokenizer=tokenizer)
+        self.may_answer = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        self.asked.set()
+        await self.may_answer.wait()
+        return await super().generate(request)
+
+
+@asynccontextmanager
+async def killed_gateway_on(folder: Path, engine: Any) -> AsyncIterator[GatewayUnderTest]:
+    """A gateway that says nothing to the store at its end."""
+    async with gateway_on(folder, engine) as gateway:
+        yield gateway
+        gateway.gateway._sessions.clear()
+
+
+def said(reply: Reply) -> dict[str, Any]:
+    assert reply.status == 200, reply.body
+    message: dict[str, Any] = reply.body["choices"][0]["message"]
+    return message
+
+
+def stored_turns(gateway: GatewayUnderTest) -> int:
+    with gateway.buffer.store.read() as connection:
+        return int(connection.execute("SELECT count(*) FROM turns").fetchone()[0])
+
+
+async def test_a_killed_gateways_session_goes_on_where_it_was_with_its_exact_ids_and_pictures(tmp_path: Path) -> None:
+    first, second = counting(), counting()
+    async with killed_gateway_on(tmp_path, first) as gateway:
+        job = start_session_job(gateway.buffer, n=1)
+        opened = await gateway.open(job, idle_timeout_s=1234)
+        one = said(await gateway.chat(opened, [USER]))
+        two = said(await gateway.chat(opened, [USER, one, LOOK]))
+    async with gateway_on(tmp_path, second) as gateway:
+        shown = (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body
+        assert (shown["turns"], shown["branches"], shown["idle_timeout_s"]) == (2, 1, 1234)
+        said(await gateway.chat(opened, [USER, one, LOOK, two, USER]))
+        (asked,) = second.requests
+        before = tuple(first.requests[1].input_ids)
+        assert tuple(asked.input_ids[: len(before)]) == before
+        assert [image.data for image in asked.images] == [PNG]
+        assert (await gateway.close(opened, reward=1, turn_rewards=[0, 0, 1])).body["turns"] == 3
+        generations = gateway.generations(job, opened["session_id"])
+        assert [tuple(one.prompt_ids) for one in generations] == [
+            tuple(request.input_ids) for request in (*first.requests, asked)
+        ]
+        assert all(len(one.output_log_probs or ()) == len(one.output_ids) for one in generations)
+        item = gateway.item(job, opened["session_id"])
+        assert [message["role"] for message in item["messages"]] == ["user", "assistant"] * 3
+        assert stored_turns(gateway) == 0, "they go with the trajectory"
+
+
+async def test_a_request_whose_answer_was_lost_with_the_gateway_gets_the_stored_turn(tmp_path: Path) -> None:
+    engine = counting()
+    async with killed_gateway_on(tmp_path, engine) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        one = said(await gateway.chat(opened, [USER]))
+        lost = await gateway.chat(opened, [USER, one, USER])
+    async with gateway_on(tmp_path, engine) as gateway:
+        assert (await gateway.chat(opened, [USER, one, USER])).body == lost.body
+        assert len(engine.requests) == 2
+        again = await gateway.chat(opened, [USER, one, USER])
+        assert said(again) != said(lost), "who asks a second time wants a second sample"
+        retried = await gateway.chat(opened, [USER, one, USER], headers=RETRY)
+        assert retried.body == again.body
+        assert len(engine.requests) == 3
+
+
+async def test_two_retries_at_once_get_one_turn_and_two_requests_get_two(tmp_path: Path) -> None:
+    engine = HeldEngine()
+    async with gateway_on(tmp_path, engine) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        asking = [asyncio.ensure_future(gateway.chat(opened, [USER], headers=RETRY)) for _ in range(3)]
+        await engine.asked.wait()
+        engine.may_answer.set()
+        answers = [said(one)["content"] for one in await asyncio.gather(*asking)]
+        assert (answers, len(engine.requests)) == (["Answer 1."] * 3, 1)
+        await asyncio.gather(*(gateway.chat(opened, [USER]) for _ in range(2)))
+        assert (len(engine.requests), stored_turns(gateway)) == (3, 3)
+
+
+async def test_a_turn_that_could_not_be_stored_is_not_answered_and_sampled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = counting()
+    async with gateway_on(tmp_path, engine) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+
+        def full() -> None:
+            raise StorageFullError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.buffer.store, "check_room", full)
+            refused = await gateway.chat(opened, [USER])
+            assert (refused.status, refused.body["error"]["code"]) == (507, "storage_full")
+        assert stored_turns(gateway) == 0
+        assert said(await gateway.chat(opened, [USER], headers=RETRY))["content"] == "Answer 2."
+        assert (await gateway.close(opened, reward=1)).body["turns"] == 1
+
+
+async def test_a_client_that_hangs_up_while_its_turn_is_stored_gets_it_on_its_retry_and_trains_nothing_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = counting()
+    storing, may_store, stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async with gateway_on(tmp_path, engine) as gateway:
+        job = start_session_job(gateway.buffer)
+        write = gateway.gateway.turns.write
+
+        async def held(turn: Any) -> bool:
+            storing.set()
+            await may_store.wait()
+            try:
+                return await write(turn)
+            finally:
+                stored.set()
+
+        monkeypatch.setattr(gateway.gateway.turns, "write", held)
+        opened = await gateway.open(job)
+        asking = asyncio.ensure_future(gateway.chat(opened, [USER]))
+        await storing.wait()
+        asking.cancel()
+        await asyncio.sleep(0.1)  # the gateway sees it
+        may_store.set()
+        await stored.wait()
+        assert (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body["turns"] == 0
+        assert (await gateway.close(opened, reward=1)).status == 400, "there is no turn to train"
+        assert said(await gateway.chat(opened, [USER]))["content"] == "Answer 1."
+        assert len(engine.requests) == 1
+        assert (await gateway.close(opened, reward=1)).body["turns"] == 1
+
+
+async def test_two_gateways_never_continue_one_turn(tmp_path: Path) -> None:
+    engine = counting()
+    async with gateway_on(tmp_path, engine) as old:
+        job = start_session_job(old.buffer, n=1)
+        opened = await old.open(job)
+        one = said(await old.chat(opened, [USER]))
+        async with gateway_on(tmp_path, engine) as new:
+            two = said(await new.chat(opened, [USER, one, USER]))
+            assert (await old.close(opened, reward=1)).status == 503, "it would lose a turn"
+            fenced = await old.chat(opened, [USER, one, USER])
+            assert (fenced.status, "another process" in fenced.body["error"]["message"]) == (503, True)
+            assert said(await old.chat(opened, [USER, one, USER], headers=RETRY)) == two
+            assert (await old.close(opened, reward=1)).body["turns"] == 2
+            assert (await new.close(opened, reward=1)).body["status"] == "duplicate"
+
+
+async def test_turns_of_a_session_that_is_given_up_are_deleted(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, counting()) as gateway:
+        job = start_session_job(gateway.buffer, n=2)
+        abandoned, cancelled = [await gateway.open(job) for _ in range(2)]
+        for opened in (abandoned, cancelled):
+            said(await gateway.chat(opened, [USER]))
+        await gateway.call("POST", f"/sessions/{abandoned['session_id']}/abandon", {})
+        assert stored_turns(gateway) == 1
+        gateway.buffer.change_job(job.job_id, "cancel")
+        assert stored_turns(gateway) == 0
+
+
+async def test_pictures_of_an_open_session_outlive_the_retention(tmp_path: Path) -> None:
+    async with killed_gateway_on(tmp_path, counting()) as gateway:
+        job = start_session_job(gateway.buffer, n=1)
+        opened = await gateway.open(job)
+        one = said(await gateway.chat(opened, [LOOK]))
+        later = gateway.buffer.clock() + 1000
+        assert purge(gateway.buffer.store, now=later, retain_s=10).images == 0
+    async with gateway_on(tmp_path, counting()) as gateway:
+        said(await gateway.chat(opened, [LOOK, one, USER]))
+        await gateway.close(opened, reward=1)
+        assert purge(gateway.buffer.store, now=later, retain_s=10).images == 0, "its trajectory is not delivered yet"
+        assert uids(gateway.buffer, poll(gateway.buffer, job)) == [opened["session_id"]]
