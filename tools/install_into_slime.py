@@ -23,6 +23,7 @@ import importlib.metadata
 import json
 import os
 import runpy
+import shlex
 import shutil
 import sys
 import tomllib
@@ -52,6 +53,8 @@ PATTERNS = (
 )
 TRAINER_ROOTS = ("slime/rollout/agent_rollout*.py", "tools/launch_training.py")
 """Entry points of a trainer: its rollout functions and the launch program."""
+TRAINER_PACKAGES = ("aiohttp", "requests", "transformers", "pydantic")
+"""Packages that the trainer's end imports."""
 TRAINER_FILES = (
     *TRAINER_ROOTS,
     "slime_plugins/rollout_buffer/tools/assign_instance_id.py",
@@ -386,10 +389,12 @@ def _listed(names: Sequence[str] | set[str] | frozenset[str]) -> str:
     return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
 
 
-def missing_requirements(source: Path = SOURCE) -> list[str]:
-    """Returns the requirements of this project that the running Python does not meet."""
+def missing_requirements(source: Path = SOURCE, *, trainer_only: bool = False) -> list[str]:
+    """Returns the requirements of this project, or of its trainer's end, that the running Python does not meet."""
     project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [line for line in project["dependencies"] if not _is_met(Requirement(line))]
+    requirements = map(Requirement, project["dependencies"])
+    wanted = [one for one in requirements if not trainer_only or one.name in TRAINER_PACKAGES]
+    return [str(one) for one in wanted if not _is_met(one)]
 
 
 def _is_met(requirement: Requirement) -> bool:
@@ -446,10 +451,10 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     sys.stdout.write(f"{overlay.install(force=options.force, trainer_only=options.trainer_only)} files are in place\n")
     sys.stdout.writelines(f"warning: {warning}\n" for warning in overlay.warnings)
-    missing = missing_requirements()
+    missing = missing_requirements(trainer_only=options.trainer_only)
     if missing:
-        quoted = " ".join(f"'{line}'" for line in missing)
-        sys.stdout.write(f"this Python lacks some of what they need; in slime's environment: pip install {quoted}\n")
+        packages = shlex.join(missing)
+        sys.stdout.write(f"this Python lacks some of what they need; in slime's environment: pip install {packages}\n")
     return 0
 
 

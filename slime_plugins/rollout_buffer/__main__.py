@@ -1,6 +1,16 @@
 """``python -m slime_plugins.rollout_buffer``: the same as the ``rollout-buffer`` command."""
 
-from slime_plugins.rollout_buffer.cli.app import main
+import sys
 
 if __name__ == "__main__":
-    main()
+    try:
+        from slime_plugins.rollout_buffer.cli.app import main
+
+        main()
+    except ModuleNotFoundError as error:  # an overlay brings no packages
+        if error.name is None or error.name.startswith("slime_plugins"):
+            raise
+        sys.exit(
+            f"rollout-buffer: {sys.executable} has no package {error.name}: tools/install_into_slime.py prints what to "
+            "install in slime's environment, or run `rollout-buffer serve` in one of its own"
+        )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from tools import install_into_slime
 from tools.install_into_slime import STATE, Overlay, OverlayError, main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,6 +99,18 @@ def everything(folder: Path) -> dict[str, bytes]:
     """All files but git's own."""
     files = (file for file in folder.rglob("*") if file.is_file() and ".git" not in file.parts)
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("trainer_only", [False, True])
+def test_the_packages_that_a_python_lacks_are_printed_as_a_command_to_paste(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trainer_only: bool
+) -> None:
+    monkeypatch.setattr(install_into_slime, "_is_met", lambda requirement: False)
+    main([str(checkout), *["--trainer-only"] * trainer_only])
+    command = shlex.split(capsys.readouterr().out.split("pip install")[1])
+    names = {Requirement(word).name for word in command}
+    assert ({"flask", "uvloop"} <= names) is not trainer_only
+    assert {"aiohttp", "requests", "transformers", "pydantic"} <= names
 
 
 def test_ours_go_in_and_slimes_types_and_masks_stay(checkout: Path) -> None:
@@ -376,6 +392,13 @@ def test_slimes_own_way_to_start_the_buffer_says_how_to_start_this_one(trainers_
 
     assert done.returncode == 1
     assert "rollout-buffer serve --data-dir" in done.stderr
+
+
+def test_a_python_without_the_services_packages_says_which_one_it_lacks(installed: Path) -> None:
+    done = run_in(installed, sys.executable, "-S", "-m", "slime_plugins.rollout_buffer", "serve")
+
+    assert done.returncode == 1
+    assert re.fullmatch(r"rollout-buffer: \S+ has no package typer: tools/install_into_slime\.py .*\n", done.stderr)
 
 
 def test_a_training_from_the_trainers_end_wants_the_buffers_address(trainers_end: Path) -> None:
