@@ -91,8 +91,8 @@ def _state_of(part: str, spoiled: Sequence[str]) -> str:
     return "spoiled" if part in spoiled else "clean"
 
 
-def main(words: Sequence[str]) -> int:
-    """Answers one command; returns adb's exit code."""
+def answer(words: Sequence[str]) -> tuple[int, str]:
+    """Answers one command; returns adb's exit code and what it says."""
     folder, *words = words
     while words and words[0] in ("-P", "-H"):
         words = words[2:]
@@ -104,9 +104,10 @@ def main(words: Sequence[str]) -> int:
         path.write_text(json.dumps(devices))
         with (Path(folder) / "log").open("a") as log:
             log.write(" ".join(words) + "\n")
-    (sys.stderr if code else sys.stdout).write(text + "\n")
-    return code
+    return code, f"{text}\n"
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _code, _text = answer(sys.argv[1:])
+    (sys.stderr if _code else sys.stdout).write(_text)
+    sys.exit(_code)

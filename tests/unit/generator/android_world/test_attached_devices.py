@@ -7,6 +7,8 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import TimeoutExpired
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from slime_plugins.rollout_buffer.cli.host_checks import State
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.attached import adb as attached_adb
 from slime_plugins.rollout_buffer.generator.android_world.attached import host as attached_host
 from slime_plugins.rollout_buffer.generator.android_world.attached import restored_state
 from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost
@@ -28,6 +31,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract, error_of
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
+from tests import bad_adb
 from tests.adb_phone import UNKNOWN_TASK, AdbPackage
 from tests.bad_adb import NO_SPACE, make_adb, set_devices
 
@@ -42,6 +46,14 @@ def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
     monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setattr(attached_host, "_RECONNECT_S", 0.6)
     monkeypatch.setattr(attached_host, "_POLL_S", 0.05)
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+        """adb in this process: the program itself would be started 600 times."""
+        code, text = bad_adb.answer([str(tmp_path), *command[1:]])
+        said = (b"", text.encode())
+        return subprocess.CompletedProcess(command, code, said[code == 0], said[code != 0])
+
+    monkeypatch.setattr(attached_adb, "subprocess", SimpleNamespace(run=run, TimeoutExpired=TimeoutExpired))
     adb = make_adb(tmp_path, ROOT)
     set_devices(tmp_path, R58M1={"state": "device"})
 
