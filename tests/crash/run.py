@@ -98,6 +98,9 @@ class CrashTest:
     def __init__(self, folder: Path, *, kills: int, seed: int, minutes: float | None, without: Sequence[str]) -> None:
         self.kills = kills
         self.weights = {kind: weight for kind, weight in WEIGHTS.items() if kind not in without}
+        self.leasing = {
+            job_id: names for job_id, names in LEASING.items() if job_id != DEVICES_JOB or "ray" in self.weights
+        }
         self.rng = random.Random(seed)
         self.deadline = None if minutes is None else time.monotonic() + minutes * 60
         port, gateway_port, engine_port = free_port(), free_port(), free_port()
@@ -150,7 +153,8 @@ class CrashTest:
             }
         )
         self._start_sessions()
-        self._start_devices()
+        if DEVICES_JOB in self.leasing:
+            self._start_devices()
         plan_path = str(self.plan.path("plan.json"))
         self.fleet.add(
             "engine", "slime_plugins.rollout_buffer", "engine", "--port", str(self.plan.engine_port), service=True
@@ -159,7 +163,7 @@ class CrashTest:
             self.fleet.add(f"agent-{number}", "tests.crash.agent", plan_path, str(number))
         for number in range(self.plan.writers):
             self.fleet.add(f"writer-{number}", "tests.crash.writer", plan_path, str(number))
-        for job_id, names in LEASING.items():
+        for job_id, names in self.leasing.items():
             for name in names:
                 self.fleet.add(f"leasing-{name}", "tests.crash.leasing_trainer", plan_path, name, job_id)
         self.fleet.add("checkpoint", "tests.crash.checkpoint_trainer", plan_path)
@@ -277,7 +281,7 @@ class CrashTest:
 
     def _audit(self) -> list[str]:
         try:
-            view = StoreView(self.plan, LEASING)
+            view = StoreView(self.plan, self.leasing)
         except (RolloutBufferError, sqlite3.Error) as error:
             return [f"the store does not open: {error}"]
         try:
@@ -327,7 +331,7 @@ class CrashTest:
 def _numbers(view: StoreView) -> dict[str, Any]:
     answered = writer.progress(view.plan)
     states = {}
-    for job_id in (WRITTEN_JOB, PLAYED_JOB, SESSIONS_JOB, DEVICES_JOB):
+    for job_id in (PLAYED_JOB, *view.leasing):
         rows = view.rows("SELECT state, count(*) FROM groups WHERE job_key = ? GROUP BY 1", view.job_key(job_id))
         states[f"groups of the {job_id} job"] = {row[0]: row[1] for row in rows}
     attempts = view.rows("SELECT state, count(*) FROM attempts GROUP BY 1")
@@ -381,7 +385,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kills", type=int, default=200, help="how many blows: kills, freezes, full disks (200)")
     parser.add_argument("--seed", type=int, default=0, help="of victims, moments and items (0)")
     parser.add_argument("--minutes", type=float, help="stop killing after that long, however many it were")
-    parser.add_argument("--without", action="append", default=[], choices=list(WEIGHTS), help="a blow not to strike")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=list(WEIGHTS),
+        help="a blow not to strike; without ray, no job needs it",
+    )
     parser.add_argument("--folder", help="keep data, logs and journals here; a temporary folder otherwise")
     return parser
 

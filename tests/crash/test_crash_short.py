@@ -13,8 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_nothing_is_lost_or_doubled_by_eight_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("without", [("ray",), pytest.param((), marks=pytest.mark.large)])
+def test_nothing_is_lost_or_doubled_by_eight_kills(tmp_path: Path, without: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "tests.crash.run", "--kills", "8", "--seed", "3", "--folder", str(tmp_path)]
+    command += [f"--without={kind}" for kind in without]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=480, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "BALANCED: 0 lost, 0 doubled" in result.stdout
