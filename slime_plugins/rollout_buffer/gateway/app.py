@@ -1,4 +1,4 @@
-"""The gateway's routes: OpenAI's ``/v1`` for agents, ``/sessions`` for the programs that run agents.
+"""The gateway's routes: OpenAI's and Anthropic's ``/v1`` for agents, ``/sessions`` for the programs that run agents.
 
 An answer is stored before it is sent. If it could not be sent, its turn is kept for the same request asked again, and
 not trained otherwise. When a client disconnects during a turn, the engine's request is aborted and nothing is stored.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,23 +28,17 @@ from slime_plugins.rollout_buffer.errors import (
     UnsupportedEncodingError,
 )
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, read_chat_body
-from slime_plugins.rollout_buffer.gateway.messages import read_conversation
+from slime_plugins.rollout_buffer.gateway.dialects.dialect import Dialect, dialect_of
+from slime_plugins.rollout_buffer.gateway.messages import Conversation, read_conversation
 from slime_plugins.rollout_buffer.gateway.remote_rollout_adapter import RemoteRolloutAdapter
-from slime_plugins.rollout_buffer.gateway.replies import (
-    DONE,
-    chunks,
-    completion,
-    error_body,
-    model_list,
-    server_sent_event,
-    status_of,
-)
+from slime_plugins.rollout_buffer.gateway.replies import model_list, status_of
 from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Session, SessionKeys
 from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer, check_page, has_bearer
 from slime_plugins.rollout_buffer.serve_settings import read_token
+from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 
@@ -77,7 +72,9 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     app.router.add_post("/sessions/{session}/close", _close)
     app.router.add_post("/sessions/{session}/abandon", _abandon)
     for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):
-        app.router.add_post(f"{base}/chat/completions", _chat)
+        app.router.add_post(f"{base}/chat/completions", _turn)
+        app.router.add_post(f"{base}/messages", _turn)
+        app.router.add_post(f"{base}/messages/count_tokens", _count_tokens)
         app.router.add_get(f"{base}/models", _models)
     app[REMOTE_ROLLOUT] = RemoteRolloutAdapter(gateway, app[TOKEN])
     app[REMOTE_ROLLOUT].mount(app)
@@ -129,23 +126,21 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Response:
-    """Encodes an error: in OpenAI's form on OpenAI's routes, in the buffer's elsewhere."""
+    """Encodes an error in the dialect of the route: in the buffer's form on ``/sessions``."""
     status = status_of(error)
     headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503) else {}
-    if _is_openai(request):
-        return _json(error_body(error), status, headers)
+    dialect = dialect_of(request.path)
+    if dialect is not None:
+        return _json(dialect.error(error), status, headers)
     return _json(wire.encode_error(error.code, error.message, error.detail), status, headers)
-
-
-def _is_openai(request: web.Request) -> bool:
-    return request.path.startswith("/v1/") or request.path.endswith(("/chat/completions", "/models"))
 
 
 # --- authentication --------------------------------------------------------------------------------------------------
 
 
 def _bearer(request: web.Request) -> str:
-    return bearer_of(request.headers.get("Authorization"))
+    """Returns the key of a request: a bearer token, or in the header of Anthropic's clients."""
+    return bearer_of(request.headers.get("Authorization")) or request.headers.get("x-api-key", "")
 
 
 def _has_token(request: web.Request) -> bool:
@@ -185,6 +180,7 @@ async def _open(request: web.Request) -> web.Response:
     key = request.app[KEYS].key_of(session.name)
     url = (gateway.settings.public_url or str(request.url.origin())).rstrip("/")
     access = {"api_key": key, "base_url": f"{url}/sessions/{key}/v1", "openai_base_url": f"{url}/v1"}
+    access["anthropic_base_url"] = f"{url}/sessions/{key}"
     return _json({**gateway.describe(session), **access, "model": MODEL_NAME})
 
 
@@ -210,7 +206,7 @@ async def _health(request: web.Request) -> web.Response:
     return _json({"status": "ok", "sessions": request.app[GATEWAY].open_sessions})
 
 
-# --- OpenAI ----------------------------------------------------------------------------------------------------------
+# --- agents ----------------------------------------------------------------------------------------------------------
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -219,31 +215,59 @@ async def _models(request: web.Request) -> web.Response:
     return _json(model_list([MODEL_NAME], 0))
 
 
-async def _chat(request: web.Request) -> web.StreamResponse:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """A turn that an agent asked for."""
+
+    dialect: Dialect
+    session: Session
+    body: ChatBody
+    conversation: Conversation
+    images: Mapping[str, Image]
+
+
+async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapping[str, Image]) -> _Asked:
+    dialect = dialect_of(request.path)
+    assert dialect is not None
+    session = await request.app[GATEWAY].session(_named_session(request))
+    chat, more = dialect.read(body)
+    return _Asked(
+        dialect=dialect,
+        session=session,
+        body=read_chat_body(chat),
+        conversation=read_conversation(chat.get("messages")),
+        images={**images, **more},
+    )
+
+
+async def _turn(request: web.Request) -> web.StreamResponse:
     content, images = extract_images(await _content(request))
     body = _parsed(content)
-    if "rollout_id" in body and request.match_info.get("session") is None:
+    if "rollout_id" in body and request.path == "/v1/chat/completions":
         return await request.app[REMOTE_ROLLOUT].answer(request, body)  # a turn of the remote rollout protocol
     gateway = request.app[GATEWAY]
-    session = await gateway.session(_named_session(request))
-    asked = read_chat_body(body)
-    conversation = read_conversation(body.get("messages"))
+    asked = await _read_turn(request, body, images)
     is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
-    answering = gateway.chat(session, asked, conversation, images, is_retry=is_retry)
-    if asked.stream:
-        return await _streamed(request, session, asked, answering)
+    answering = gateway.chat(asked.session, asked.body, asked.conversation, asked.images, is_retry=is_retry)
+    if asked.body.stream:
+        return await _streamed(request, asked, answering)
     answer = await answering
-    with _Sending(gateway, session, answer) as sending:
-        response = _json(completion(answer.reply))
+    with _Sending(gateway, asked.session, answer) as sending:
+        response = _json(asked.dialect.encode(answer.reply))
         await response.prepare(request)
         await response.write_eof()
         sending.check(request)
     return response
 
 
-async def _streamed(
-    request: web.Request, session: Session, asked: ChatBody, answering: Awaitable[Answer]
-) -> web.StreamResponse:
+async def _count_tokens(request: web.Request) -> web.Response:
+    content, images = extract_images(await _content(request))
+    asked = await _read_turn(request, _parsed(content), images)
+    count = await request.app[GATEWAY].count_tokens(asked.session, asked.body, asked.conversation, asked.images)
+    return _json({"input_tokens": count})
+
+
+async def _streamed(request: web.Request, asked: _Asked, answering: Awaitable[Answer]) -> web.StreamResponse:
     """Answers with server-sent events: keep-alives while the turn is sampled, then its text."""
     response = _EventStream(request)
     task = asyncio.ensure_future(answering)
@@ -254,14 +278,13 @@ async def _streamed(
     except RolloutBufferError as error:
         if not response.begun:
             raise
-        await response.send(server_sent_event(error_body(error)), DONE)
+        await response.send(*asked.dialect.error_events(error))
         return await response.end()
     except BaseException:
         task.cancel()
         raise
-    with _Sending(request.app[GATEWAY], session, answer) as sending:
-        events = [server_sent_event(chunk) for chunk in chunks(answer.reply, include_usage=asked.includes_usage)]
-        await response.send(*events, DONE)
+    with _Sending(request.app[GATEWAY], asked.session, answer) as sending:
+        await response.send(*asked.dialect.events(answer.reply, asked.body))
         ended = await response.end()
         sending.check(request)
     return ended

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
@@ -13,12 +15,13 @@ from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, resized_size, size_rule_of
 from slime_plugins.rollout_buffer.engine.report_throttle import ReportThrottle
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway.messages import digest
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
-from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Image
 from slime_plugins.rollout_buffer.wire.start_request import JobSettings
 
 PIN_OPTION = "pin_sampling_params"
@@ -62,6 +65,7 @@ class JobBackend:
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()
         self.is_pinned = settings.options.get(PIN_OPTION) is True
+        self._size_rule = size_rule_of(settings.tokenizer_path)
         self._template_options: Mapping[str, Any] = settings.options.get(TEMPLATE_OPTION) or {}
         self._chats: OrderedDict[bytes, ChatTokens] = OrderedDict()
         self.chat_for(None)
@@ -86,6 +90,21 @@ class JobBackend:
             if len(self._chats) > REMEMBERED_TEMPLATES:
                 self._chats.popitem(last=False)
         return self._chats[key]
+
+    def tokens_of(self, image: Image) -> int:
+        """Returns the number of prompt tokens of an image; 1 if the tokenizer's folder does not say how it is resized,
+        or Pillow is not installed.
+
+        Raises:
+            InvalidPayloadError: no engine takes an image of these sides.
+        """
+        size = None if self._size_rule is None or find_spec("PIL") is None else image_size(image.data)
+        if size is None or self._size_rule is None:
+            return 1
+        try:
+            return math.prod(resized_size(*size, self._size_rule)) // self._size_rule.pixels_per_token
+        except ValueError as error:
+            raise InvalidPayloadError(f"the image {image.sha256}: {error}") from error
 
     @property
     def trouble(self) -> str | None:

@@ -84,34 +84,34 @@ def image_hashes_of(messages: Sequence[Message]) -> list[str]:
 
 def _read_message(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
-        raise _wrong(where, "must be an object")
+        raise wrong_field(where, "must be an object")
     message = with_reasoning_content(message)
     role = message.get("role")
     role = SAME_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        raise _wrong(f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}")
+        raise wrong_field(f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}")
     read: Message = {"role": role, "content": _content(message.get("content"), role, f"{where}.content")}
     for key in ("name", "tool_call_id", "reasoning_content"):
         if message.get(key) is not None:
-            read[key] = _text(message[key], f"{where}.{key}")
+            read[key] = expect_text(message[key], f"{where}.{key}")
     if role == "assistant" and message.get("tool_calls"):
         read["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     if role == "assistant" and message.get("function_call"):
-        raise _wrong(f"{where}.function_call", "is not taken: use tools and tool_calls")
+        raise wrong_field(f"{where}.function_call", "is not taken: use tools and tool_calls")
     return read
 
 
 def _content(content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
-        return _text(content, where)
+        return expect_text(content, where)
     if content is None and role == "assistant":
         return ""
     if not isinstance(content, list):
-        raise _wrong(where, "must be a string or a list of parts")
+        raise wrong_field(where, "must be a string or a list of parts")
     parts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
     if any(part["type"] == "image_url" for part in parts):
         if role == "assistant":
-            raise _wrong(where, "an assistant's message cannot show images")
+            raise wrong_field(where, "an assistant's message cannot show images")
         return parts
     return JOINT.join(part["text"] for part in parts)
 
@@ -119,12 +119,12 @@ def _content(content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
 def _part(part: Any, where: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in TEXT_TYPES:
-        return {"type": "text", "text": _text(part.get("text"), f"{where}.text")}
+        return {"type": "text", "text": expect_text(part.get("text"), f"{where}.text")}
     if kind == "refusal":
-        return {"type": "text", "text": _text(part.get("refusal"), f"{where}.refusal")}
+        return {"type": "text", "text": expect_text(part.get("refusal"), f"{where}.refusal")}
     if kind == "image_url":
         return {"type": "image_url", "image_url": {"url": _image_url(part.get("image_url"), f"{where}.image_url")}}
-    raise _wrong(where, "must be a part of type text or image_url: other kinds are not taken")
+    raise wrong_field(where, "must be a part of type text or image_url: other kinds are not taken")
 
 
 def _image_url(value: Any, where: str) -> str:
@@ -132,31 +132,31 @@ def _image_url(value: Any, where: str) -> str:
     if isinstance(url, str) and url.startswith(IMAGE_URL_PREFIX) and is_sha256(url.removeprefix(IMAGE_URL_PREFIX)):
         return url
     if isinstance(url, str) and url.startswith(("http://", "https://")):
-        raise _wrong(where, "names an address: images are not fetched, send a data URI")
-    raise _wrong(where, "must be a base64 data URI of a PNG, JPEG or WebP, or sha256:HASH of an image sent before")
+        raise wrong_field(where, "names an address: images are not fetched, send a data URI")
+    raise wrong_field(where, "must be a base64 data URI of a PNG, JPEG or WebP, or sha256:HASH of an image sent before")
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise _wrong(where, "must be a list")
+        raise wrong_field(where, "must be a list")
     return [_tool_call(call, f"{where}[{at}]") for at, call in enumerate(calls)]
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise _wrong(where, "must have a function")
-    name = _text(function.get("name"), f"{where}.function.name")
+        raise wrong_field(where, "must have a function")
+    name = expect_text(function.get("name"), f"{where}.function.name")
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     read: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"id": _text(call["id"], f"{where}.id"), **read} if call.get("id") is not None else read
+    return {"id": expect_text(call["id"], f"{where}.id"), **read} if call.get("id") is not None else read
 
 
 def _arguments(value: Any, where: str) -> dict[str, Any] | str:
     """Parses a JSON string into the object that chat templates expect."""
     if isinstance(value, dict):
         return value
-    text = _text("" if value is None else value, where)
+    text = expect_text("" if value is None else value, where)
     try:
         parsed = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError:
@@ -164,13 +164,15 @@ def _arguments(value: Any, where: str) -> dict[str, Any] | str:
     return parsed if isinstance(parsed, dict) else text
 
 
-def _text(value: Any, where: str) -> str:
+def expect_text(value: Any, where: str) -> str:
+    """Returns a value that must be a string; ``where`` names its field in the error."""
     if not isinstance(value, str):
-        raise _wrong(where, "must be a string")
+        raise wrong_field(where, "must be a string")
     return value
 
 
-def _wrong(where: str, what: str) -> InvalidPayloadError:
+def wrong_field(where: str, what: str) -> InvalidPayloadError:
+    """Returns the error for a field of a request."""
     return InvalidPayloadError(f"{where} {what}", {"param": where})
 
 

@@ -23,10 +23,15 @@ class ParsedReply:
     reasoning: str | None = None
 
 
+def first_stop(text: str, stops: tuple[str, ...]) -> str | None:
+    """Returns the stop sequence that comes first in a text; None if there is none."""
+    return min((stop for stop in stops if stop in text), key=text.find, default=None)
+
+
 def cut_at_stop(text: str, stops: tuple[str, ...]) -> str:
     """Returns the text before the first stop sequence, as OpenAI's API does."""
-    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
+    stop = first_stop(text, stops)
+    return text if stop is None else text[: text.find(stop)]
 
 
 def parse_reply(text: str, *, tools: Sequence[Mapping[str, Any]] = (), separate_reasoning: bool = False) -> ParsedReply:

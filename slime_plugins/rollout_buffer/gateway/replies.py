@@ -17,7 +17,8 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """One answered turn. ``message`` has OpenAI's format; ``log_probs`` is None unless requested."""
+    """One answered turn. ``message`` has OpenAI's format; ``stop`` is the stop sequence that ended its text;
+    ``log_probs`` is None unless requested."""
 
     name: str
     created: int
@@ -26,13 +27,14 @@ class ChatReply:
     finish_reason: str
     usage: Mapping[str, Any]
     weight_version: str | None
+    stop: str | None = None
     log_probs: Sequence[Mapping[str, Any]] | None = None
 
 
 def completion(reply: ChatReply) -> dict[str, Any]:
     """Encodes a reply that is not streamed."""
     return {
-        "id": reply.name,
+        "id": f"chatcmpl-{reply.name}",
         "object": "chat.completion",
         "created": reply.created,
         "model": reply.model,
@@ -49,8 +51,13 @@ def completion(reply: ChatReply) -> dict[str, Any]:
     }
 
 
-def chunks(reply: ChatReply, *, include_usage: bool) -> Iterator[dict[str, Any]]:
-    """Yields the chunks of a streamed reply; ``DONE`` follows the last."""
+def events(reply: ChatReply, *, include_usage: bool) -> Iterator[bytes]:
+    """Yields the events of a streamed reply."""
+    yield from map(server_sent_event, _chunks(reply, include_usage=include_usage))
+    yield DONE
+
+
+def _chunks(reply: ChatReply, *, include_usage: bool) -> Iterator[dict[str, Any]]:
     message = reply.message
     yield _chunk(reply, {"role": "assistant", "content": ""}, include_usage=include_usage)
     if message.get("reasoning_content"):
@@ -86,7 +93,7 @@ def _chunk(
 
 def _frame(reply: ChatReply) -> dict[str, Any]:
     return {
-        "id": reply.name,
+        "id": f"chatcmpl-{reply.name}",
         "object": "chat.completion.chunk",
         "created": reply.created,
         "model": reply.model,
@@ -96,6 +103,10 @@ def _frame(reply: ChatReply) -> dict[str, Any]:
 
 def server_sent_event(body: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def named_event(name: str, body: Mapping[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\n" + server_sent_event(body)
 
 
 def model_list(names: Sequence[str], created: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from slime_plugins.rollout_buffer.gateway.messages import (
     reply_digest,
     with_string_arguments,
 )
-from slime_plugins.rollout_buffer.gateway.parsed_reply import ParsedReply, cut_at_stop, parse_reply
+from slime_plugins.rollout_buffer.gateway.parsed_reply import ParsedReply, cut_at_stop, first_stop, parse_reply
 from slime_plugins.rollout_buffer.gateway.prompts import Prompt, build_prompt
 from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn, sampled_in
 from slime_plugins.rollout_buffer.gateway.replies import ChatReply
@@ -373,6 +373,21 @@ class Gateway:
                 self.note_sent(session, turn, sent=False)
             raise
 
+    async def count_tokens(
+        self, session: Session, body: ChatBody, conversation: Conversation, images: Mapping[str, Image]
+    ) -> int:
+        """Returns the number of prompt tokens of a request, which is not sampled.
+
+        Raises:
+            RequestError: the request is invalid.
+        """
+        backend = await self.backends.open(session.claim.job)
+        await self._read_turns(session)
+        await self._load_images(session, conversation, images)
+        key = digest([body.offered_tools, body.chat_template_kwargs or {}])
+        prompt = await build_prompt(session.recording, key, conversation, _chat_of(backend, body), body.offered_tools)
+        return len(prompt.ids) + sum(backend.tokens_of(session.images[sha256]) - 1 for sha256 in prompt.images)
+
     async def _write_turn(self, session: Session, recording: Recording, turn: Turn, view: View) -> None:
         async with session.writing:
             session.check_open()
@@ -569,7 +584,7 @@ def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> Ch
     sent = sum(one.own_length for one in turn.path()) - count
     prompt_tokens = sent if sampled.prompt_tokens is None else sampled.prompt_tokens
     return ChatReply(
-        name=f"chatcmpl-{session.name}-{turn.number}",
+        name=f"{session.name}-{turn.number}",
         created=int(turn.created),
         model=body.model or MODEL_NAME,
         message=shown,
@@ -581,6 +596,7 @@ def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> Ch
             "prompt_tokens_details": {"cached_tokens": sampled.cached_tokens or 0},
         },
         weight_version=sampled.weight_version,
+        stop=first_stop(chat.text(sampled.output_ids), body.stops) if body.stops else None,
         log_probs=_log_probs(sampled, chat) if body.logprobs else None,
     )
 

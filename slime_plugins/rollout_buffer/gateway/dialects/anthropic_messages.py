@@ -1,0 +1,284 @@
+"""Pure: Anthropic's Messages API as chat requests, and chat replies as its messages, events and errors.
+
+A request becomes the body of a chat request, which ``chat_requests`` and ``messages`` validate further. A tool result
+becomes a message of its own, in its place among the texts of a user. ``cache_control``, ``metadata``, ``thinking`` and
+unknown fields have no effect.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+import pybase64
+
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.gateway.messages import expect_text, wrong_field
+from slime_plugins.rollout_buffer.gateway.replies import CHUNK_CHARACTERS, ChatReply, named_event, status_of
+from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, image_media_type
+
+SAME_FIELDS = ("model", "stream", "max_tokens", "temperature", "top_p", "top_k")
+TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+HOSTED_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp_toolset")
+"""Types of tools that Anthropic's servers run; they are not offered to the model."""
+BILLING_LINE = "x-anthropic-billing-header:"
+"""Start of a system block that is for Anthropic's servers; it changes between requests of one conversation."""
+STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+Blocks = list[dict[str, Any]]
+Images = dict[str, Image]
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def read_request(body: Mapping[str, Any]) -> tuple[dict[str, Any], Images]:
+    """Returns a request as the body of a chat request, and its images by hash.
+
+    Raises:
+        InvalidPayloadError: names the field and the problem.
+    """
+    images: Images = {}
+    messages = [{"role": "system", "content": text} for text in _system(body.get("system"))]
+    given = body.get("messages")
+    if not isinstance(given, list) or not given:
+        raise wrong_field("messages", "must be a list with at least one message")
+    for at, message in enumerate(given):
+        messages += _messages_of(message, f"messages[{at}]", images)
+    if messages[-1]["role"] == "assistant":
+        raise wrong_field(f"messages[{len(given) - 1}]", "is the assistant's: the start of a reply cannot be given")
+    if body.get("mcp_servers"):
+        raise wrong_field("mcp_servers", "is not taken: the client must call them")
+    chat = {name: body[name] for name in SAME_FIELDS if body.get(name) is not None}
+    chat |= {"messages": messages, "separate_reasoning": True}
+    if body.get("stop_sequences"):
+        chat["stop"] = body["stop_sequences"]
+    if body.get("tools"):
+        chat["tools"] = _tools(body["tools"])
+    if body.get("tool_choice") is not None:
+        chat["tool_choice"] = _tool_choice(body["tool_choice"])
+    output = body.get("output_config")
+    if isinstance(output, dict) and output.get("format"):
+        chat["response_format"] = {"type": "json_schema", "json_schema": output["format"]}
+    return chat, images
+
+
+def _system(given: Any) -> list[str]:
+    """Returns the system prompt; empty if there is none."""
+    if given is None or isinstance(given, str):
+        return [given] if given else []
+    texts = [_text_of(block, f"system[{at}]") for at, block in enumerate(_blocks(given, "system"))]
+    kept = [text for text in texts if not text.startswith(BILLING_LINE)]
+    return ["\n".join(kept)] if kept else []
+
+
+def _messages_of(message: Any, where: str, images: Images) -> list[dict[str, Any]]:
+    role = message.get("role") if isinstance(message, dict) else None
+    if role not in ("user", "assistant", "system"):
+        raise wrong_field(f"{where}.role", "must be user, assistant or system")
+    blocks = _blocks(message.get("content"), f"{where}.content")
+    if role == "assistant":
+        return [_assistant(blocks, f"{where}.content")]
+    found: list[dict[str, Any]] = []
+    for at, block in enumerate(blocks):
+        place = f"{where}.content[{at}]"
+        if block["type"] == "tool_result" and role == "user":
+            found.append(_tool_result(block, place, images))
+            continue
+        if not found or found[-1]["role"] == "tool":
+            found.append({"role": role, "content": []})
+        found[-1]["content"].append(_part(block, place, images))
+    return found or [{"role": role, "content": ""}]
+
+
+def _assistant(blocks: Blocks, where: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for at, block in enumerate(blocks):
+        place, kind = f"{where}[{at}]", block["type"]
+        if kind == "thinking":
+            thoughts.append(expect_text(block.get("thinking"), f"{place}.thinking"))
+        elif kind == "tool_use":
+            if not isinstance(block.get("input"), dict):
+                raise wrong_field(f"{place}.input", "must be an object")
+            function = {"name": expect_text(block.get("name"), f"{place}.name"), "arguments": block["input"]}
+            calls.append({"id": expect_text(block.get("id"), f"{place}.id"), "type": "function", "function": function})
+        elif kind != "redacted_thinking":
+            texts.append({"type": "text", "text": _text_of(block, place)})
+    message: dict[str, Any] = {"role": "assistant", "content": texts, "tool_calls": calls}
+    return {**message, "reasoning_content": "\n".join(thoughts)} if thoughts else message
+
+
+def _tool_result(block: Mapping[str, Any], where: str, images: Images) -> dict[str, Any]:
+    content = block.get("content") or ""
+    parts = [
+        _part(one, f"{where}.content[{at}]", images) for at, one in enumerate(_blocks(content, f"{where}.content"))
+    ]
+    name = expect_text(block.get("tool_use_id"), f"{where}.tool_use_id")
+    return {"role": "tool", "tool_call_id": name, "content": parts}
+
+
+def _part(block: Mapping[str, Any], where: str, images: Images) -> dict[str, Any]:
+    if block["type"] != "image":
+        return {"type": "text", "text": _text_of(block, where)}
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") not in ("base64", "url"):
+        raise wrong_field(f"{where}.source", "must be of type base64, or url with a data URI or sha256:HASH")
+    if source["type"] == "url":
+        return {"type": "image_url", "image_url": {"url": source.get("url")}}
+    image = _image(source, f"{where}.source")
+    images[image.sha256] = image
+    return {"type": "image_url", "image_url": {"url": IMAGE_URL_PREFIX + image.sha256}}
+
+
+def _image(source: Mapping[str, Any], where: str) -> Image:
+    try:
+        data = pybase64.b64decode(expect_text(source.get("data"), f"{where}.data"), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise wrong_field(f"{where}.data", "is not base64") from error
+    media_type = image_media_type(data)
+    if media_type is None or media_type != source.get("media_type"):
+        raise wrong_field(f"{where}.data", "must be a PNG, JPEG or WebP, as its media_type says")
+    return Image(data=data, media_type=media_type)
+
+
+def _blocks(content: Any, where: str) -> Blocks:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise wrong_field(where, "must be a string or a list of blocks")
+    for at, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise wrong_field(f"{where}[{at}]", "must be a block with a type")
+    return content
+
+
+def _text_of(block: Mapping[str, Any], where: str) -> str:
+    if block["type"] != "text":
+        raise wrong_field(where, f"is of type {block['type'][:50]}, which is not taken here")
+    return expect_text(block.get("text"), f"{where}.text")
+
+
+def _tools(given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list):
+        raise wrong_field("tools", "must be a list")
+    return [
+        _tool(tool, f"tools[{at}]")
+        for at, tool in enumerate(given)
+        if not (isinstance(tool, dict) and str(tool.get("type")).startswith(HOSTED_TOOLS))
+    ]
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or not isinstance(tool.get("input_schema"), dict):
+        raise wrong_field(where, "must have an input_schema: the model knows no tool by its type")
+    function = {"name": expect_text(tool.get("name"), f"{where}.name"), "parameters": tool["input_schema"]}
+    if tool.get("description") is not None:
+        function["description"] = expect_text(tool["description"], f"{where}.description")
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(given: Any) -> str | dict[str, Any]:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "tool":
+        return {"type": "function", "function": {"name": expect_text(given.get("name"), "tool_choice.name")}}
+    if kind not in TOOL_CHOICES:
+        raise wrong_field("tool_choice", "must be of type auto, any, tool or none")
+    return TOOL_CHOICES[kind]
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def message(reply: ChatReply) -> dict[str, Any]:
+    """Encodes a reply that is not streamed."""
+    cached = reply.usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "id": f"msg_{reply.name}",
+        "type": "message",
+        "role": "assistant",
+        "model": reply.model,
+        "content": _content(reply),
+        "stop_reason": "stop_sequence" if _ends_at_stop(reply) else STOP_REASONS.get(reply.finish_reason, "end_turn"),
+        "stop_sequence": reply.stop if _ends_at_stop(reply) else None,
+        "usage": {
+            "input_tokens": reply.usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": reply.usage["completion_tokens"],
+        },
+        "metadata": {"weight_version": reply.weight_version},
+    }
+
+
+def _ends_at_stop(reply: ChatReply) -> bool:
+    return reply.finish_reason == "stop" and reply.stop is not None
+
+
+def _content(reply: ChatReply) -> Blocks:
+    blocks: Blocks = []
+    if reply.message.get("reasoning_content"):
+        # Clients leave out thoughts without a signature.
+        blocks.append({"type": "thinking", "thinking": reply.message["reasoning_content"], "signature": reply.name})
+    if reply.message.get("content"):
+        blocks.append({"type": "text", "text": reply.message["content"]})
+    for call in reply.message.get("tool_calls") or []:
+        function = call["function"]
+        arguments = orjson.loads(function["arguments"])
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+    return blocks
+
+
+def events(reply: ChatReply) -> Iterator[bytes]:
+    """Yields the events of a streamed reply."""
+    whole = message(reply)
+    begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
+    begun["usage"] = {**whole["usage"], "output_tokens": 0}
+    yield _event("message_start", message=begun)
+    for index, block in enumerate(whole["content"]):
+        empty, deltas = _streamed(block)
+        yield _event("content_block_start", index=index, content_block=empty)
+        for delta in deltas:
+            yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+    yield _event("message_delta", delta=ended, usage=whole["usage"])
+    yield _event("message_stop")
+
+
+def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], Blocks]:
+    """Returns a block as it begins, and the deltas that complete it."""
+    if block["type"] == "text":
+        return {**block, "text": ""}, _deltas("text_delta", "text", block["text"])
+    if block["type"] == "thinking":
+        signed = {"type": "signature_delta", "signature": block["signature"]}
+        thoughts = _deltas("thinking_delta", "thinking", block["thinking"])
+        return {**block, "thinking": "", "signature": ""}, [*thoughts, signed]
+    arguments = orjson.dumps(block["input"]).decode()
+    return {**block, "input": {}}, _deltas("input_json_delta", "partial_json", arguments)
+
+
+def _deltas(kind: str, key: str, text: str) -> Blocks:
+    pieces = [text[at : at + CHUNK_CHARACTERS] for at in range(0, len(text), CHUNK_CHARACTERS)]
+    return [{"type": kind, key: piece} for piece in pieces]
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return named_event(kind, {"type": kind, **fields})
+
+
+def error_body(error: RolloutBufferError) -> dict[str, Any]:
+    """Encodes an error."""
+    status = status_of(error)
+    kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}

@@ -1,0 +1,264 @@
+"""Anthropic's Messages at the gateway: its official client, its types, and what is recorded."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, MessageParam
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer.errors import EngineError, InvalidPayloadError
+from slime_plugins.rollout_buffer.gateway import app
+from slime_plugins.rollout_buffer.gateway.dialects.anthropic_messages import read_request
+from slime_plugins.rollout_buffer.gateway.messages import read_conversation
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from tests.example_counts import examples
+from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.support import PNG, PNG_HASH
+
+USER: MessageParam = {"role": "user", "content": "What is on the screen?"}
+TOOLS: Any = [
+    {
+        "name": "look",
+        "description": "Looks.",
+        "input_schema": {"type": "object", "properties": {"at": {"type": "integer"}}},
+    }
+]
+CALLS = "".join(f'\n<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2))
+PICTURE: Any = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()},
+}
+
+
+@asynccontextmanager
+async def session_of(
+    folder: Path, *replies: Any, **options: Any
+) -> AsyncIterator[tuple[GatewayUnderTest, dict[str, Any], anthropic.AsyncAnthropic, FakeEngine]]:
+    """A gateway whose engine says ``replies``, an open session, and the official client for it."""
+    engine = FakeEngine(replies, tokenizer=tokenizer, **options)
+    async with gateway_on(folder, engine) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer, n=1))
+        async with anthropic.AsyncAnthropic(
+            base_url=opened["anthropic_base_url"], api_key=opened["api_key"], max_retries=0
+        ) as client:
+            yield gateway, opened, client, engine
+
+
+async def asked(client: anthropic.AsyncAnthropic, *, streamed: bool, **body: Any) -> Message:
+    """One turn, streamed or not, as the client puts it together."""
+    body = {"model": "policy", "max_tokens": 100, **body}
+    if not streamed:
+        created: Message = await client.messages.create(**body)
+        return created
+    async with client.messages.stream(**body) as stream:
+        return await stream.get_final_message()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_thoughts_parallel_calls_and_results_with_pictures_are_one_row(tmp_path: Path, streamed: bool) -> None:
+    first = f"<think>\nI look twice.\n</think>\n\nI look.{CALLS}"
+    async with session_of(tmp_path, first, "A cat.") as (gateway, opened, client, engine):
+        turn = await asked(client, streamed=streamed, system="Be brief.", messages=[USER], tools=TOOLS)
+        assert [block.type for block in turn.content] == ["thinking", "text", "tool_use", "tool_use"]
+        calls = [block for block in turn.content if block.type == "tool_use"]
+        assert [call.input for call in calls] == [{"at": 1}, {"at": 2}]
+        assert turn.stop_reason == "tool_use"
+        results: Any = [
+            {"type": "tool_result", "tool_use_id": calls[1].id, "content": [PICTURE, {"type": "text", "text": "two"}]},
+            {"type": "tool_result", "tool_use_id": calls[0].id, "content": "one", "is_error": True},
+            {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
+        ]
+        said: Any = {"role": "assistant", "content": turn.content}
+        messages: list[Any] = [USER, said, {"role": "user", "content": results}]
+        end = await asked(client, streamed=streamed, system="Be brief.", messages=messages, tools=TOOLS)
+        assert (end.content[0].type, end.stop_reason) == ("text", "end_turn")
+        assert [image.sha256 for image in engine.requests[1].images] == [PNG_HASH]
+        new = tokenizer.decode(engine.requests[1].input_ids[len(engine.requests[0].input_ids) :])
+        assert new == (
+            f"{first}<|im_end|>\n<|im_start|>user\n<tool_response>\n<|vision_start|><|image_pad|><|vision_end|>two\n"
+            "</tool_response>\n<tool_response>\none\n</tool_response><|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )
+        (job,) = gateway.buffer.unfinished_jobs()
+        closed = await gateway.close(opened, reward=1.0)
+        assert (closed.body["turns"], closed.body["branches"]) == (2, 1)
+        (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
+        trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
+        assert tokenizer.decode(trained) == f"{first}<|im_end|>A cat.<|im_end|>"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("options", "text", "ended"),
+    [
+        ({}, "one END two", ("end_turn", None)),
+        ({"stop_sequences": ["nothing", "END"]}, "one", ("stop_sequence", "END")),
+        ({"max_tokens": 1}, "one", ("max_tokens", None)),
+    ],
+)
+async def test_a_turn_says_why_it_ended_and_what_it_cost(
+    tmp_path: Path, streamed: bool, options: Any, text: str, ended: Any
+) -> None:
+    async with session_of(tmp_path, "one END two") as (_, _, client, engine):
+        counted = await client.messages.count_tokens(model="policy", system="Be brief.", messages=[USER], tools=TOOLS)
+        turn = await asked(client, streamed=streamed, system="Be brief.", messages=[USER], tools=TOOLS, **options)
+        assert [block.text for block in turn.content if block.type == "text"] == [text]
+        assert (turn.stop_reason, turn.stop_sequence) == ended
+        assert turn.usage.input_tokens == counted.input_tokens == len(engine.requests[0].input_ids)
+        assert turn.usage.output_tokens == (1 if "max_tokens" in options else len(tokenizer.encode("one END two")) + 1)
+        Message.model_validate(turn.model_dump(), strict=True)
+
+
+async def test_a_key_is_taken_as_x_api_key_and_as_bearer(tmp_path: Path) -> None:
+    async with session_of(tmp_path, "Yes.", "Yes.") as (gateway, opened, _, _):
+        for credentials in ({"api_key": opened["api_key"]}, {"auth_token": opened["api_key"]}):
+            async with anthropic.AsyncAnthropic(base_url=gateway.url, **credentials) as client:
+                assert (await asked(client, streamed=False, messages=[USER])).stop_reason == "end_turn"
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="sk-wrong", max_retries=0) as client:
+            with pytest.raises(anthropic.AuthenticationError) as refused:
+                await asked(client, streamed=False, messages=[USER])
+    assert isinstance(refused.value.body, dict)
+    assert (refused.value.body["type"], refused.value.type) == ("error", "authentication_error")
+
+
+async def test_an_engine_that_fails_during_a_stream_is_an_error_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "KEEP_ALIVE_INTERVAL_S", 0.01)
+    async with session_of(tmp_path, EngineError("it went away"), delay_s=0.2) as (_, _, client, _):
+        with pytest.raises(anthropic.APIStatusError, match="it went away") as failed:
+            await asked(client, streamed=True, messages=[USER])
+    assert failed.value.body == {"type": "error", "error": {"type": "overloaded_error", "message": "it went away"}}
+
+
+async def test_what_the_template_cannot_say_is_refused(tmp_path: Path) -> None:
+    refusing: Any = type(tokenizer).from_pretrained(tokenizer.name_or_path, local_files_only=True)
+    refusing.chat_template = tokenizer.chat_template.replace(
+        "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}", ""
+    )
+    async with gateway_on(tmp_path, FakeEngine([]), load=lambda path: refusing) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        async with anthropic.AsyncAnthropic(base_url=opened["anthropic_base_url"], api_key="k") as client:
+            with pytest.raises(anthropic.BadRequestError, match="renders 0 image placeholders for 1 images"):
+                await asked(client, streamed=False, messages=[{"role": "user", "content": [PICTURE]}])
+
+
+def result(content: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": content}]}]
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "messages"),
+        ({"messages": ["hello"]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["hello"]}]}, "messages[0].content[0]"),
+        ({"messages": [USER, {"role": "assistant", "content": "It"}]}, "messages[1]"),
+        ({"messages": [USER], "system": [PICTURE]}, "system[0]"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]}, "messages[0].content[0]"),
+        (result([{"type": "document", "source": {}}]), "messages[0].content[0].content[0]"),
+        (result([{"type": "image", "source": {"type": "file"}}]), "messages[0].content[0].content[0].source"),
+        (
+            result([{**PICTURE, "source": {**PICTURE["source"], "media_type": "image/jpeg"}}]),
+            "messages[0].content[0].content[0].source.data",
+        ),
+        ({"messages": [USER], "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+        ({"messages": [USER], "tool_choice": "auto"}, "tool_choice"),
+        ({"messages": [USER], "mcp_servers": [{"type": "url", "url": "http://here"}]}, "mcp_servers"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(body: Any, field: str) -> None:
+    with pytest.raises(InvalidPayloadError) as refused:
+        read_request(body)
+    assert refused.value.detail == {"param": field}
+
+
+def test_tools_of_anthropics_servers_and_its_billing_line_do_not_reach_the_model() -> None:
+    system = [{"type": "text", "text": text} for text in ("x-anthropic-billing-header: cch=1", "You help.", "Briefly.")]
+    hosted = {"type": "web_search_20250305", "name": "web_search"}
+    chat, _ = read_request({"system": system, "messages": [USER], "tools": [hosted, *TOOLS]})
+    assert chat["messages"][0] == {"role": "system", "content": "You help.\nBriefly."}
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["look"]
+
+
+# --- any conversation ------------------------------------------------------------------------------------------------
+
+TEXT = st.text("ab \n", min_size=1, max_size=5)
+PART = st.one_of(TEXT.map(lambda text: {"type": "text", "text": text}), st.just(PICTURE))
+NAME = st.sampled_from(["look", "tap"])
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Chat messages whose parts are Anthropic's blocks: rounds of a user, an assistant with calls, and their results
+    in any order."""
+    found: list[dict[str, Any]] = []
+    for number in range(draw(st.integers(1, 3))):
+        count = draw(st.integers(0, 3))
+        calls = [
+            {"id": f"call_{number}_{at}", "function": {"name": draw(NAME), "arguments": {"at": at}}}
+            for at in range(count)
+        ]
+        said: dict[str, Any] = {"role": "assistant", "content": draw(TEXT), "tool_calls": calls}
+        if draw(st.booleans()):
+            said["reasoning_content"] = draw(TEXT)
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": draw(st.lists(PART, min_size=1, max_size=2))}
+            for call in draw(st.permutations(calls))
+        ]
+        asking = {"role": "user", "content": draw(st.lists(PART, min_size=1, max_size=3))}
+        found += [asking, said, *results]
+    return [*found, {"role": "user", "content": [{"type": "text", "text": "end"}]}]
+
+
+def in_anthropics_form(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a client of Anthropic sends for chat messages: what comes between two replies is one message."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            thoughts = [message[key] for key in ("reasoning_content",) if key in message]
+            blocks = [{"type": "thinking", "thinking": thought, "signature": "s"} for thought in thoughts]
+            blocks.append({"type": "text", "text": message["content"]})
+            for call in message["tool_calls"]:
+                function = call["function"]
+                blocks.append(
+                    {"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]}
+                )
+            found.append({"role": "assistant", "content": blocks})
+            continue
+        if not found or found[-1]["role"] == "assistant":
+            found.append({"role": "user", "content": []})
+        named = message.get("tool_call_id")
+        result = {"type": "tool_result", "tool_use_id": named, "content": message["content"]}
+        found[-1]["content"] += message["content"] if named is None else [result]
+    return found
+
+
+def in_chat_form(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    shown = {"type": "image_url", "image_url": {"url": f"sha256:{PNG_HASH}"}}
+    return [
+        message
+        if message["role"] == "assistant"
+        else {**message, "content": [shown if part is PICTURE else part for part in message["content"]]}
+        for message in messages
+    ]
+
+
+@examples(100)
+@given(conversations())
+def test_any_conversation_is_read_as_it_was_held(messages: list[dict[str, Any]]) -> None:
+    chat, images = read_request({"messages": in_anthropics_form(messages)})
+    assert read_conversation(chat["messages"]) == read_conversation(in_chat_form(messages))
+    assert set(images) <= {PNG_HASH}
