@@ -76,7 +76,7 @@ def _encoded_lists(items: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
 
 
 def _encoded(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(dict(value)).encode()  # with NaN: the server says which number it is
+    return json.dumps(dict(value)).encode()  # NaN is sent, because the server names the number that is wrong
 
 
 def _job_path(job_id: str, *below: str) -> str:
@@ -100,7 +100,7 @@ def _raise_for_status(status: int, content: bytes) -> None:
     if status < 400:
         return
     text = content[:200].decode(errors="replace").strip() or "nothing more"
-    foreign = ("", f"what answers says {status} ({text}): is it a rollout buffer?", dict[str, Any]())
+    foreign = ("", f"the server answered HTTP {status} ({text}): is it a rollout buffer?", dict[str, Any]())
     code, message, detail = wire.decode_error(content) or foreign
     raise _refusal(_error_class(code, status), message, detail)
 
@@ -211,9 +211,10 @@ class AsyncRolloutBufferClient:
         timeout_s: float = 100.0,
         transport: Transport | None = None,
     ) -> None:
-        """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, in addition to a long poll's wait.
+        """``base_url`` is like ``http://127.0.0.1:8889``. ``timeout_s`` limits one call, in addition to a poll's
+        ``wait_s``.
 
-        ``transport`` replaces aiohttp, with its own address and token.
+        ``transport`` replaces aiohttp; it has its own address and token.
         """
         self._timeout_s = timeout_s
         self._transport = transport or _AiohttpTransport(base_url.rstrip("/"), _headers(token))
@@ -249,10 +250,10 @@ class AsyncRolloutBufferClient:
         dummies: bool | None = None,
         weight_version: int | None = None,
     ) -> RolloutData:
-        """Fetches finished groups. With ``lease_s`` they are redelivered unless they are acknowledged in time.
+        """Fetches ready groups; with ``lease_s``, groups that are not acknowledged within it are delivered again.
 
-        ``dummies=False`` leaves out members that could not be played; else they have ``remove_sample``.
-        ``weight_version`` is the trainer's newest, from which the lag of samples is computed.
+        Members that could not be played are delivered as dummies with ``remove_sample``, unless ``dummies`` is False.
+        ``weight_version`` is the trainer's newest, to which the lag of samples is relative.
         """
         if dummies is None and lease_s is None:
             dummies = True  # callers of this method handle dummies: RolloutItem.remove_sample
@@ -275,15 +276,16 @@ class AsyncRolloutBufferClient:
     async def ack(self, delivery_ids: Sequence[str]) -> dict[str, Any]:
         """Acknowledges deliveries; idempotent.
 
-        Those in ``expired`` of the reply were redelivered after their lease: they must not be trained.
+        The deliveries in ``expired`` of the reply must not be trained: their leases ended, and another consumer got
+        their groups.
         """
         return await self._post("/ack", {"delivery_ids": list(delivery_ids)}, _object)
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """Writes finished items into a job of task type ``external``; the same uid twice is one item.
 
-        They are sent in requests of at most 100 items and, where there are several, 16 MB. Each request is kept whole
-        or not at all: after an error, send the same again.
+        They are sent in requests of at most 100 items and 16 MiB; a larger item is sent alone. Each request is stored
+        completely or not at all. After an error, send the same items again.
         """
         named = b"" if job_id is None else b',"job_id":' + json.dumps(job_id).encode()
         reply: dict[str, Any] = {"results": []}
@@ -302,17 +304,18 @@ class AsyncRolloutBufferClient:
         return await self._get(_job_path(job_id), _object)
 
     async def cancel(self, job_id: str) -> dict[str, Any]:
-        """Ends a job; what is finished stays and can still be fetched."""
+        """Cancels a job; its ready groups can still be fetched."""
         return await self._post(_job_path(job_id, "cancel"), {}, _object)
 
     async def pause(self, job_id: str) -> dict[str, Any]:
-        """Lets running episodes end and starts no new ones."""
+        """Pauses a job: running episodes end by themselves, and none begins until it is resumed."""
         return await self._post(_job_path(job_id, "pause"), {}, _object)
 
     async def drain(self, job_id: str, *, stop: bool = False) -> dict[str, Any]:
-        """Pauses a job so that nothing begins any more; it is drained when ``attempts`` has no ``running``.
+        """Pauses a job so that no attempt begins; it is drained when ``attempts`` in the reply has no ``running``.
 
-        What runs comes to its end, or with ``stop`` is given up and played again after ``resume``. Ask until then.
+        Running attempts end by themselves; with ``stop`` they are given up and played again after ``resume``. Call it
+        again until the job is drained.
         """
         return await self._post(_job_path(job_id, "drain"), {"stop": stop}, _object)
 
@@ -325,7 +328,7 @@ class AsyncRolloutBufferClient:
         return await self._get(_job_path(job_id, "deliveries"), _object, {"limit": limit, "cursor": cursor})
 
     async def delivery(self, delivery_id: str, *, images: str | None = None) -> RolloutData:
-        """Fetches the groups of a past delivery again. Changes nothing: no lease, no state."""
+        """Fetches the groups of a past delivery again; changes neither leases nor states."""
         return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", _rollout_data, {"images": images})
 
     async def delivery_body(
@@ -376,7 +379,7 @@ class AsyncRolloutBufferClient:
         return await self._post(_job_path(job_id, "trainer_rows"), body, _object)
 
     async def mismatch(self, job_id: str, *, limit: int = 20) -> dict[str, Any]:
-        """Returns how far the log-probs of a job's trainer and engine are apart, by turn and weight lag."""
+        """Returns the difference between the log-probs of a job's trainer and engine, by turn and weight lag."""
         return await self._get(_job_path(job_id, "mismatch"), _object, {"limit": limit})
 
     async def groups(
@@ -415,7 +418,7 @@ class AsyncRolloutBufferClient:
         return await self._get(f"/groups/{group_index}", _object)
 
     async def explanation(self, job_id: str) -> dict[str, Any]:
-        """Returns explanations of a job's progress or standstill, with figures."""
+        """Returns the reasons why a job makes progress or none, with figures."""
         return await self._get(_job_path(job_id, "explanation"), _object)
 
     async def health(self) -> dict[str, Any]:
@@ -470,7 +473,7 @@ class RolloutBufferClient:
     """The methods of ``AsyncRolloutBufferClient`` as blocking calls. Safe to use from several threads."""
 
     def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = 100.0) -> None:
-        """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, added to what a long poll waits."""
+        """``base_url`` and ``timeout_s`` are those of ``AsyncRolloutBufferClient``."""
         self._client = AsyncRolloutBufferClient(
             base_url, timeout_s=timeout_s, transport=_BlockingTransport(base_url.rstrip("/"), _headers(token))
         )

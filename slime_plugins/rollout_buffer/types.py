@@ -53,14 +53,14 @@ class JobState(StrEnum):
 
 
 class GroupState(StrEnum):
-    """State of a group and of all its slots. The reason is the group's ``cause``."""
+    """State of a group and of all its slots. The group's ``cause`` holds the reason."""
 
     OPEN = "open"  # a slot is not filled yet
     READY = "ready"  # closed and valid, waiting for a poll
     LEASED = "leased"  # in a delivery that is not acknowledged yet
     DELIVERED = "delivered"  # acknowledged, or popped by a client that does not acknowledge
-    FILTERED = "filtered"  # closed, and dropped: rejected by a group function, or too old to be delivered
-    FAILED = "failed"  # too few slots could be filled, or a group function raised
+    FILTERED = "filtered"  # closed and never delivered: the validity rule rejected it, or it is too old
+    FAILED = "failed"  # too few slots could be filled or read again, or a group function raised
     SKIPPED = "skipped"  # the trainer trained it in an earlier run, or its job was cancelled
 
 
@@ -69,8 +69,10 @@ class AttemptState(StrEnum):
 
     RUNNING = "running"
     FINISHED = "finished"  # with a trajectory
-    FAILED = "failed"  # an infrastructure failure, which counts against the slot's max_attempts
-    GIVEN_UP = "given_up"  # stopped, or its runner died; its result is refused, and it does not count as failed
+    FAILED = "failed"  # with an error, which counts against the slot's max_attempts
+    GIVEN_UP = (
+        "given_up"  # stopped, its runner died or its engine was away; its result is refused, and it is not counted
+    )
 
 
 class DeliveryState(StrEnum):
@@ -104,15 +106,15 @@ class EngineTrouble(StrEnum):
     NONE = ""
     UPDATING = "updating"  # it aborts or holds requests, as during an update of its weights
     SILENT = "silent"  # it holds requests and has not answered any for long
-    REFUSES = "refuses"  # it cannot be reached, or answers with errors
+    REFUSES = "refuses"  # it cannot be reached, or replies with errors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineReport:
     """State of a job's engine, as its runner sees it; all defaults if unknown.
 
-    ``message`` completes a sentence that begins with "the engine"; ``since_s`` is the duration of the trouble,
-    ``waiting`` the number of waiting requests.
+    ``message`` is a predicate of "the engine"; ``since_s`` is the duration of the trouble in seconds, ``waiting`` the
+    number of requests that wait.
     """
 
     url: str = ""
@@ -123,12 +125,12 @@ class EngineReport:
 
 
 class Outcome(StrEnum):
-    """Outcome of an attempt. Only the first two may be trained; an infrastructure failure is never a reward."""
+    """Outcome of an attempt. Only ``COMPLETED`` and ``TRUNCATED`` are trained; a failure never has a reward."""
 
     COMPLETED = "completed"  # the episode ended by itself
     TRUNCATED = "truncated"  # by a token, context or turn limit
-    ABORTED = "aborted"  # by a cancelled job or a shutdown
-    FAILED = "failed"  # failure of device, engine or environment, with a typed error and no reward
+    ABORTED = "aborted"  # stopped from outside, for example by an aborted generation; the runner counts it as failed
+    FAILED = "failed"  # an error of device, engine, environment or generator, without a trajectory
 
 
 class StopReason(StrEnum):
@@ -148,7 +150,11 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """An encoded screenshot, identified by the sha256 of its bytes."""
+    """An encoded screenshot, identified by the sha256 of its bytes.
+
+    Raises:
+        ValueError: ``sha256`` is given and is not that of ``data``.
+    """
 
     data: bytes
     media_type: str = "image/png"
@@ -163,7 +169,7 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """One line of the input file. ``data`` is the whole line, ``instance_id`` its key as a string."""
+    """One line of the input file. ``data`` is the whole object, ``instance_id`` the value of its id key as a string."""
 
     instance_id: str
     data: Mapping[str, Any]
@@ -178,7 +184,10 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How the engine samples; ``max_new_tokens`` caps one generation. ``extra`` is passed through to the engine."""
+    """How the engine samples one turn, of at most ``max_new_tokens`` tokens.
+
+    ``extra`` has further parameters under SGLang's names.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -210,16 +219,16 @@ class EpisodeRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """The record of an episode that was not interrupted.
+    """The record of an episode that ended with a reward.
 
     ``reward`` is for the trainer, ``raw_reward`` is the reward of the episode; a generator sets only ``reward`` unless
     it shapes rewards. ``images`` holds each screenshot once, in order of first appearance; ``messages`` name them by
-    hash. ``timings_s`` maps a phase (reset, generate, act, score) to its total seconds.
+    hash. ``timings_s`` maps a phase (``reset``, ``generate``, ``act``, ``score``) to its total seconds.
 
-    ``turn_rewards`` has the reward of each trained generation (without generations, of each trained assistant
-    message). The last one includes the final reward of the episode; ``reward`` is not added. ``token_rewards`` has as
-    many entries, each None or one additional reward for each of the turn's ``output_ids``. A trainer that does not use
-    them sees ``reward`` alone.
+    ``turn_rewards`` has one reward for each trained generation, or, without generations, for each trained assistant
+    message. Its last entry includes the final reward of the episode: ``reward`` is not added to it. ``token_rewards``
+    has one entry for each trained turn: None, or one additional reward for each of the turn's ``output_ids``. A trainer
+    without a discount for turns uses ``reward`` alone.
     """
 
     uid: str

@@ -1,7 +1,7 @@
-"""The device pool without Ray: each device in a thread of this process. For tests and debugging.
+"""The device pool without Ray: each device runs in a thread of this process.
 
-It uses the same manager and client as the Ray pool. A hung device cannot be killed here, only abandoned: its thread
-stays until the process exits.
+It uses the same manager and client as the Ray pool. A hung device cannot be killed: its thread remains until the
+process exits.
 """
 
 from __future__ import annotations

@@ -11,16 +11,16 @@ from slime_plugins.rollout_buffer.devices.settings_section import SettingsSectio
 
 
 class PoolKind(StrEnum):
-    """The place of the devices."""
+    """Where the devices of a pool run."""
 
     RAY = "ray"  # in named, detached Ray actors that outlive a runner
     LOCAL = "local"  # in threads of the runner
 
 
 class WorkerResources(SettingsSection):
-    """Resources that each device worker reserves on one node of the Ray cluster; ``memory`` in bytes, 0 for none.
+    """Resources that each device worker reserves on one node of the Ray cluster; 0 reserves none.
 
-    ``custom`` names resources of your own, as in ``ray start --resources '{"phone": 8}'``.
+    ``memory`` is in bytes. ``custom`` has resources of your own, named as in ``ray start --resources '{"phone": 8}'``.
     """
 
     num_cpus: float = Field(default=0.1, ge=0)
@@ -34,7 +34,16 @@ class WorkerResources(SettingsSection):
 
 
 class PoolSettings(SettingsSection):
-    """Host settings of any device pool. Settings of a task type with devices inherit these keys."""
+    """Settings of any device pool, times in seconds. Settings of a task type with devices inherit these keys.
+
+    The pool has ``num_workers`` devices and ``spare_devices`` more. ``boots_at_once`` devices boot at the same time,
+    their boots at least ``boot_stagger_s`` apart. A boot that fails is repeated after ``boot_pause_s``; after
+    ``boot_attempts`` failures the device counts as broken and is tried less often. ``acquire_timeout_s`` limits the
+    wait for a device, and the ``reset``, ``step`` and ``score`` timeouts limit these calls. A lease that is not renewed
+    expires after ``lease_timeout_s``. After ``max_consecutive_faults`` a device is in quarantine for ``quarantine_s``.
+    ``recycle_after_episodes`` replaces its worker; None never does. ``evaluation_share`` is the part of the devices
+    that evaluations get while training waits too.
+    """
 
     device_pool: PoolKind = PoolKind.RAY
     num_workers: int = Field(default=2, ge=1)
@@ -60,11 +69,10 @@ class PoolSettings(SettingsSection):
 class DevicePoolSettings(PoolSettings):
     """A pool and its devices.
 
-    ``kind`` is ``module:function``, a ``kinds.DeviceKind``; it is called with ``device_options``, plain JSON. Pools of
-    different names share only the cluster; one pool per cluster may have an empty name.
-
-    ``prepare`` is empty, or a ``module:function`` with the arguments of the kind, called before each boot and outside
-    of the boot timeout: it makes files that the device needs on its host, with its own time limits.
+    ``kind`` is the ``module:function`` of a ``kinds.DeviceKind``, which is called with ``device_options``, plain JSON.
+    ``farm`` is the pool's name: pools of different names share only the cluster; one pool per cluster may have an empty
+    name. ``prepare`` is empty, or a ``module:function`` that is called with the arguments of the kind before each boot,
+    outside of the boot timeout. It makes files that the device needs on its host and has its own time limits.
     """
 
     farm: str = Field(default="", pattern=r"^[a-z0-9_]*$")

@@ -7,6 +7,6 @@
 * ``tokenizer_probe`` – compares the engine's tokenizer with the job's; ``prompt_probe`` – finds changed prompts
 * ``prompt_check`` – compares the prompt ids sent with the ids that the engine ran
 * ``token_records`` – routed experts and top-p ids of single tokens
-* ``banned_tokens``, ``image_token_counts`` – tokens that must not be sampled; the token count of an image
+* ``banned_tokens`` – tokens that must not be sampled; ``image_token_counts`` – the number of tokens of an image
 * ``tool_call_parser`` – the parser of tool calls, for every dialect
 """

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.types import Generation, Image, PromptReceipt,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
-    """One turn to sample.
+    """One turn to sample: the prompt, the sampling parameters and the session.
 
     ``input_ids`` hold one image placeholder per entry of ``images``, in order. ``session_id`` is the trajectory's uid:
     a router sends all turns of a session to the engine that caches their prefix. ``banned_ids`` are never sampled; the
@@ -34,11 +34,12 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateReply:
-    """The sampled ids of one turn. ``finish_reason`` is ``stop``, ``length`` or ``abort`` (only if the caller
-    cancelled).
+    """The sampled ids of one turn.
 
-    ``weight_version_spans`` cover all of ``output_ids`` if the engine reports versions; ``weight_version`` is the last
-    one. ``prompt_tokens`` counts the prompt as the engine expanded it, images included. ``records`` holds the requested
+    ``finish_reason`` is ``stop``, ``length``, or, only with ``EngineSettings.resume_aborted`` False, ``abort``.
+    ``weight_version_spans`` cover all of ``output_ids`` if the engine reports versions; ``weight_version`` is the
+    version of the last token. ``prompt_tokens`` is the length of the prompt after the engine expanded its images,
+    ``cached_tokens`` the part of it that the engine's cache held. ``records`` holds the requested
     per-token records by kind (``slime.utils.mask_token_records``), at positions of the expanded sequence: top-p ids of
     the sampled tokens, and experts of each token whose experts the engine has not reported before. ``prompt_receipt``
     is the result of the prompt check; ``ran_prompt_ids`` are the ids that the engine ran, if they differ from those
@@ -60,10 +61,11 @@ class GenerateReply:
     def as_generation(
         self, prompt_ids: Sequence[int], *, images: tuple[str, ...] | None = None, length: int | None = None
     ) -> Generation:
-        """Returns the generation to store in a trajectory, with its first ``length`` tokens.
+        """Returns the generation to store in a trajectory, with the first ``length`` tokens, or all if None.
 
-        ``prompt_ids`` are the ids that were sent; ids that the engine ran instead replace them. A shortened turn has
-        finish reason ``length``; None keeps all tokens. ``images`` names those of the prompt.
+        ``prompt_ids`` are the ids that were sent; if the engine ran other ids, those are stored. ``images`` are the
+        sha256 of the prompt's images. A shortened turn has finish reason ``length``; its ``weight_version`` remains
+        that of the last sampled token.
         """
         kept = len(self.output_ids) if length is None else length
         spans = (
@@ -103,11 +105,12 @@ class Engine(Protocol):
     """Samples turns. Implementations resume aborted generations and retry through weight updates."""
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """Returns the ids sampled after ``request.input_ids``.
+        """Returns the tokens sampled after ``request.input_ids``.
 
         Raises:
-            EngineError: the engine refused the request or sent an invalid reply; an ``EngineAwayError`` if it was
-                unreachable, for all requests, for longer than ``retry_timeout_s``.
+            EngineError: the engine refused the request, sent an invalid reply, or a limit of ``EngineSettings`` was
+                exceeded. An ``EngineAwayError`` if ``retry_timeout_s`` was exceeded and the engine answers no other
+                request either.
         """
         ...
 
@@ -118,15 +121,18 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """Retry limits of the client. There is no read timeout: a paused engine may hold a request for minutes.
+    """Retry limits of the client, times in seconds. A single call has no read timeout: a paused engine may hold a
+    request for minutes.
 
-    ``retry_timeout_s`` limits the sum of the pauses between failed tries of one turn since its last token. It covers
-    engines that restart or load weights, and other programs that answer in the engine's place (a proxy's page, a
-    redirect, an empty body). ``deadline_s`` limits a whole turn, held requests included; None = no limit.
-    ``server_error_tries`` is the number of tries after HTTP 500: a router reports a lost worker that way, an engine a
-    request that crashes it. ``connection_limit`` limits open connections; None = unlimited. The client resumes a
-    generation that the engine aborted from its partial tokens; with ``resume_aborted`` false it returns the partial
-    output with finish reason ``abort``.
+    ``retry_timeout_s`` limits the sum of the pauses between failed tries of one turn since its last sampled token. It
+    covers engines that restart or load weights, and other programs that reply at the engine's address (a proxy's page,
+    a redirect, an empty body). ``deadline_s`` limits a whole turn, held requests included; None = no limit.
+    ``backoff_first_s`` and ``backoff_longest_s`` are the first and the longest pause. A turn fails after
+    ``server_error_tries`` replies with HTTP 500, if the engine answers other requests: a router reports a lost worker
+    that way, and an engine a request that crashes it. ``abort_timeout_s`` limits the abort of a cancelled request.
+    ``connection_limit`` limits open connections; None = unlimited. The client resumes a generation that the engine
+    aborted from its partial tokens; with ``resume_aborted`` false it returns the partial output with finish reason
+    ``abort``.
     """
 
     retry_timeout_s: float = 900.0

@@ -1,8 +1,9 @@
 """A circuit breaker over all turns of a job: pauses the job while its engine does not work.
 
-It opens when the engine has answered no request for a while, or consecutive attempts failed, and a probe of one token
-fails too. It closes when a probe succeeds. The job waits without limit for an unreachable engine. If the engine is
-reachable and itself refuses every probe for minutes, ``verdict`` returns the reason and the job fails.
+It opens when the engine has answered no request for ``AWAY_TIMEOUT_S``, or when ``FAILURES_IN_A_ROW`` attempts of
+``INSTANCES_OF_FAILURES`` input lines failed and a probe of one token fails too. It closes when a probe succeeds. The
+job waits without limit for an unreachable engine. If the engine itself refuses every probe for ``REFUSED_TIMEOUT_S``,
+``verdict`` returns the reason and the job fails.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class CircuitBreaker:
         self._failed_instances: set[str] = set()
         self._last_failure = ""
         self.answers_others = False
-        """The engine answered a probe after a burst of failures: the job's own requests are at fault."""
+        """True if the engine answered a probe after many failed attempts: the job's own requests cause the failures."""
         self._probed_at = -math.inf
         self._refused_since: float | None = None
         """The time since which the engine itself has refused every probe."""
@@ -50,7 +51,7 @@ class CircuitBreaker:
             self._away_s = math.inf
 
     def succeeded(self) -> None:
-        """Resets the failure count: an episode finished."""
+        """Resets the failure count, because an episode finished."""
         self.answers_others = False
         self._reset_failures()
 
@@ -77,7 +78,7 @@ class CircuitBreaker:
         return f"fails every attempt: {self._last_failure}" if answered is False else ""
 
     def has_recovered(self) -> bool:
-        """Returns whether the engine has answered a probe; sends probes in the background."""
+        """Returns True once the engine has answered a probe; sends one every ``PROBE_INTERVAL_S`` in the background."""
         self._looked_at = None
         recovered = self._probe() is True
         if recovered:
@@ -86,7 +87,7 @@ class CircuitBreaker:
         return recovered
 
     def verdict(self) -> str:
-        """Returns why waiting is pointless, as a predicate of "the engine"; empty otherwise."""
+        """Returns why the job must fail, as a predicate of "the engine"; empty while it may wait."""
         refused_s = 0.0 if self._refused_since is None else time.monotonic() - self._refused_since
         if refused_s <= REFUSED_TIMEOUT_S:
             return ""

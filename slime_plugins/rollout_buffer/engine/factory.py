@@ -30,11 +30,12 @@ def make_engine(
 ) -> HttpEngine:
     """Returns the client of the server at ``base_url``.
 
-    ``api`` is SGLang's by default, or the name of an engine of an installed package (``extensions.py``). With
-    ``chat_model`` it is an OpenAI-compatible server, for evaluations: ``tokenizer`` must be that of its envelope, and
-    the API key comes from the environment. With a tokenizer or its folder, sampled ids outside the vocabulary are
-    refused; with a tokenizer, so is an engine with another tokenizer, and the engine is probed for changed prompts.
-    ``requires_exact_prompts`` refuses an engine that changes them.
+    ``api`` is ``sglang`` or the name of an engine of an installed package (``extensions.py``), which gets ``base_url``
+    and ``settings`` only. With ``chat_model`` the server is an OpenAI-compatible one, for evaluations: ``tokenizer``
+    must be the one at ``openai.ENVELOPE_TOKENIZER_PATH``, and the API key comes from the environment. For SGLang, with
+    a tokenizer or its folder, sampled ids outside the vocabulary are refused; with a tokenizer, so is an engine with
+    another tokenizer, and the engine is probed for changed prompts. With ``requires_exact_prompts``, an engine that
+    changes them is refused.
 
     Raises:
         ConfigError: ``base_url`` is no http or https address, or no package provides that engine.

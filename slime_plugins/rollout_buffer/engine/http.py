@@ -126,31 +126,32 @@ class HttpEngine:
 
     @property
     def is_away(self) -> bool:
-        """True since a call was refused and none has been answered since; not during weight updates."""
+        """True from a failed call until the next answer; False while the engine aborts calls, as in a weight update."""
         return self._refused_since is not None and self._refusal != ABORTED
 
     @property
     def refusal(self) -> str:
-        """The last refusal, as a predicate of "the engine"; empty if there was none."""
+        """The last failure of a call that was retried, as a predicate of "the engine"; empty if there was none."""
         return self._refusal
 
     @property
     def probe_refusal(self) -> str:
-        """The engine's own refusal of the last probe; empty if it answered or something else refused."""
+        """The message with which the engine itself refused the last probe; empty if the probe succeeded or got no
+        valid reply."""
         return self._probe_refusal
 
     async def answers(self) -> bool:
         """Requests one token and returns whether it came.
 
-        Concurrent calls share one probe. An engine that holds the request, as during a weight update, gets half a
-        minute.
+        Concurrent calls share one probe, which fails after ``PROBE_TIMEOUT_S`` without a reply, for example during a
+        weight update.
         """
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(self._probing)
 
     def report(self, *, unasked: bool = False) -> EngineReport:
-        """Returns the engine's state: without trouble while no request waits for it, unless ``unasked`` is given."""
+        """Returns the engine's state. Failed calls are reported only while requests wait, or with ``unasked``."""
         now, url = time.monotonic(), redacted(self._base_url)
         waiting = self._waiting or len(self._in_flight)
         is_updating = self._refusal == ABORTED
@@ -168,8 +169,7 @@ class HttpEngine:
         """Returns the sampled turn, resumed across aborts; cancelling the call also aborts the request on the engine.
 
         Raises:
-            EngineError: the engine refused the request, sent an invalid reply, or exceeded ``retry_timeout_s`` or the
-                deadline. An ``EngineAwayError`` if it answers no other request either.
+            EngineError: as ``Engine.generate``.
         """
         began = time.monotonic()
         try:
@@ -184,10 +184,12 @@ class HttpEngine:
         return replace(reply, engine_s=time.monotonic() - began)
 
     async def check_records(self, params: SamplingParams) -> None:
-        """Requests tokens with the per-token records of ``params``; an engine that gives no answer yet passes.
+        """Samples a few tokens and checks the per-token records that ``params`` request.
+
+        An engine that does not answer within ``PROBE_TIMEOUT_S`` is not checked.
 
         Raises:
-            EngineError: it answers without the records, or with those of other tokens.
+            EngineError: the engine's replies have no such records, or those of other tokens; or as ``generate``.
         """
         if not asked_records(params):
             return
@@ -227,8 +229,8 @@ class HttpEngine:
         """Returns the part of a turn in an answer.
 
         Raises:
-            RefusalError: a retry may succeed.
-                EngineError: a retry would fail.
+            RefusalError: the same call may succeed later.
+            EngineError: the same call would fail again.
         """
         raise NotImplementedError
 
@@ -251,7 +253,7 @@ class HttpEngine:
         return GenerateRequest(input_ids=(0,), sampling_params=sampling, session_id="probe")
 
     def _given_up(self, base_url: str, rid: str) -> None:
-        """Called when a call is cancelled; subclasses abort the request on the server."""
+        """Is called when a call was cancelled; a subclass aborts the request on the server."""
 
     # --- one turn ----------------------------------------------------------------------------------------------------
 
@@ -281,7 +283,7 @@ class HttpEngine:
 
         Raises:
             RefusalError: no working engine answered.
-                EngineError: the engine refused the call or sent an invalid reply.
+            EngineError: the engine refused the call or sent an invalid reply.
         """
         rid = uuid.uuid4().hex  # new each time: the engine may still run a call whose connection broke
         answer = await self._post(self._body(request, sampled, rid), request.session_id, rid)
@@ -347,7 +349,7 @@ class HttpEngine:
         except aiohttp.InvalidURL as error:
             raise EngineError("the engine's address is not a valid URL") from error
         except aiohttp.ClientError as error:
-            raise RefusalError(f"does not speak HTTP as an engine does ({type(error).__name__})") from error
+            raise RefusalError(f"does not answer in valid HTTP ({type(error).__name__})") from error
 
     async def _wait(self, budget: _RetryBudget, refusal: RefusalError) -> None:
         now = time.monotonic()
@@ -365,11 +367,11 @@ class HttpEngine:
             self._waiting -= 1
 
     async def _end_or_renew(self, budget: _RetryBudget, refusal: RefusalError) -> None:
-        """Fails a turn that was refused too often; renews its budget if the server error affects every request.
+        """Fails a turn whose budget is exhausted; resets its count of server errors if they affect every request.
 
         Raises:
             EngineError: the engine answers other requests.
-                EngineAwayError: it answers none, for longer than ``retry_timeout_s``.
+            EngineAwayError: it answers none, and the pauses have reached ``retry_timeout_s``.
         """
         spent = f"({budget.tries + 1} tries, {budget.waited_s:.0f} s of waiting)"
         message = f"the engine at {self._base_url} {refusal} {spent}"
@@ -394,7 +396,7 @@ class HttpEngine:
 
 
 class RefusalError(Exception):
-    """A call that failed and may succeed when repeated. Handled in ``HttpEngine``."""
+    """A call failed and may succeed when repeated. ``HttpEngine`` handles it."""
 
     def __init__(self, what: str, *, server_error: bool = False) -> None:
         super().__init__(redacted(what))
@@ -411,7 +413,7 @@ class HttpAnswer:
 
 @dataclass(kw_only=True, slots=True)
 class _RetryBudget:
-    """Retry pauses of one turn: they double up to a limit, each shortened by up to half at random."""
+    """Retry pauses of one turn. They double up to ``backoff_longest_s``, each shortened at random by up to half."""
 
     settings: EngineSettings
     randomness: random.Random
@@ -430,7 +432,7 @@ class _RetryBudget:
 
     @property
     def is_over(self) -> bool:
-        """True when no time is left to wait."""
+        """True when the pauses have reached ``retry_timeout_s``."""
         return self.waited_s >= self.settings.retry_timeout_s
 
     def is_spent_on(self, refusal: RefusalError) -> bool:
@@ -482,7 +484,8 @@ class _Sampled:
             known.append(found.part(known[-1].end, found.end) if known else found)
 
     def reply(self, finish_reason: str) -> GenerateReply:
-        """Returns all parts as one reply. The prompt is that of the first: later prompts hold output of this turn."""
+        """Returns all parts as one reply. The prompt's counts are the first part's: later prompts hold sampled
+        tokens."""
         return GenerateReply(
             output_ids=tuple(self.ids),
             output_log_probs=tuple(self.log_probs),
@@ -521,7 +524,7 @@ def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) ->
 
     Raises:
         RefusalError: the answer does not come from an engine, or a retry may succeed.
-            EngineError: the engine refused the request, or its reply is invalid.
+        EngineError: the engine refused the request, or its reply is invalid.
     """
     if answer.status == 200:
         try:

@@ -28,7 +28,7 @@ class ImageFamily(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeRule:
-    """Sides are multiples of ``factor`` pixels, areas lie between the bounds (pixels)."""
+    """The sides of a resized image are multiples of ``factor`` pixels; its area in pixels lies within the bounds."""
 
     factor: int
     smallest_area: int
@@ -44,7 +44,7 @@ SIZE_RULES = {
     ImageFamily.QWEN3_VL: SizeRule(factor=32, smallest_area=65_536, largest_area=16_777_216),
     ImageFamily.QWEN2_5_VL: SizeRule(factor=28, smallest_area=3_136, largest_area=12_845_056),
 }
-"""Values of the published checkpoints. A new family needs a line here and one in the trainer's own table."""
+"""Values of the published checkpoints. A new family needs an entry here and one in ``trainer.vision.FAMILIES``."""
 
 
 def image_tokens(width: int, height: int, family: ImageFamily) -> int:
@@ -64,7 +64,7 @@ def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:
         ValueError: as ``image_tokens``.
     """
     if min(width, height) < 1 or max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
-        raise ValueError(f"no image processor takes a picture of {width}x{height}")
+        raise ValueError(f"no image processor takes an image of {width}x{height}")
     factor = rule.factor
     # round() rounds a half to even, as the processors do: 1200 / 32 = 37.5 becomes 38.
     rounded = (round(width / factor) * factor, round(height / factor) * factor)

@@ -40,12 +40,14 @@ class Envelope:
         """Returns the conversation in ``ids``, without the generation prompt at its end.
 
         Raises:
-            EngineError: the ids are no ChatML, or the numbers of placeholders and images differ.
+            EngineError: the ids are not ChatML, or the numbers of placeholders and images differ.
         """
         pictures = iter(images)
         messages = [self._message(turn, pictures) for turn in self._turns(ids)]
         if not messages:
-            raise EngineError("the prompt is no conversation in ChatML: no OpenAI-compatible server can be asked it")
+            raise EngineError(
+                "the prompt is no conversation in ChatML: it cannot be sent to an OpenAI-compatible server"
+            )
         if sum(1 for _ in pictures):
             raise EngineError(f"the prompt has fewer image placeholders than its {len(images)} images")
         return messages
@@ -130,12 +132,12 @@ def read_reply(body: bytes) -> tuple[str, str]:
 
     Raises:
         ForeignReplyError: the body is no chat completion.
-            EngineError: the finish reason is another one (a content filter).
+        EngineError: the reply has another finish reason (a content filter, tool calls), or no message with text.
     """
     choice = _first_choice(body)
     reason = choice.get("finish_reason")
     if reason == "tool_calls":
-        raise EngineError("the server returned tool calls although none were offered: switch its parser off")
+        raise EngineError("the server returned tool calls although none were offered: disable its tool-call parser")
     if reason not in FINISH_REASONS:
         raise EngineError(f"the server ended the reply with finish_reason {str(reason)[:100]!r}")
     message = choice.get("message")
@@ -150,14 +152,14 @@ def read_reply(body: bytes) -> tuple[str, str]:
 
 
 def is_context_overflow(body: bytes) -> bool:
-    """Returns True if a refusal states that prompt and reply exceed the model's context: the episode ends then."""
+    """Returns True if an error reply states that prompt and reply exceed the model's context."""
     error = _error(body)
     text = str(error.get("message", "")).lower()
     return error.get("code") == "context_length_exceeded" or "context length" in text or "maximum context" in text
 
 
 def requires_max_completion_tokens(body: bytes) -> bool:
-    """Returns True if a refusal states that the limit is named ``max_completion_tokens``."""
+    """Returns True if an error reply states that the limit is named ``max_completion_tokens``."""
     error = _error(body)
     return "max_completion_tokens" in str(error.get("message", "")) and "max_tokens" in f"{error}"
 

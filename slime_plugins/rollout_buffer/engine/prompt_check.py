@@ -1,4 +1,4 @@
-"""Pure: compares the prompt ids sent to an engine with the ids that it reports to have run.
+"""Compares the prompt ids sent to an engine with the ids that it reports to have run. Pure.
 
 Text is compared id by id. An image is one placeholder in the ids sent and a run of them in the ids run; the length of
 that run is taken from the engine. An engine that decodes a prompt and tokenises the text again runs other ids than were
@@ -33,7 +33,8 @@ class PromptChecker:
     """Compares prompts of one model."""
 
     def __init__(self, tokenizer: Any = None) -> None:
-        """Without a tokenizer, images in a prompt are not recognised, and no prompt is proved to encode to itself."""
+        """Without a tokenizer, the check of a prompt with images is unknown, and ``encodes_to_itself`` is always
+        True."""
         self._tokenizer = tokenizer
         self.placeholder_id = None if tokenizer is None else image_placeholder_of(tokenizer)
 
@@ -68,7 +69,7 @@ class PromptChecker:
     def encodes_to_itself(self, ids: Sequence[int]) -> bool:
         """Returns True if the tokenizer encodes the decoded text to the same ids, or if there is no tokenizer.
 
-        It takes about as long as encoding the prompt; may be called from any thread where the tokenizer is a fast one.
+        It takes about as long as encoding the prompt. Any thread may call it if the tokenizer is a fast one.
         """
         return self._tokenizer is None or self.encoded(self.decoded(ids)) == list(ids)
 

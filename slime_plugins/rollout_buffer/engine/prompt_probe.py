@@ -1,9 +1,9 @@
-"""Probes sent to an engine before its first turn, to find out whether it changes prompts; and their evaluation.
+"""Prompts that are sent to an engine before its first turn, to find out whether it changes prompts.
 
-Pure. One text prompt and, for a vision model, one prompt for each of a few image sizes. Each holds a word split into
-ids that the tokenizer would not choose, as sampled text does, a system prompt and special tokens. An engine that does
-not report the ids it ran (SGLang before 0.5.13) is asked for the log-probs of its input, which include ids; for an
-image these are not its placeholder.
+Pure: builds the prompts and evaluates the replies. There is one text prompt and, for a vision model, one prompt for
+each of a few image sizes. Each holds a word split into ids that the tokenizer would not choose, as sampled text does, a
+system prompt and special tokens. An engine that does not report the ids it ran (SGLang before 0.5.13) is asked for the
+log-probs of its input, which include ids; for an image these are not its placeholder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EngineFidelity:
 
     @property
     def complaint(self) -> str:
-        """Why the engine does not qualify for exact prompts; empty if it does."""
+        """Predicates of "the engine" on why it does not run prompts exactly; empty if it does."""
         told = {"prompts of text": self.text, "prompts with images": self.images}
         silent = [
             f"does not report the ids it ran for {kind}"
@@ -86,7 +86,7 @@ class PromptProbe:
     checker: PromptChecker
 
     def verdict(self, answers: Sequence[tuple[ProbePrompt, Sequence[int] | None]]) -> EngineFidelity:
-        """Returns the result for the ids that the engine ran, None where it reported none."""
+        """Compares each prompt with the ids that the engine ran, None if it reported none, and returns the result."""
         findings: list[str] = []
         kept: dict[bool, PromptIntegrity] = {}
         for prompt, ran in answers:
@@ -166,13 +166,13 @@ def _tokens_by(rule: SizeRule, width: int, height: int) -> int:
 
 
 def _system_text(tokenizer: Any) -> str:
-    """Returns the chat template's system prompt; a plain line if the tokenizer has no template or the template no
-    system prompt."""
+    """Returns the system prompt in the chat template's form; as plain text if the tokenizer has no template or the
+    template no system prompt."""
     try:
         rendered = tokenizer.apply_chat_template(
             [{"role": "system", "content": SYSTEM_TEXT}, {"role": "user", "content": "-"}], tokenize=False
         )
-    except Exception:  # noqa: BLE001 - a template may raise anything; the probe uses the plain line
+    except Exception:  # noqa: BLE001 - a template may raise anything; the probe uses plain text
         return f"{SYSTEM_TEXT}\n"
     before, found, _ = str(rendered).rpartition("-")
     return before if found and SYSTEM_TEXT in before else f"{SYSTEM_TEXT}\n"

@@ -1,4 +1,4 @@
-"""Limits reports of an engine's state: one every few seconds during trouble, and one after recovery."""
+"""Limits reports of an engine's state: one per heartbeat interval during trouble, and one after recovery."""
 
 from __future__ import annotations
 

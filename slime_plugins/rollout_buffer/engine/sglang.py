@@ -1,4 +1,4 @@
-"""An ``Engine`` over ``POST /generate`` of an SGLang server or its router: exact tokens, log-probs, weight versions.
+"""An ``Engine`` over ``POST /generate`` of an SGLang server or router: token ids, log-probs and weight versions.
 
 ``engine/sglang_protocol.py`` builds the requests and parses the replies.
 """
@@ -90,11 +90,13 @@ class SglangEngine(HttpEngine):
         requires_exact_prompts: bool = False,
         randomness: random.Random | None = None,
     ) -> None:
-        """``vocabulary_size`` is the number of token ids of the model; without it only absurd ids are refused.
+        """``vocabulary_size`` is the number of token ids of the model; without it, ids below 0 or far too large are
+        refused.
 
-        With ``tokenizer_probe``, no turn is sent to an engine whose ``/tokenize`` shows another tokenizer. ``prompts``
-        compares the ids sent with those run. With ``prompt_probe``, called then, an engine is probed for changes to
-        prompts before its first turn; with ``requires_exact_prompts``, an engine that changes them gets no turn.
+        With ``tokenizer_probe``, no turn is sent to an engine whose ``/tokenize`` returns other ids. ``prompts``
+        compares the ids sent with those run. ``prompt_probe`` makes the probe with which an engine is checked for
+        changed prompts before its first turn; with ``requires_exact_prompts``, an engine that changes them gets no
+        turn.
         """
         super().__init__(base_url, settings, randomness=randomness)
         self._vocabulary_size = vocabulary_size
@@ -110,7 +112,8 @@ class SglangEngine(HttpEngine):
         self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """As ``Engine.generate``; an engine with another tokenizer is refused before any id is sent."""
+        """As ``Engine.generate``. Sends no turn to an engine that failed the check of its tokenizer or, if required, of
+        its prompts."""
         await self._check_tokenizer()
         fidelity = await self.probe_prompts()
         if self._requires_exact_prompts and fidelity is not None and fidelity.complaint:
@@ -118,7 +121,7 @@ class SglangEngine(HttpEngine):
         return await super().generate(request)
 
     async def close(self) -> None:
-        """Closes connections after pending aborts were sent; a second call does nothing."""
+        """Closes connections after pending aborts were sent. A second call does nothing."""
         asked = [*self._tokenizer_checks.values(), *self._probes.values()]
         for question in asked:
             question.cancel()
@@ -224,7 +227,7 @@ class SglangEngine(HttpEngine):
     async def load(self) -> EngineLoad | None:
         """Returns the running and waiting requests of all workers; None if one of them does not report them.
 
-        An engine without a report is asked again after a minute.
+        An engine that does not report it is asked again after ``NO_LOAD_REMEMBERED_S``.
         """
         url = self._base_url
         if self._closed or time.monotonic() - self._says_no_load.get(url, -math.inf) < NO_LOAD_REMEMBERED_S:
@@ -354,7 +357,7 @@ class SglangEngine(HttpEngine):
         task.add_done_callback(self._aborts.discard)
 
     async def _abort(self, base_url: str, rid: str) -> None:
-        """Aborts a request on the engine, best effort: it would hold KV cache until its length limit."""
+        """Aborts a request on the engine, which would otherwise sample up to its length limit; ignores failures."""
         try:
             async with asyncio.timeout(self._settings.abort_timeout_s):
                 urls = await self._worker_urls(base_url)

@@ -29,18 +29,17 @@ from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVers
 FINISH_REASONS: Final = ("stop", "length", "abort")
 PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses after which the same request may succeed later."""
-
-
 MAX_COUNT: Final = 2**53
+"""Larger token counts in a reply are ignored."""
 
 
 class ForeignReplyError(Exception):
-    """A body that no engine sends: a proxy or another program answered. Handled in ``part_of_answer``."""
+    """The body is not an engine's: a proxy or another program answered, or the engine was not ready."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledPart:
-    """The sampled part of one call. ``spans`` count from the first id of this part."""
+    """The tokens of a turn that one call sampled. ``spans`` count from the first id of this part."""
 
     ids: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -67,7 +66,7 @@ def generate_body(
     """Returns the body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all.
 
     ``experts_from`` is the first position whose experts are to be returned, if the parameters request experts.
-    An engine too old for ``return_prompt_token_ids`` (SGLang before 0.5.13) ignores it.
+    SGLang before 0.5.13 ignores ``return_prompt_token_ids``.
     """
     sampling = sampling_params_body(sampling_params, max_new_tokens)
     body: dict[str, Any] = {
@@ -132,9 +131,9 @@ def parse_sees_images(body: bytes) -> bool:
 
 
 def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
-    """Returns ``params`` under SGLang's names, without those that SGLang does not have.
+    """Returns ``params`` under SGLang's names, without those that it does not take as sampling parameters.
 
-    The last three keep the decoded text identical to the ids; without them SGLang edits stop tokens and spaces.
+    The last three keep the decoded text identical to the ids; without them, SGLang removes stop tokens and adds spaces.
     """
     extra = {key: value for key, value in params.extra.items() if key not in ("max_tokens", EXPERTS_KEY)}
     return extra | {
@@ -152,7 +151,7 @@ def parse_generate_reply(body: bytes) -> SampledPart:
 
     Raises:
         ForeignReplyError: the body is no engine's reply.
-            EngineError: the body is not as SGLang documents it, or log-probs are missing or invalid.
+        EngineError: the body is not as SGLang documents it, or log-probs are missing or invalid.
     """
     reply = _json_object(body)
     meta = reply.get("meta_info")
@@ -190,7 +189,7 @@ def engine_sentence(body: bytes) -> str:
 def is_refusal_of_request(status: int, body: bytes) -> bool:
     """Returns True if an HTTP error concerns this one request: the same request would fail again.
 
-    Any other error concerns the way to the engine: a proxy's page, a route or address that is not there yet, a missing
+    Any other error has a cause outside of the request: a proxy's page, a route that does not exist yet, a missing
     permission. A body that is too large (413) always concerns the request.
     """
     if status == 413:

@@ -76,7 +76,7 @@ class _SessionExperts:
 
 
 class ReportedExperts:
-    """The number of positions, per session, whose experts were reported. The caller stores those before ``start``."""
+    """Remembers, for each session, up to which position experts were reported. The caller stores those experts."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, _SessionExperts] = OrderedDict()
@@ -107,7 +107,7 @@ class ReportedExperts:
 
 
 def why_misplaced(told: Sequence[TokenRecords]) -> str:
-    """Returns why experts of ``EXPERTS_PROBES`` are at wrong positions; empty if they are right.
+    """Returns, as a predicate of "the engine", why experts of ``EXPERTS_PROBES`` are at wrong positions; empty if not.
 
     Routing depends on earlier tokens only: the first position that differs must be that of the first differing id.
     """
@@ -139,7 +139,7 @@ def _first(meta: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 
 def _experts(value: Any, start: Any, tokens: int) -> TokenRecords:
-    """The pass at position p samples the token at p + 1; no pass has read the last token."""
+    """Reads routed experts. The pass at position p samples the token at p + 1; no pass has read the last token."""
     data = _int32_bytes(value, ROUTED_EXPERTS)
     passes = tokens - 1 - start if type(start) is int and start >= 0 else 0
     width, rest = divmod(len(data) // 4, passes) if passes > 0 else (0, 1)

@@ -13,11 +13,13 @@ from typing import Any
 
 PLAIN_TEXT = "Tap the 3rd button, then wait 12345 ms.\n\n\tdef f(x): return x\nnaïve façade — 你好, мир 🙂 "
 SPECIAL_TOKENS = 8
-"""Number of the tokenizer's special tokens in the text: the chat template's come first."""
+"""Number of the tokenizer's special tokens in the text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerProbe:
+    """A text and the ids to which the job's tokenizer encodes it."""
+
     text: str
     ids: tuple[int, ...]
 

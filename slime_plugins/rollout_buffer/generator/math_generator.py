@@ -38,7 +38,7 @@ class MathGenerator(SingleTurnGenerator):
 
         Raises:
             EnvironmentSetupError: the line has no label.
-                JudgeError: no verdict: the judge's processes crashed or hung.
+            JudgeError: no verdict: the judge's processes crashed or hung.
         """
         label = instance.data.get("label", instance.data.get("answer"))
         if not isinstance(label, str | int | float) or not str(label).strip():

@@ -63,7 +63,7 @@ class TrainerCalls:
 
         Raises:
             MaskRefusedError: the trainer refused the call as invalid.
-                TrainerReplyError: it did not answer, failed, or sent an invalid reply; names the turn.
+            TrainerReplyError: it did not answer, failed, or sent an invalid reply; names the turn.
         """
         try:
             async with asyncio.timeout(self._settings.turn_timeout_s):

@@ -1,7 +1,8 @@
-"""The turns of an episode as a tree: a turn's parent is the one whose tokens its prompt continues exactly.
+"""The turns of an episode as a tree: a turn's parent is the turn whose prompt and sampled tokens its prompt continues.
 
-Gateway sessions are stored in this order, branch after branch. An episode with an edited context has a root for each
-prompt that continues no other.
+The parent is looked for among the turn before and its ancestors. This finds every parent where branches are stored one
+after the other, as the gateway stores them. A turn whose prompt continues none of them is a root: an episode with an
+edited context has several.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import TurnOfTree
 
 
 def emission_order(extra_info: Any) -> list[int] | None:
-    """Returns the turn numbers that the gateway recorded; None without."""
+    """Returns the number of each turn in the order of sampling, as the gateway recorded them; None if it did not."""
     about = extra_info.get("gateway") if isinstance(extra_info, dict) else None
     numbers = about.get("emission_order") if isinstance(about, dict) else None
     usable = isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
@@ -27,13 +28,13 @@ def describe_turn_tree(
 ) -> list[TurnOfTree]:
     """Returns each turn with its parent, what its prompt added and what was sampled.
 
-    ``emission_order`` are the turns' numbers in the order of being sampled, from 1, where a recorder knows them.
-    Texts are None without a tokenizer.
+    ``emission_order`` has the number of each turn in the order of sampling, from 1; None if unknown. Texts are None
+    without a tokenizer.
     """
     rows = pack_training_rows(generations)
     row_of = {index: number for number, one in enumerate(rows) for index in one.generation_indices}
     numbers = emission_order if emission_order is not None and len(emission_order) == len(generations) else None
-    path: list[int] = []  # the turns from the root to the one before
+    path: list[int] = []  # the turns from the root to the previous turn
     turns: list[TurnOfTree] = []
     for index, one in enumerate(generations):
         while path and not _continues(one, generations[path[-1]]):

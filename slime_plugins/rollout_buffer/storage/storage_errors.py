@@ -1,4 +1,4 @@
-"""Translates errors of the database and the disk into the buffer's errors, with advice and an HTTP status."""
+"""Translates errors of SQLite and of the file system into the buffer's errors, with advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 
 FULL_BYTES = 64 * 1024
-"""With less than this free, a file that cannot be created or grown means a full disk."""
+"""An error of SQLite on a file system with less free space than this is reported as a full disk."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BROKEN = frozenset({errno.EIO, errno.EUCLEAN, errno.ENXIO, errno.ENODEV})
 _LACKING = {
@@ -27,7 +27,10 @@ _LACKING = {
 
 
 class StorageErrors:
-    """Context manager that translates errors of the database and the disk. A class, because it is faster."""
+    """Context manager that translates errors of SQLite and of the file system; other errors pass unchanged.
+
+    A class, because a generator-based context manager is slower.
+    """
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -53,7 +56,7 @@ def _is_garbled(error: BaseException | None) -> bool:
 
 
 def storage_error(error: sqlite3.Error | OSError, data_dir: Path) -> RolloutBufferError | None:
-    """Returns the buffer's error for an error of the storage; None for other errors."""
+    """Returns the buffer's error for an error of SQLite or of the file system; None if there is none for it."""
     if isinstance(error, OSError):
         return _of_the_disk(error, data_dir)
     code = getattr(error, "sqlite_errorcode", None)
@@ -101,7 +104,7 @@ def damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
 
 
 def _why_no_access(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
-    """Finds the cause in the file system: SQLite uses one error code for several."""
+    """Returns the error for a failed access. SQLite has one code for several causes, so the file system is examined."""
     try:
         found = os.statvfs(data_dir)
     except OSError as gone:

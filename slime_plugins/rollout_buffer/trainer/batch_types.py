@@ -19,7 +19,7 @@ __all__ = ["RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory", "R
 
 
 class TokenSource(StrEnum):
-    """Origin of the tokens of a trajectory."""
+    """Where the tokens of a trajectory come from."""
 
     GENERATIONS = "generations"  # sampled by the engine, id by id
     MESSAGES = "messages"  # rebuilt with the tokenizer

@@ -31,7 +31,7 @@ class JobProgress:
     """Deliveries that went to another consumer before they were acknowledged: it trains them."""
 
     def went_back_to(self, rollout_id: int) -> bool:
-        """Returns True if a rollout id is requested again."""
+        """Returns True if ``rollout_id`` is not newer than the last returned one: the trainer repeats a rollout."""
         return self.last_returned is not None and rollout_id <= self.last_returned
 
     def new_part(self, delivery: RolloutData) -> RolloutData | None:
@@ -55,7 +55,7 @@ class JobProgress:
         self.seen_groups |= delivery.group_numbers
 
     def lose(self, deliveries: Mapping[str, frozenset[int]]) -> None:
-        """Records deliveries, with their groups, that went to another consumer."""
+        """Records deliveries that went to another consumer; their groups may be received again."""
         self.lost_deliveries |= deliveries.keys()
         self.seen_groups.difference_update(*deliveries.values())
 
@@ -64,7 +64,7 @@ class JobProgress:
         return delivery_id not in self.lost_deliveries
 
     def begin_next_pass(self) -> None:
-        """Starts the next pass, without received groups."""
+        """Starts the next pass and forgets the received groups of the last one."""
         self.pass_number += 1
         self.groups_in_pass = 0
         self.seen_groups.clear()

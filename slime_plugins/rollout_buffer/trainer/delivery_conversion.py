@@ -32,7 +32,8 @@ class DeliveryConverter:
         max_failures: int | None,
         trajectories: int | None = None,
     ) -> None:
-        """``trajectories`` is the batch size: with the first delivery it is estimated whether a batch fits memory."""
+        """``trajectories`` is the size of a batch. If it is given, the first delivery with images is used to estimate
+        whether a batch fits the available memory."""
         self._checkpoint = rows.masks.tokenizer_path
         self._image_settings = images
         self._rows = RowBuilder(rows)
@@ -63,7 +64,7 @@ class DeliveryConverter:
         ``trainer_version`` is the trainer's weight version, as in ``RowBuilder.groups``.
 
         Raises:
-            RetriesUsedUpError: the buffer stayed out of reach while screenshots or token records were fetched.
+            RetriesUsedUpError: calls to the buffer for screenshots or token records failed for too long.
             ConfigError: as ``load_vision``; or the tensors of the screenshots do not fit the available memory.
         """
         hashes = [sha256 for item in items if not item.remove_sample for sha256 in images_of(item)]

@@ -1,4 +1,4 @@
-"""Asks the engines for their weight version: the trainer's newest version at the start of a rollout."""
+"""Reads the weight version of the engines, which is the trainer's newest version at the start of a rollout."""
 
 from __future__ import annotations
 

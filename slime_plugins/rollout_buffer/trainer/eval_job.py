@@ -17,10 +17,10 @@ from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, RowSetti
 async def play_once(
     client: AsyncRolloutBufferClient, settings: FeedSettings, payload: Mapping[str, Any], rows: RowSettings
 ) -> tuple[list[RolloutGroup], int]:
-    """Runs the job of ``payload`` until it has finished.
+    """Runs the job of ``payload`` until it has finished, and returns its delivered groups and its number of slots.
 
-    Returns the delivered groups, without tensors of screenshots, and the planned number of trajectories: failed groups
-    are not delivered. After an error the job is cancelled, to free its devices and the engine.
+    The groups have no tensors of screenshots; failed groups are not among them. After an error the job is cancelled, to
+    free its devices and the engine.
 
     Raises:
         JobEndedError, RetriesUsedUpError, RequestError: as ``JobFeed.next_delivery`` and ``send_start``.

@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.trainer.job_feed import with_retries
 logger = logging.getLogger(__name__)
 
 MAX_DOWNLOADS = 3
+"""Maximum downloads of an image whose bytes do not match its hash."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +89,7 @@ class ImageFetcher:
     def __init__(
         self, client: AsyncRolloutBufferClient, cache: ImageCache, *, at_once: int, max_failures: int | None
     ) -> None:
-        """``at_once`` limits concurrent requests, ``max_failures`` the failures in a row of one (None: 15 min)."""
+        """``at_once`` limits concurrent requests; ``max_failures`` is as in ``FeedSettings``."""
         self._client = client
         self._cache = cache
         self._gate = asyncio.Semaphore(at_once)
@@ -99,7 +100,7 @@ class ImageFetcher:
         """Returns the images, from the cache where possible.
 
         Raises:
-            RetriesUsedUpError: the buffer stayed out of reach.
+            RetriesUsedUpError: calls to the buffer failed for too long.
             RequestError: the buffer refuses a request, other than for a missing image.
         """
         wanted = list(dict.fromkeys(hashes))
@@ -138,7 +139,7 @@ class ImageFetcher:
 
 
 async def _all_or_none(fetches: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Awaits all; if one fails, the others are cancelled before its error is raised."""
+    """Awaits all fetches; if one fails, cancels the others and raises its error."""
     tasks = [asyncio.create_task(fetch) for fetch in fetches]
     try:
         await asyncio.gather(*tasks)

@@ -1,6 +1,6 @@
-"""Fetches the finished groups of one job, with retries, and logs the reason of a long wait.
+"""Fetches the ready groups of one job, with retries, and logs the reason of a long wait.
 
-A delivery is leased: it is redelivered unless it is acknowledged. Acknowledgements are sent with the next poll;
+A delivery is leased: it is redelivered unless it is acknowledged in time. Acknowledgements are sent with the next poll;
 ``flush_acks`` sends the last ones. A poll whose reply was lost is repeated with its id and gets the same delivery.
 """
 
@@ -32,13 +32,13 @@ FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 10.0
 MAX_MALFORMED_REPLIES = 5
 MAX_OUTAGE_S = 900.0
-"""How long the buffer may be out of reach if ``max_failures`` is None."""
+"""Time during which calls may fail if ``max_failures`` is None."""
 LOG_INTERVAL_S = 60.0
 MAX_STANDSTILL_S = 3600.0
-"""How long a job may be blocked before the wait fails; a job that a person paused, without limit."""
+"""Time after which the wait for a blocked job fails; the wait for a job that a person paused has no limit."""
 MIN_POLL_S = 0.5
 JOB_END_TIMEOUT_S = 10.0
-"""How long a job whose last group is closed may take to reach its final state."""
+"""Time in which a job whose last group is closed must reach its final state."""
 
 
 class InputExhaustedError(RolloutBufferError):
@@ -54,13 +54,13 @@ class JobEndedError(RolloutBufferError):
 
 
 class JobStalledError(RolloutBufferError):
-    """The buffer reported for an hour that the job is blocked until somebody fixes it."""
+    """The buffer reported for ``MAX_STANDSTILL_S`` that the job is blocked."""
 
     code = "job_stalled"
 
 
 class RetriesUsedUpError(RolloutBufferError):
-    """The buffer could not be reached as often as ``max_failures`` allows, or for ``MAX_OUTAGE_S``."""
+    """Calls to the buffer failed more often than ``max_failures`` allows, or for ``MAX_OUTAGE_S``."""
 
     code = "retries_used_up"
 
@@ -116,7 +116,7 @@ def _is_retryable(error: Exception) -> bool:
 
 
 def _named(error: Exception) -> str:
-    """The buffer's message, or a short description of a network error."""
+    """Returns the buffer's message, or a short description of a network error."""
     if isinstance(error, RolloutBufferError):
         return error.message
     if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
@@ -143,7 +143,7 @@ def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> dict[str, 
 
     Raises:
         RequestError: the buffer refuses the payload; the message names the error.
-        RetriesUsedUpError: the buffer stayed out of reach.
+        RetriesUsedUpError: calls to the buffer failed for too long.
     """
     client = RolloutBufferClient(settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s)
     tally = FailureTally("start_rollout", settings.max_failures)
@@ -194,7 +194,7 @@ class JobFeed:
             await self._with_retries("resume", lambda: self._client.resume(self.job_id))
 
     async def pause(self) -> None:
-        """Starts no new episodes until the next ``resume``; does nothing to a job that is not running."""
+        """Pauses a running job: no episode begins until the next ``resume``. Does nothing to a job in another state."""
         job = await self._with_retries("jobs", lambda: self._client.job(self.job_id))
         if job.get("state") == "running":
             await self._with_retries("pause", lambda: self._client.pause(self.job_id))
@@ -204,7 +204,7 @@ class JobFeed:
 
         Raises:
             NotFoundError: there is no such job.
-            RetriesUsedUpError: the buffer stayed out of reach.
+            RetriesUsedUpError: as ``with_retries``.
         """
         while True:
             job = await self._with_retries("drain", lambda: self._client.drain(self.job_id, stop=stop))
@@ -213,14 +213,14 @@ class JobFeed:
             await asyncio.sleep(MIN_POLL_S)
 
     async def next_delivery(self, max_groups: int | None = None) -> RolloutData:
-        """Waits for ready groups and returns at most ``max_groups``; call ``received`` once they are processed.
+        """Waits for ready groups and returns at most ``max_groups``; call ``received`` or ``taken`` with the delivery.
 
         Raises:
             InputExhaustedError: all groups were delivered. Received deliveries are acknowledged; deliveries that were
                 only taken are still leased.
             JobEndedError: the job was cancelled or has failed.
             JobStalledError: the job was blocked for ``MAX_STANDSTILL_S``.
-            RetriesUsedUpError: the buffer stayed out of reach.
+            RetriesUsedUpError: calls to the buffer failed for too long.
         """
         began = noted = time.monotonic()
         exhausted_at: float | None = None
@@ -267,7 +267,7 @@ class JobFeed:
             self.acknowledge_later({delivery.delivery_id: delivery.group_numbers})
 
     def taken(self, delivery: RolloutData) -> None:
-        """Makes the next poll ask for other groups; the delivery stays leased until it is acknowledged."""
+        """Makes the next poll fetch other groups; the delivery stays leased until it is acknowledged."""
         self._poll_id = uuid.uuid4().hex
         if delivery.delivery_id is not None:
             self._taken[delivery.delivery_id] = delivery.group_numbers
@@ -353,7 +353,7 @@ def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:
 
 
 _TOLERATED_CODES = ("paused", "nothing_kept")
-"""A person paused the job, or episodes run and all groups are filtered: neither fails a training."""
+"""Codes of explanations that never fail the wait: a person paused the job, or all its groups are filtered."""
 
 
 class _Standstill:

@@ -73,7 +73,7 @@ class MaskSettings:
 
 
 class ClassWithoutRows:
-    """Adapter for a class that only has ``get_loss_mask``, such as slime's own: one row for all turns."""
+    """Adapter for a class that only has ``get_loss_mask``, such as slime's own; it makes one row of all turns."""
 
     is_built_in = False
 
@@ -182,7 +182,8 @@ def _types_for(kind: Any, wanted: str) -> list[str]:
 
 
 def _classes(settings: MaskSettings) -> list[Any]:
-    """Returns the classes that may implement the type, best first; loading a module may register the type."""
+    """Returns the classes that may implement the type, in the order of trial; loading a module may register the
+    type."""
     if settings.source is None:
         return _classes_of_slimes_module(settings.loss_mask_type)
     module_name, _, class_name = _split(settings.source)
@@ -245,7 +246,7 @@ def _module(name: str, source: str) -> ModuleType:
         if name.endswith(".py"):
             return _module_of_file(Path(name).expanduser().resolve())
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a script's last line ends it, not the training
+    except (Exception, SystemExit) as error:  # a module may call sys.exit
         raise ConfigError(
             f"rollout_buffer_loss_mask is {source!r}, and {name} cannot be loaded: {type(error).__name__}: {error}"
         ) from error

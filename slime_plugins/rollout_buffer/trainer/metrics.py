@@ -35,13 +35,13 @@ METRICS: Mapping[str, str] = {
     "rollout/success/task/<task>": "the same, by task",
     "rollout/success/app/<app>": "the same, by app",
     "rollout/pass_at/<k>": "share of tasks of which one of k attempts succeeds, k = 1, 2, 4 … up to the played members",
-    "rollout/truncated/mean": "share of trajectories that a limit cut",
+    "rollout/truncated/mean": "share of trajectories that a limit truncated",
     "rollout/response_length/mean": "tokens from the first trained one to the end, all rows of a trajectory together",
     "rollout/response_length/min": "the shortest",
     "rollout/response_length/max": "the longest",
     "rollout/repetition/mean": "share of trajectories whose replies repeat themselves, by slime's measure: the last "
     "10 000 characters compress to less than a tenth",
-    "rollout/prefix_cache/hit_rate": "share of prompt tokens that the engine had in its cache, where it tells",
+    "rollout/prefix_cache/hit_rate": "share of prompt tokens that the engine had in its cache, where it reports them",
     "rollout/equal_rewards/mean": "share of groups whose rewards do not differ: they have no advantage",
     "rollout/trained_tokens/mean": "tokens with mask 1 of a trajectory",
     "rollout/turns/mean": "replies of the model in an episode",
@@ -53,15 +53,15 @@ METRICS: Mapping[str, str] = {
     "rollout/token_drift/<kind>": "trajectories that re-tokenising would have changed, by how; rebuilt_turns and "
     "rebuilt_conversation: those that came as messages only, by how their rows were made",
     "rollout/buffer/wait_s": "seconds that the rollout waited for groups",
-    "rollout/buffer/dummies": "members that stand for one that could not be played or trained",
+    "rollout/buffer/dummies": "members of the batch that could not be played or trained",
     "rollout/buffer/short_groups": "groups of which a member could not be played, left out ones included",
     "rollout/buffer/left_out_trajectories": "played trajectories without a place in the batch (refill)",
-    "rollout/buffer/malformed_items": "items that came malformed",
+    "rollout/buffer/malformed_items": "delivered items that are malformed",
     "rollout/buffer/surplus_items": "members beyond the group's size",
     "rollout/buffer/untrained_trajectories": "trajectories of which no token is trained",
     "rollout/buffer/without_log_probs": "trajectories not trained because slime computes its loss from log-probs",
-    "rollout/buffer/record_problems": "trajectories not trained because what the engine told of their tokens (experts, "
-    "ids that top_p kept) is missing or of other tokens",
+    "rollout/buffer/record_problems": "trajectories not trained because their token records (routed experts, ids that "
+    "top_p kept) are missing or belong to other tokens",
     "rollout/buffer/old_tokens": "tokens masked because their weights were too old (rollout_buffer_max_token_lag)",
     "rollout/buffer/old_trajectories": "trajectories not trained because all their tokens were that old",
     "rollout/buffer/turn_rewards": "trajectories of which the rewards of single turns are trained",
@@ -70,21 +70,21 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/tokens_from_generations": "trajectories with the tokens that were sampled",
     "rollout/buffer/tokens_from_messages": "trajectories rebuilt from their messages",
     "rollout/buffer/images": "screenshots in the rows",
-    "rollout/buffer/images_fetched": "screenshots that came over the network",
+    "rollout/buffer/images_fetched": "screenshots downloaded from the buffer",
     "rollout/buffer/image_tensor_bytes": "bytes of the screenshots' tensors",
     "rollout/buffer/images_missing": "trajectories without one of their screenshots",
     "rollout/buffer/image_mismatches": "trajectories whose screenshots and tokens do not agree",
-    "rollout/buffer/engine_image_mismatches": "trajectories whose screenshots the engine counted otherwise",
+    "rollout/buffer/engine_image_mismatches": "trajectories whose screenshots have other token counts in the engine",
     "rollout/buffer/slots/<state>": "slots of the job by state",
     "rollout/buffer/trajectories/<outcome>": "trajectories of the job by outcome",
-    "rollout/buffer/trajectories/late": "trajectories that came after their group had closed",
+    "rollout/buffer/trajectories/late": "trajectories written after their group had closed",
     "rollout/buffer/trajectories/damaged": "trajectories whose payload could not be read",
     "rollout/buffer/reward/<statistic>": "reward of all the job's trajectories: mean, min, max",
     "rollout/buffer/success/<statistic>": "share of the job's trajectories that solved their task: mean",
     "rollout/buffer/staleness/<statistic>": "weight versions between a trajectory and the newest then: mean, max",
     "rollout/buffer/log/prob/gap/<statistic>": "distance of train and rollout log-prob, as reported: mean, max",
-    "rollout/buffer/prompts/<statistic>": "the job's turns by what the engine said of the prompt that it ran: checked, "
-    "equal, differing, unknown, untrained; forked rows and the extra tokens that those read",
+    "rollout/buffer/prompts/<statistic>": "the job's turns by the result of the prompt check: checked, equal, "
+    "differing, unknown, untrained; forked rows, and the extra tokens of those rows",
     "rollout/bias/<statistic>": "total variation between trained and submitted members by duration, length, turns, "
     "reward, success, task; slowest: the slowest quarter's share of the trained over that of the submitted; given_up, "
     "failed, dummies: shares of the submitted; reward_shift: mean reward of the trained less that of all known",
@@ -281,7 +281,7 @@ def _success(facts: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def _staleness(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
-    """The newest version in the batch stands for the trainer's, which is unknown here."""
+    """Returns the staleness relative to the newest version in the batch: the trainer's is unknown here."""
     by_trajectory = [[version_number(str(version)) for version in member.weight_versions] for member in trajectories]
     known = [seen for numbers in by_trajectory if (seen := [number for number in numbers if number is not None])]
     if not known:

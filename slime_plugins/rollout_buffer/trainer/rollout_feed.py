@@ -49,7 +49,10 @@ DEFAULT_GROUPS_AHEAD = 256
 
 
 class RolloutFeed:
-    """Feeds one trainer from one job; a context manager. Unacknowledged groups are redelivered after their lease."""
+    """Delivers batches of one job to one trainer; a context manager.
+
+    Groups that are not acknowledged are delivered again after their lease.
+    """
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class RolloutFeed:
 
         Raises:
             RequestError: the buffer refuses the payload; the message names the error.
-            RetriesUsedUpError: the buffer could not be reached within ``max_failures``.
+            RetriesUsedUpError: calls to the buffer failed for too long.
         """
         start = {"skip_instance_ids": list(skip), "fresh": fresh, "start_id": uuid.uuid4().hex}
         reply = send_start(self._settings, {**self._payload, **start})
@@ -143,8 +146,8 @@ class RolloutFeed:
             InputExhaustedError: there is no group left.
             GeneratorError: ``n_groups`` delivered groups in a row have no trainable rows.
             JobEndedError: the job was cancelled or has failed.
-            JobStalledError: the job was blocked for an hour until somebody fixes it.
-            RetriesUsedUpError: the buffer stayed out of reach.
+            JobStalledError: the job was blocked for ``job_feed.MAX_STANDSTILL_S``.
+            RetriesUsedUpError: calls to the buffer failed for too long.
             RuntimeError: ``start`` was not called.
         """
         return self._loop.run(self._next_batch(n_groups, weight_version))
@@ -152,8 +155,8 @@ class RolloutFeed:
     def ack(self, batch: RolloutBatch) -> frozenset[int]:
         """Acknowledges a batch; call it after ``batch.consumed`` is in a checkpoint.
 
-        Returns the ``group_index`` of groups that went to another consumer because their lease had expired: the other
-        consumer trains them.
+        Returns the ``group_index`` of groups whose lease had expired and that another consumer got: that one trains
+        them.
         """
         return self._loop.run(self._ack(batch))
 
@@ -165,7 +168,7 @@ class RolloutFeed:
         return self._reporter.report({self.job_id: rows}, step=step)
 
     def pause(self) -> None:
-        """Starts no new episodes until ``resume``; running ones continue."""
+        """Pauses the job: no episode begins until ``resume``; running ones continue."""
         self._loop.run(self._started().pause())
 
     def drain(self, *, stop: bool = False) -> None:
@@ -210,7 +213,7 @@ class RolloutFeed:
         batch = _OpenBatch(n_groups)
         while batch.missing:
             if self._groups_ahead is not None and feed.groups_held >= self._groups_ahead:
-                feed.release()  # the job plays no further groups before
+                feed.release()  # the job begins no further groups before
             try:
                 delivery = await feed.next_delivery(batch.missing)
             except InputExhaustedError:

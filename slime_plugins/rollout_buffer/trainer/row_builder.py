@@ -84,7 +84,8 @@ class _Packed:
 
 
 class RowBuilder:
-    """Converts delivered items to groups of exactly n members, and counts rows, dummies and problems."""
+    """Converts delivered items to groups of ``samples_per_group`` members; ``counts`` has rows, dummies and
+    problems."""
 
     def __init__(self, settings: RowSettings) -> None:
         self._settings = settings
@@ -103,7 +104,7 @@ class RowBuilder:
         records: FetchedImages | None = None,
         image_threads: int = 1,
     ) -> list[RolloutGroup]:
-        """Returns the groups of one delivery, each padded or cut to exactly n members.
+        """Returns the groups of one delivery, each padded or cut to ``samples_per_group`` members.
 
         ``vision`` converts ``images``; without it rows keep one placeholder per image. ``trainer_version`` is the
         trainer's weight version, None if unknown: then no token is too old. ``records`` are the fetched token records.
@@ -249,13 +250,17 @@ class RowBuilder:
         )
 
     def _check_vocabulary(self, rows: Sequence[TrainingRow]) -> None:
-        """Raises ``ValueError`` for an id without an embedding, which would crash the training of the whole batch."""
+        """Refuses ids without an embedding, which would crash the training of the whole batch.
+
+        Raises:
+            ValueError: an id is outside of the vocabulary.
+        """
         size = vocabulary_size(self._settings.masks.tokenizer_path) or MAX_VOCABULARY
         for invalid in (token_id for row in rows for token_id in _extremes(row.token_ids) if not 0 <= token_id < size):
             raise ValueError(f"the token id {invalid} is not in the vocabulary of {size} ids")
 
     def _rebuilt(self, item: RolloutItem) -> _Packed:
-        """Rebuilds rows from the messages: by default all assistant messages are trained."""
+        """Rebuilds rows from the messages. The mask decides what is trained: by default all assistant messages."""
         messages = list(item.messages)
         rebuilt = mask_generator(self._settings.masks).rebuild_rows(
             messages,
@@ -340,7 +345,7 @@ class RowBuilder:
             return
         try:
             report = generator.report_drift(item.messages, item.generations, _tools(item))
-        except Exception:  # a report that fails must not cost the trajectory
+        except Exception:  # a failed report must not remove the trajectory from the batch
             logger.exception("the token drift of %s cannot be measured", item.uid)
             self.counts["token_drift/unknown"] += 1
         else:
@@ -467,7 +472,7 @@ def _version_spans(packed: _Packed, row: TrainingRow, expanded: TrainingRow) -> 
 
 
 def _along(row: TrainingRow, values: Sequence[Value], elsewhere: Value) -> list[Value]:
-    """Distributes values of trained tokens along a row. The first token is never trained."""
+    """Returns a list with the values at the trained tokens of a row. The first token is never trained."""
     found = laid_out(row.loss_mask, values, elsewhere)
     return [elsewhere, *found[1:]]
 

@@ -11,16 +11,16 @@ from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 DEFAULT_WAIT_S = 20.0
 DEFAULT_LEASE_S = 600.0
 DEFAULT_TIMEOUT_S = 100.0
-"""Defaults of ``FeedSettings``, of ``RolloutFeed`` and of slime's arguments."""
+"""Defaults of ``FeedSettings``, of ``RolloutFeed`` and of slime's arguments, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedSettings:
-    """The buffer's address, the job, and timeouts.
+    """The buffer's address, the job, and timeouts in seconds.
 
-    ``max_failures`` limits failed calls in a row; None limits the time instead. ``wait_s`` is how long one poll waits
-    for a group, ``lease_s`` how long a delivery may stay unacknowledged before it is redelivered, ``timeout_s`` how
-    long one call may take in addition to ``wait_s``.
+    ``token`` is the bearer token. ``max_failures`` limits failed calls in a row; None allows failures for
+    ``job_feed.MAX_OUTAGE_S``. ``wait_s`` limits the wait of one poll for a group, ``lease_s`` the time until a delivery
+    must be acknowledged, and ``timeout_s`` one call, in addition to ``wait_s``.
     """
 
     buffer_url: str
@@ -33,7 +33,8 @@ class FeedSettings:
 
     @property
     def consumer_id(self) -> str:
-        """The trainer's id at the buffer, equal after a restart."""
+        """The trainer's ``consumer_id`` in polls. It depends on the job only, so that a restarted trainer has the
+        same."""
         return f"trainer-{hashlib.sha256(self.job_id.encode()).hexdigest()[:16]}"
 
 
@@ -41,10 +42,12 @@ class FeedSettings:
 class RowSettings:
     """How trajectories become training rows.
 
-    ``log_probs_wanted_by`` names the option that computes the loss from the engine's log-probs; None if there is none,
-    so that trajectories without log-probs are trained as well. ``keep_pictures`` keeps images next to their tensors.
-    ``turn_discount`` is the discount for returns of turns with rewards; None uses the trajectory's reward only.
-    ``max_token_lag`` masks tokens whose weights are more versions older than the trainer's; None masks none.
+    A group is padded or cut to ``samples_per_group`` members. ``max_row_tokens`` limits the rows that are rebuilt from
+    messages. ``report_drift`` counts the differences that rebuilding sampled tokens from messages would cause.
+    ``keep_pictures`` keeps decoded images next to their tensors. ``log_probs_wanted_by`` names the option of the
+    trainer that computes the loss from the engine's log-probs; trajectories without them are then not trained.
+    ``turn_discount`` is the discount for returns of turns with rewards; None uses the trajectory's reward only. Tokens
+    whose weights are more than ``max_token_lag`` versions older than the trainer's are masked; None masks none.
     ``records`` are the required kinds of token records (``slime.utils.mask_token_records``); ``experts_width`` is the
     number of experts per token over all layers, None if unknown.
     """
@@ -65,7 +68,8 @@ class RowSettings:
 class ImageSettings:
     """How screenshots are fetched and converted.
 
-    ``pixel_dtype`` None keeps the dtype of the image processor. ``threads`` convert images in parallel.
+    ``cache_bytes`` limits the cache of encoded images, which a process has once; ``fetches_at_once`` limits concurrent
+    downloads. ``pixel_dtype`` None keeps the dtype of the image processor. ``threads`` convert images in parallel.
     """
 
     cache_bytes: int = 512_000_000
@@ -76,7 +80,10 @@ class ImageSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackingSettings:
-    """Sinks of metrics. Examples are logged every ``example_interval`` rollouts; 0 logs none."""
+    """Sinks of metrics: W&B, a JSONL file, a folder of TensorBoard events.
+
+    Example trajectories are logged every ``example_interval`` rollouts; 0 logs none.
+    """
 
     use_wandb: bool = False
     json_lines: Path | None = None

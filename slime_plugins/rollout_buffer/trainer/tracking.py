@@ -56,7 +56,7 @@ class Example:
 
 
 class MetricSink(Protocol):
-    """Logs metrics and examples. May raise any exception."""
+    """A destination of metrics and examples. Its methods may raise any exception."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Logs the metrics of one step."""
@@ -66,7 +66,7 @@ class MetricSink(Protocol):
 
 
 class Tracker:
-    """Sends metrics to all sinks. A sink that fails or hangs is logged once and otherwise ignored."""
+    """Sends metrics to sinks. The first failure of a sink is logged; a sink that hangs is skipped until it returns."""
 
     def __init__(self, before_filter: Sequence[MetricSink], everything: Sequence[MetricSink]) -> None:
         self._before_filter = [_SinkThread(sink) for sink in before_filter]
@@ -133,7 +133,7 @@ class WandbSink:
         self._defined_for: str | None = None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs under ``rollout/step``; several calls may share a step."""
+        """Logs the metrics with ``rollout/step`` as their step; several calls may have the same step."""
         run = self._run()
         if run is not None:
             run.log({**metrics, STEP: step})

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 logger = logging.getLogger(__name__)
 
 ROWS_OF_A_REPORT = 64
-"""Rows reported of a step by default: those with the largest gap."""
+"""Default limit of the rows in the report of a step; those with the largest gaps are sent."""
 DIGITS = 5
 REPORT_TIMEOUT_S = 30.0
 
@@ -62,7 +62,7 @@ class TrainingReporter:
     """Sends reports of one trainer, one at a time; a step's report is dropped while the previous one is being sent."""
 
     def __init__(self, url: str, *, token: str | None = None, most_rows: int = ROWS_OF_A_REPORT) -> None:
-        """``most_rows`` 0 reports nothing."""
+        """``most_rows`` limits the rows of each job in a report; 0 sends no reports."""
         self._client = RolloutBufferClient(url, token=token, timeout_s=REPORT_TIMEOUT_S)
         self._most_rows = most_rows
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training-report")
@@ -70,7 +70,10 @@ class TrainingReporter:
         self._has_warned = False
 
     def report(self, rows_by_job: Mapping[str, Sequence[RowReport]], *, step: int | None = None) -> bool:
-        """Starts sending the rows with the largest gaps; returns True if it did. Never raises, never blocks."""
+        """Starts to send the rows with the largest gaps and returns True, or drops the report and returns False.
+
+        Does not wait and does not raise.
+        """
         if not self._most_rows or not any(rows_by_job.values()):
             return False
         if self._pending is not None and not self._pending.done():

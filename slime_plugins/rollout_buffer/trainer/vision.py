@@ -6,7 +6,7 @@ tokens, images and grids do not agree, or whose prompt has another number of tok
 reason.
 
 torch and the processor are imported with the first trajectory that has images, and only here. To add a model family,
-write a class with three methods (``VisionFamily``) and a line in ``FAMILIES``.
+write a class with the members of ``VisionFamily`` and add it to ``FAMILIES``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RowInputs:
 
 
 class VisionFamily(Protocol):
-    """The differences between vision models. One object serves all trajectories of a process."""
+    """What differs between the families of vision models. One object serves all trajectories of a process."""
 
     @property
     def placeholder_id(self) -> int:
@@ -157,7 +157,7 @@ FAMILIES: Mapping[str, Callable[..., VisionFamily]] = {
     "Qwen2_5_VLProcessor": QwenVision,
     "Qwen3VLProcessor": QwenVision,
 }
-"""By the class name of the model's processor. Called with the processor, ``concat`` and ``cast``."""
+"""Factories by the class name of the model's processor. Each is called with the processor, ``concat`` and ``cast``."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -348,7 +348,7 @@ def tensor_bytes(vision: VisionFamily, shown: Iterable[str], images: FetchedImag
 
 
 def _area(data: bytes) -> int:
-    """Number of pixels, read from the header; 0 if the data is no image."""
+    """Returns the number of pixels, read from the header; 0 if the data is not an image."""
     from PIL import Image
 
     try:
@@ -415,7 +415,7 @@ def _expanded(row: TrainingRow, placeholder_id: int, counts: Sequence[int]) -> T
 
 
 def _check_expansion(before: TrainingRow, after: TrainingRow, placeholder_id: int, counts: Sequence[int]) -> None:
-    """Checks the result: runs of placeholders as long as the grids require, all other tokens unchanged."""
+    """Checks that the runs of placeholders have the required lengths and that all other tokens are unchanged."""
     runs = _run_lengths(after.token_ids, placeholder_id)
     trained_images = any(
         mask for token, mask in zip(after.token_ids, after.loss_mask, strict=True) if token == placeholder_id

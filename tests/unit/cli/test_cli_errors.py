@@ -106,7 +106,7 @@ def test_something_else_that_answers_is_not_taken_for_a_buffer(stranger: str) ->
     assert "no rollout buffer" in result.stderr
     result = run("status", "j", "--url", stranger)
     assert result.exit_code == 2
-    assert "what answers says 404 (<html>welcome</html>): is it a rollout buffer?" in result.stderr
+    assert "the server answered HTTP 404 (<html>welcome</html>): is it a rollout buffer?" in result.stderr
 
 
 def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ class MathJudge:
 
         Raises:
             ConfigError: math-verify is missing.
-                _NoAnswerError: it does not start.
+            _NoAnswerError: it does not start.
         """
         loop = asyncio.get_running_loop()
         command = (sys.executable, "-P", str(_PROGRAM), f"{self._timeout_s:g}")

@@ -50,7 +50,7 @@ class BrowserPage:
 
         Raises:
             ConfigError: MiniWoB++, Playwright or Chromium is missing.
-                DeviceError: the browser did not start.
+            DeviceError: the browser did not start.
         """
         self._settings = settings
         self._folder = find_pages()

@@ -120,7 +120,7 @@ class TrainerSide:
 
         Raises:
             RequestError: a field is invalid, the id is used or has ended, the tokenizer is unknown.
-                UnavailableError: too many sessions are open.
+            UnavailableError: too many sessions are open.
         """
         asked = parse(OpenBody, body)
         binding = Binding(job_id=asked.job_id, instance_id=asked.instance_id, uid=asked.uid)
@@ -198,7 +198,7 @@ class TrainerSide:
 
         Raises:
             RequestError: refused, with a message that names the turn; nothing was changed.
-                UnavailableError: the engine could not sample, or too many sessions are open; nothing was changed.
+            UnavailableError: the engine could not sample, or too many sessions are open; nothing was changed.
         """
         asked = parse(CompletionBody, body)
         self.expire()
@@ -333,7 +333,7 @@ class TrainerSide:
 
         Raises:
             RequestError: unknown, without turns or reward, ended in another way before, or refused by its job.
-                UnavailableError: the job cannot accept it now; the session stays open, and the call may be repeated.
+            UnavailableError: the job cannot accept it now; the session stays open, and the call may be repeated.
         """
         end = parse(EndBody, body)
         session = self.get_session(rollout_id)

@@ -32,7 +32,7 @@ def set_up_base_device(settings: AndroidWorldSettings) -> list[str]:
 
     Raises:
         ConfigError: the packages, the SDK or the base device are missing.
-            DeviceError: the base device is running, does not boot, or cannot be set up.
+        DeviceError: the base device is running, does not boot, or cannot be set up.
     """
     check_package()
     check_sdk(settings)
@@ -49,7 +49,7 @@ def set_up_attached_device(settings: AndroidWorldSettings, index: int) -> list[s
 
     Raises:
         ConfigError: the packages or adb are missing.
-            DeviceError: the device does not answer, or cannot be set up.
+        DeviceError: the device does not answer, or cannot be set up.
     """
     check_package()
     return _set_up(AttachedHost(settings, index), finish=lambda: None)
