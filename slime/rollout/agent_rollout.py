@@ -94,7 +94,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 LOGGING_TIMEOUT_S = 10.0
-"""How long a finished batch waits for metrics and example screenshots from the buffer."""
+"""Time in which the buffer must send metrics and example screenshots for a finished batch."""
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 MAX_WAIT_OF_ONE_POLL_S = 20.0
 MAX_REFILL_FACTOR = 4
@@ -135,7 +135,7 @@ _last_started: dict[str, str] = {}
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """Returns the samples of one rollout to slime."""
+    """Returns the samples of one rollout; as ``generate_agent_rollout``, for callers that do not await."""
     return _run(generate_agent_rollout(args, rollout_id, data_source, evaluation))
 
 
@@ -155,7 +155,10 @@ async def generate_agent_rollout(
         ConfigError: an argument is missing or invalid.
         InputExhaustedError: the input is used up and ``rollout_buffer_on_exhausted`` is ``error``.
         JobEndedError: the job was cancelled or has failed.
-        RetriesUsedUpError: the buffer failed more often in a row than ``--fetch-trajectory-retry-times`` allows.
+        JobStalledError: the job was blocked for ``job_feed.MAX_STANDSTILL_S``.
+        GeneratorError: no trajectory of the batch, of one of its steps or of an evaluation set can be used.
+        RetriesUsedUpError: calls to the buffer failed more often in a row than ``--fetch-trajectory-retry-times``
+            allows, or, with -1, for ``job_feed.MAX_OUTAGE_S``.
         RequestError: the buffer refuses the job.
     """
     settings = read_settings(args)
@@ -175,7 +178,7 @@ async def get_rollout_data(
     num: int | None = None,
     timeout: float = 100.0,  # noqa: ASYNC109 - part of the documented signature
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Returns ready items, at most ``num`` (in whole groups), and the ``meta_info`` of the delivery.
+    """Returns ready items, at most ``num`` in whole groups, and the ``meta_info`` of the delivery.
 
     The job is the one that ``start_rollout`` started last in this process at that address, or else the only open one.
     A group is complete if all its members could be played; ``meta_info["short_groups"]`` names the others. A ``num``
@@ -231,7 +234,8 @@ def start_rollout(
 
     Raises:
         RequestError: the buffer refuses the payload; the message names the error.
-        RetriesUsedUpError: the buffer could not be reached within ``--fetch-trajectory-retry-times``.
+        RetriesUsedUpError: as ``generate_agent_rollout``.
+        ConfigError: an argument is missing or invalid.
     """
     args = copy.copy(args)
     args.agent_rollout_buffer_url = api_base_url
@@ -249,7 +253,10 @@ def start_rollout(
 
 
 def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int) -> None:
-    """Logs the buffer's metrics before filtering, to W&B as well if ``args.use_wandb``; never fails."""
+    """Logs the buffer's metrics before filtering, to W&B as well if ``args.use_wandb``.
+
+    A failure of W&B is logged and not raised.
+    """
     metrics = no_filter_metrics(all_meta_info)
     if not metrics:
         return
@@ -259,7 +266,9 @@ def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int
 
 
 def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]:
-    """slime's ``--custom-reward-post-process-path``: GRPO per group, with each trajectory counted once and no dummies.
+    """Returns raw and normalised rewards; for slime's ``--custom-reward-post-process-path``.
+
+    It normalises within each group, counts each trajectory once and does not count dummies.
 
     slime's own normalisation is by position: it uses one baseline for the whole batch if a trajectory has several rows,
     counts dummies, and returns NaN for groups of one.
@@ -268,9 +277,9 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
 
 
 def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
-    """slime's ``--rollout-data-postprocess-path``: on each training rank, removes the weight of dummies.
+    """Removes the weight of dummies on a training rank; for slime's ``--rollout-data-postprocess-path``.
 
-    It also reports slime's values for the rows to the buffer, in the background, for ``rollout-buffer mismatch``.
+    It also sends slime's values for the rows to the buffer, in the background, for ``rollout-buffer mismatch``.
 
     Without this function dummies reduce the mean of a step; ``post_process_rewards`` corrects that only for the policy
     loss, which is sufficient without KL and entropy terms.
@@ -285,7 +294,7 @@ def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str
 
 
 def turn_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """slime's ``--custom-advantage-function-path``: advantages per token for rows with rewards of turns.
+    """Sets advantages per token for rows with rewards of turns; for slime's ``--custom-advantage-function-path``.
 
     Other rows get the advantage of slime's GRPO.
     """
@@ -299,7 +308,7 @@ def reset_jobs() -> None:
 
 
 class _TrainingRollout:
-    """One training rollout: collects a batch, across restarts of the buffer and passes over the input."""
+    """Collects the batch of one training rollout, across restarts of the buffer and passes over the input."""
 
     def __init__(
         self,
@@ -579,7 +588,7 @@ class _TrainingRollout:
 
 
 def _rollout_step(args: Any, rollout_id: int) -> int:
-    """The step under which slime logs a rollout."""
+    """Returns the step under which slime logs a rollout."""
     if not getattr(args, "wandb_always_use_train_step", False):
         return rollout_id
     return int(rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size)
@@ -599,7 +608,11 @@ def _first_members(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
-    """Raises ``GeneratorError`` for a batch of dummies alone: every episode failed."""
+    """Refuses a batch of dummies alone.
+
+    Raises:
+        GeneratorError: every episode failed; names the three most frequent reasons.
+    """
     samples = [rows[0] for rows in trajectories_of(batch)]
     if all(sample.remove_sample for sample in samples):
         reasons = Counter(str(sample.metadata["dummy_reason"]) for sample in samples)
@@ -607,7 +620,11 @@ def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
 
 
 def _refuse_dummies(args: Any, batch: Sequence[Group]) -> None:
-    """Raises ``InputExhaustedError`` for a batch with dummies if the advantage estimator does not support them."""
+    """Refuses a batch with dummies if the advantage estimator does not support them.
+
+    Raises:
+        InputExhaustedError: no group is left to replace the dummies.
+    """
     dummies = sum(rows[0].remove_sample for rows in trajectories_of(batch))
     if dummies and getattr(args, "advantage_estimator", None) in ESTIMATORS_WITHOUT_DUMMIES:
         raise InputExhaustedError(
@@ -618,7 +635,7 @@ def _refuse_dummies(args: Any, batch: Sequence[Group]) -> None:
 
 
 def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
-    """Warns once of effects of slime's arguments on this batch."""
+    """Warns of unwanted effects of slime's arguments on this batch, of each once per process."""
     by_slime = normalizes(args) and not getattr(args, "custom_reward_post_process_path", None)
     if by_slime and any(isinstance(member, list) for group in batch for member in group):
         _warn_once(

@@ -144,8 +144,8 @@ def summable(rewards: Sequence[float]) -> list[float]:
 @functools.lru_cache(maxsize=1)
 def _warn_of_cut_rewards() -> None:
     logger.warning(
-        "rewards beyond %g are cut to it: slime adds them up over all tokens in 32 bits, and a larger sum is infinite; "
-        "look at what the generator calls a reward",
+        "rewards beyond %g are limited to it: slime adds them up over all tokens in 32 bits, and a larger sum is "
+        "infinite; check the rewards of the generator",
         MAX_SUMMABLE_REWARD,
     )
 

@@ -1,4 +1,4 @@
-"""Checks slime's arguments: combinations that agent rollouts do not support are refused before the first episode. Pure.
+"""Refuses combinations of slime's arguments that agent rollouts do not support, before the first episode. Pure.
 
 Without the check they fail later in slime's training code, with an assertion that names no flag, or have no effect. The
 error names the flag to change; ``docs/trainer.md`` lists them.
@@ -41,7 +41,7 @@ def check_arguments(args: Any) -> None:
     """Checks that slime's training code supports agent rollouts with these arguments.
 
     Raises:
-        ConfigError: it does not; the message names the flags to change, the detail lists every reason.
+        ConfigError: it does not support them; the message names the flags to change, the detail lists every reason.
     """
     reasons = [reason for check in CHECKS for reason in check(args)]
     if reasons:
@@ -184,7 +184,7 @@ def _hooks(args: Any) -> Iterator[str]:
 
 
 def _turns(args: Any) -> Iterator[str]:
-    """Rewards of turns are trained through a hook of slime, which older versions do not have."""
+    """Checks the hook through which slime trains rewards of turns, and which older versions do not have."""
     flag, path = "--custom-advantage-function-path", getattr(args, "custom_advantage_function_path", None)
     if getattr(args, "rollout_buffer_turn_discount", None) is not None and path != ADVANTAGE_PATH:
         if hasattr(args, "custom_advantage_function_path"):
@@ -246,7 +246,7 @@ def _checkpoint(args: Any) -> Path:
 
 
 def _vision(args: Any) -> Iterator[str]:
-    """slime fails on a placeholder without tensors, which the model's image processor makes."""
+    """Checks that a vision model has an image processor: slime fails on a placeholder without its tensors."""
     checkpoint = _checkpoint(args)
     names = ("preprocessor_config.json", "processor_config.json")
     if sees_images(args) and not any((checkpoint / name).is_file() for name in names):

@@ -97,13 +97,13 @@ class BatchRule:
         Members are chosen by a hash of their uid: the order in which they finished depends on their length.
         """
         sizes = [len(group) for group in groups]
-        lots = [sorted(map(_selection_hash, group)) for group in groups]
+        hashes = [sorted(map(_selection_hash, group)) for group in groups]
         while surplus:
-            largest = max(range(len(sizes)), key=lambda number: (sizes[number], lots[number]))
+            largest = max(range(len(sizes)), key=lambda number: (sizes[number], hashes[number]))
             out = sizes[largest] if sizes[largest] == self.least <= surplus else 1
             sizes[largest] -= out
             surplus -= out
-        kept = [set(lots_of_group[:size]) for lots_of_group, size in zip(lots, sizes, strict=True)]
+        kept = [set(of_group[:size]) for of_group, size in zip(hashes, sizes, strict=True)]
         cut = [[one for one in group if _selection_hash(one) in keep] for group, keep in zip(groups, kept, strict=True)]
         return [group for group in cut if group]
 
@@ -166,14 +166,14 @@ def _dummies_have_no_weight(args: Any) -> bool:
 
 
 def played(group: Group) -> int:
-    """Returns the number of members of a group that are no dummies."""
+    """Returns the number of members of a group that are not dummies."""
     return len(_played_members(group))
 
 
 def replace_trajectories_without_log_probs(groups: Sequence[Group]) -> int:
     """Replaces trajectories without log-probs by dummies if most of the batch have some; returns their number.
 
-    slime uses log-probs of every sample or of none: otherwise all others would lose theirs.
+    slime uses log-probs of every sample or of none, so that one trajectory without would remove those of all others.
     """
     trained = [rows for rows in trajectories_of(groups) if not rows[0].remove_sample]
     odd = [rows for rows in trained if any(row.rollout_log_probs is None for row in rows)]

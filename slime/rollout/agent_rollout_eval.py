@@ -19,7 +19,11 @@ from slime_plugins.rollout_buffer.trainer.eval_job import play_once
 async def evaluate(
     args: Any, rollout_id: int, settings: RolloutSettings, client: AsyncRolloutBufferClient
 ) -> RolloutFnEvalOutput:
-    """Plays every evaluation set once and returns slime's eval output. Failed episodes are left out."""
+    """Plays every evaluation set once and returns slime's eval output, without failed episodes.
+
+    Raises:
+        GeneratorError: an evaluation set has no trajectory with a reward.
+    """
     data: dict[str, dict[str, Any]] = {}
     metrics: dict[str, float] = {}
     for eval_set in eval_sets(args):
@@ -50,14 +54,14 @@ async def _play_eval_set(
 
 
 def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
-    """The success rate of trajectories that report success; a shaped reward is no success rate."""
+    """Returns the success rate of the trajectories that report success; a shaped reward is not used for it."""
     reported = [rows[-1].metadata.get("success") for rows in trajectories]
     known = [success for success in reported if isinstance(success, bool)]
     return {f"eval/{name}-success": sum(known) / len(known)} if known else {}
 
 
 def _weight_versions(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
-    """The number of weight versions that sampled the set (1 for one policy); empty if the engine names none."""
+    """Returns the number of weight versions that sampled the set, 1 for one policy; {} if the engine reports none."""
     seen = [{str(version) for row in rows for version in row.weight_versions} for rows in trajectories]
     if not (together := set[str]().union(*seen)):
         return {}

@@ -1,4 +1,4 @@
-"""A rollout function without services: the real one, against a scripted buffer on a loopback port.
+"""A rollout function for slime's contract test: the real one, against a scripted buffer on a loopback port.
 
 slime's contract test calls rollout functions with ``args=None`` and a data source that only has ``get_samples``; run it
 with ``--rollout-function-path slime.rollout.agent_rollout_probe.generate_rollout``. All code from the HTTP client to
@@ -118,7 +118,7 @@ class LoopbackBuffer:
     """A scripted buffer over HTTP on 127.0.0.1. A context manager; ``requests`` lists received requests in order."""
 
     def __init__(self, instance_ids: Sequence[str], *, make_item: ItemMaker = probe_item) -> None:
-        """All groups are ready at once, with items from ``make_item`` for their slots."""
+        """Makes one group of each instance id and epoch, ready at once; ``make_item`` makes the item of each slot."""
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.jobs: dict[str, _Job] = {}
         self.images: dict[str, bytes] = {}
@@ -127,10 +127,11 @@ class LoopbackBuffer:
         self.empty_polls = 0
         """Number of next polls that return nothing."""
         self.looks_before_end = 0
-        """How often a finished job is still reported as running."""
+        """Number of replies that report a finished job as running."""
         self.most_groups_of_a_poll: int | None = None
+        """Maximum number of groups of a delivery, in addition to the requested one."""
         self.least_groups_of_a_poll = 0
-        """Returns more groups than requested, which violates the protocol."""
+        """Minimum number of groups of a delivery. Above the requested number, it violates the protocol."""
         self.also_finished: list[str] = []
         """Instance ids that the next delivery reports as filtered or failed."""
         self._instance_ids = list(instance_ids)
@@ -172,7 +173,7 @@ class LoopbackBuffer:
         return [body for seen, body in self.requests if seen == path]
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes, bool]:
-        """Returns status and body of the reply, and True if the reply is lost."""
+        """Returns the status and the body of the reply, and whether the connection is closed without sending it."""
         with self._lock:
             self.requests.append((path, body))
             if self.on_request is not None:

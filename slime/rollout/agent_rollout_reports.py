@@ -44,7 +44,13 @@ class RowName(str):
 
 
 def report_rows(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> bool:
-    """Starts sending this rank's rows to the buffer; returns True if it did. Never raises, never blocks."""
+    """Starts to send this rank's rows to the buffer and returns True; returns False if there is nothing to send.
+
+    It does not wait. A report is dropped while the previous one is being sent.
+
+    Raises:
+        ConfigError: an argument is invalid.
+    """
     most_rows = read_report_rows(args)
     if not most_rows:
         return False
@@ -92,7 +98,7 @@ def _mean(values: list[float] | None) -> float | None:
 
 
 def _clipped(own: list[float] | None, theirs: list[float] | None, low: float, high: float) -> float | None:
-    """The share of tokens whose ratio to the engine's policy is outside of PPO's clip range."""
+    """Returns the share of tokens whose ratio to the engine's policy is outside of PPO's clip range."""
     if own is None or theirs is None:
         return None
     ratios = [math.exp(min(20.0, one - other)) for one, other in zip(own, theirs, strict=True)]

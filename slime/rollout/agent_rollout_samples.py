@@ -39,15 +39,15 @@ from slime_plugins.rollout_buffer.wire import RolloutItem
 logger = logging.getLogger(__name__)
 
 Group = list[Any]
-"""n members; a member is a Sample, or a list of Samples if its trajectory has several rows."""
+"""The members of a group; a member is a Sample, or a list of Samples if its trajectory has several rows."""
 
 DUMMY_TOKENS = (0, 0)
 MAX_TRAJECTORIES = 2**20
-"""Execution numbers reserved for one rollout."""
+"""Number of execution numbers that are reserved for one rollout."""
 
 
 class SampleConverter:
-    """Converts delivered items to groups of exactly n members."""
+    """Converts delivered items to groups of ``samples_per_group`` members."""
 
     def __init__(self, args: Any, *, samples_per_group: int, evaluation: bool = False) -> None:
         """An ``evaluation`` needs no token records."""
@@ -62,7 +62,7 @@ class SampleConverter:
     def groups(
         self, items: Iterable[RolloutItem], vision: VisionFamily | None = None, images: FetchedImages | None = None
     ) -> list[Group]:
-        """Returns the groups of one delivery, each padded with dummies or cut to exactly n members.
+        """Returns the groups of one delivery, each padded with dummies or cut to ``samples_per_group`` members.
 
         ``vision`` converts ``images``; without it rows keep one placeholder per image.
         """
@@ -191,14 +191,14 @@ def _make_even(samples: Iterable[Sample]) -> None:
 
 
 def _share_metadata_keys(samples: Sequence[Sample]) -> None:
-    """slime reads the keys of the first sample from all samples."""
+    """Gives all samples the same metadata keys: slime reads the keys of the first sample from all samples."""
     keys = list(dict.fromkeys(key for sample in samples for key in sample.metadata))
     for sample in samples:
         sample.metadata = {key: sample.metadata.get(key) for key in keys}
 
 
 def _agree_on_round_number(samples: Sequence[Sample]) -> None:
-    """slime sums the round numbers of all samples: samples without one, such as dummies, get the mean."""
+    """Gives samples without a round number, such as dummies, the mean: slime sums it over all samples."""
     given: list[tuple[Sample, Any]] = [(sample, sample.metadata.get("round_number")) for sample in samples]
     known = [(sample, value) for sample, value in given if _is_finite(value) and not sample.remove_sample]
     if not known:
@@ -214,7 +214,7 @@ def _agree_on_round_number(samples: Sequence[Sample]) -> None:
 
 
 def _agree_on_source_name(samples: Sequence[Sample]) -> None:
-    """slime requires the source name of every sample to be a text; a dummy gets that of its group."""
+    """Gives every sample a source name, which slime requires to be a text; a dummy gets that of its group."""
     if not any("source_name" in sample.metadata for sample in samples):
         return
     by_group = {sample.group_index: _name(sample.metadata["source_name"]) for sample in samples[::-1] if _named(sample)}
@@ -250,7 +250,7 @@ def _takes_advantage_shape_from_log_probs(args: Any) -> bool:
 
 
 def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
-    """slime reads log-probs of every sample if the first one has them."""
+    """Gives log-probs to all samples or to none: slime reads them of every sample if the first one has them."""
     trained = [sample for sample in samples if not sample.remove_sample]
     lacking = [sample for sample in trained if sample.rollout_log_probs is None]
     if lacking and _takes_advantage_shape_from_log_probs(args):
@@ -377,7 +377,7 @@ def _metadata(trajectory: RolloutTrajectory, *, row: int) -> dict[str, Any]:
 
 
 def _returns(trajectory: RolloutTrajectory, row: RolloutRow) -> dict[str, Any]:
-    """Returns of the row's response tokens and of the trajectory's turns; {} without rewards of turns."""
+    """Returns the metadata with the returns of response tokens and of turns; {} without rewards of turns."""
     if row.returns is None:
         return {}
     returns = [*row.returns[row.response_start :]]
@@ -393,14 +393,15 @@ def _non_generation_time(trajectory: RolloutTrajectory) -> float:
 
 
 def batch_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """Returns what the trajectories of a batch have in common, and how often one of k attempts at a task succeeds."""
+    """Returns the metrics of a batch, in which each trajectory counts once, with pass@k and the groups of equal
+    rewards."""
     by_group = [[_facts(rows) for rows in trajectories_of([group])] for group in groups]
     of_groups = metrics.pass_at(by_group) | metrics.equal_rewards(by_group)
     return metrics.batch_metrics(fact for group in by_group for fact in group) | of_groups
 
 
 def _facts(rows: list[Sample]) -> TrajectoryFacts:
-    """A trajectory's own rows alone: those that fill up a step are no part of it."""
+    """Returns the values of a trajectory from its own rows, without the rows that fill up a step."""
     trained = [row for row in rows if not row.remove_sample]
     metadata = rows[0].metadata
     return TrajectoryFacts(

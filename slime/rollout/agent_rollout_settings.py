@@ -11,9 +11,9 @@ Attributes without a flag in slime are set in the file of ``--custom-config-path
                                  report the ids that it runs, is refused at the start
     rollout_buffer_options       further keys of the start payload: timeouts, ratios, options of the generator
     rollout_buffer_token         bearer token; by default ROLLOUT_BUFFER_TOKEN of the environment
-    rollout_buffer_wait_s        how long one poll waits for a group (20)
-    rollout_buffer_lease_s       how long a delivery may stay unacknowledged before it is redelivered (600)
-    rollout_buffer_timeout_s     how long one call may take in addition to that (100)
+    rollout_buffer_wait_s        seconds that one poll waits for a group (20)
+    rollout_buffer_lease_s       seconds until a delivery that is not acknowledged is redelivered (600)
+    rollout_buffer_timeout_s     seconds that one call may take in addition to rollout_buffer_wait_s (100)
     rollout_buffer_image_cache_mb   cache of fetched screenshots, in MB (512)
     rollout_buffer_image_fetches    concurrent downloads of screenshots (16)
     rollout_buffer_image_threads    threads that convert screenshots to tensors (2)
@@ -236,14 +236,14 @@ def read_turn_discount(args: Any) -> float | None:
     """Reads the discount of turns; None if rewards of turns are not trained.
 
     Raises:
-        ConfigError: it is no number from 0 to 1.
+        ConfigError: it is not a number from 0 to 1.
     """
     name = "rollout_buffer_turn_discount"
     given = getattr(args, name, None)
     if given is None:
         return 1.0 if getattr(args, "custom_advantage_function_path", None) == ADVANTAGE_PATH else None
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
-        raise ConfigError(f"{name} is {given!r}; use a number from 0 to 1, which is what the turn after counts")
+        raise ConfigError(f"{name} is {given!r}; use a number from 0 to 1, the weight of the next turn's return")
     return float(given)
 
 
@@ -473,7 +473,7 @@ def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
 
 
 def _plays_ahead(args: Any) -> dict[str, int]:
-    """Returns how far a job plays ahead of the trainer.
+    """Returns the payload's limit of the groups that a job plays ahead of the trainer.
 
     On-policy: only the groups of one rollout. Otherwise new groups begin while fewer than one rollout's groups are
     ready: with the running ones, a trainer that is slower than the devices has about two rollouts ahead, and a quicker
