@@ -148,8 +148,8 @@ class MultiTurnLossMaskGenerator:
     def get_loss_mask(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> IdsAndMask:
         """Returns ``(token_ids, loss_mask)``, two lists of equal length.
 
-        The reasoning of the last message is among them also where the template of a distilled DeepSeek drops it.
-        A message with a ``step_loss_mask`` other than 1 is not trained; its ids do not change. Undecided tokens are 0;
+        For a distilled DeepSeek, they include the reasoning of the last message, which its template drops. A message
+        with a ``step_loss_mask`` other than 1 is not trained; its ids do not change. Undecided tokens are 0;
         ``mask_conversation`` returns them with the reason. Messages are not changed.
         """
         return self._method()(messages, tools)
@@ -157,7 +157,10 @@ class MultiTurnLossMaskGenerator:
     def get_loss_masks(
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
     ) -> list[IdsAndMask]:
-        """As ``get_loss_mask`` for many conversations, tokenised on all cores. ``tools`` has one entry for each."""
+        """Returns the result of ``get_loss_mask`` for each of many conversations, tokenised on all cores.
+
+        ``tools`` has one entry for each conversation.
+        """
         if not self.is_built_in:
             each = tools if tools is not None else [None] * len(conversations)
             return [self.get_loss_mask(messages, own) for messages, own in zip(conversations, each, strict=True)]
@@ -173,7 +176,7 @@ class MultiTurnLossMaskGenerator:
     def mask_conversations(
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
     ) -> list[MaskedConversation]:
-        """As ``mask_conversation`` for many conversations, tokenised in parallel batches."""
+        """Returns the result of ``mask_conversation`` for each of many conversations, tokenised in parallel batches."""
         each = tools if tools is not None else [None] * len(conversations)
         masked: list[MaskedConversation] = []
         for start in range(0, len(conversations), _BATCH):

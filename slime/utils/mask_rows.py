@@ -1,4 +1,4 @@
-"""Packs generations into training rows: sampled tokens are trained after exactly the ids that they were sampled after.
+"""Packs generations into training rows, in which each sampled token follows exactly the ids that it was sampled after.
 
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
 """
@@ -118,7 +118,7 @@ def get_response_lengths(loss_masks: Sequence[Sequence[int]]) -> list[int]:
 
 
 def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
-    """Packs generations into rows so that each sampled token is trained exactly once, by greedy exact prefix matching.
+    """Packs generations into rows by greedy exact prefix matching; each output to be trained is in exactly one row.
 
     A generation whose ``prompt_ids`` start with all tokens of the previous row continues that row: the rest of its
     prompt is context (0), its output is trained (1). Any other generation (an edited context, reasoning dropped by the

@@ -447,7 +447,7 @@ def test_a_job_is_paused_only_after_asking(visit: Callable[..., Visit], site: Si
     assert site.context.buffer.job(JOB).state == "running"
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("dialog").get_by_role("button", name="Pause").click()
-    page.get_by_text("Somebody paused the job").wait_for()
+    page.get_by_text("The job was paused by request").wait_for()
     assert site.context.buffer.job(JOB).state == "paused"
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("dialog").get_by_role("button", name="Resume").click()

@@ -13,6 +13,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 
 MEMBERS_LOOKED_AT = 1000
+"""The newest groups with this many slots in total are read."""
 FOR_REWARDS = frozenset({CauseCode.NOT_VALID, CauseCode.ITEMS_FILTERED, CauseCode.GROUP_FUNCTION})
 
 _NEWEST = (

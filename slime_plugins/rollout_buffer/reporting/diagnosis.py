@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobSta
 from slime_plugins.rollout_buffer.wire.job_replies import Explanation, Severity
 
 _FARM_OF_DOCTOR = "android_world"
-"""The task type whose devices ``rollout-buffer doctor`` looks at."""
+"""The task type whose devices ``rollout-buffer doctor`` examines."""
 QUIET_AFTER_S = 60.0
 """A job with a younger trajectory counts as progressing."""
 START_TIMEOUT_S = 120.0
@@ -33,7 +33,10 @@ LITTLE_DISK_BYTES = 2_000_000_000
 
 
 def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
-    """Returns at least one explanation, the most urgent first; one that all attempts fail precedes all others."""
+    """Returns at least one explanation, the most urgent first.
+
+    Among equally urgent ones, the explanation that all attempts fail is the first.
+    """
     aside = [*_left_out(snapshot), *_prompts(snapshot)]
     if over := list(_over(snapshot)):
         return _named([*over, *aside, *_dropped(snapshot)], at=snapshot)
@@ -46,7 +49,7 @@ def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
 
 
 def _named(found: Sequence[Explanation], *, at: JobSnapshot) -> list[Explanation]:
-    """Puts the job's own id and log into what is advised: the commands can be pasted."""
+    """Replaces JOB and LOG in the advice by the job's id and log, so that the commands can be pasted."""
     names = {"JOB": shlex.quote(at.job_id), "LOG": at.log}
     return [replace(one, advice=re.sub(r"\bJOB\b|\bLOG\b", lambda name: names[name[0]], one.advice)) for one in found]
 
@@ -59,7 +62,7 @@ def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[s
             code="broken_generator",
             severity=Severity.ATTENTION,
             message=f"The generator file {name} does not load: {reason.splitlines()[0]}.",
-            advice="Its task types cannot be started until the file is mended: the next start of a job reads it again.",
+            advice="Its task types cannot be started until the file is fixed: the next start of a job reads it again.",
         )
         for name, reason in sorted(broken_generators.items())
     ]
@@ -97,7 +100,7 @@ def _over(at: JobSnapshot) -> Iterator[Explanation]:
             code="failed",
             severity=Severity.STOPPED,
             message=f"The job failed{_because(at.cause)}.{left}",
-            advice="Mend the cause, then start the same job again: it begins again with what failed and what is open."
+            advice="Fix the cause, then start the same job again: it begins again with what failed and what is open."
             + _where_shown(at),
         )
 
@@ -155,8 +158,8 @@ def _paused(at: JobSnapshot) -> Explanation:
     return Explanation(
         code="paused",
         severity=Severity.STOPPED,
-        message=f"Somebody paused the job{_because(at.cause)}: no new episode starts.",
-        advice="rollout-buffer resume JOB, or Resume on its page of the dashboard, lets it go on.",
+        message=f"The job was paused by request{_because(at.cause)}: no new episode starts.",
+        advice="rollout-buffer resume JOB, or Resume on its page of the dashboard, continues it.",
     )
 
 
@@ -272,7 +275,7 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             code="refused_items",
             severity=Severity.STOPPED if _only_refused(at) else Severity.ATTENTION,
             message=f"{_many(at.refused_items, 'item')} refused. The last was answered {at.last_refusal[:300]}",
-            advice="Mend what writes the items"
+            advice="Fix the program that writes the items"
             + (", or start the job with a wider reward_range." if "reward_out_of_range" in at.last_refusal else "."),
         )
 
@@ -489,7 +492,7 @@ def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _most_wait_for_engine(at: JobSnapshot, failures: int) -> bool:
-    """Returns True if the engine in trouble holds more episodes than have failed: it is the cause to say first."""
+    """Returns True if more episodes wait for an engine in trouble than have failed: then the engine is the cause."""
     return at.engine.code is not EngineTrouble.NONE and at.engine.waiting > failures
 
 
@@ -562,7 +565,7 @@ _FAILURE_ADVICE = {
     "engine": "Ask the engine itself: its log says why it refuses.",
     "environment_setup": "The input line, or what it names, cannot be played: correct the input.",
     "judge": "The judge crashed or did not answer, so there is no reward. Is the memory used up?",
-    "generator": "Mend the generator's file and start the job again: it is read again.",
+    "generator": "Fix the generator's file and start the job again: it is read again.",
 }
 
 

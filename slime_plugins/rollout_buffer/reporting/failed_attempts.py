@@ -1,4 +1,4 @@
-"""The attempts of a job that failed: their errors, and what was said in the newest of them. Changes no state."""
+"""Read-only queries of a job's failed attempts: their errors, and the transcripts of the newest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
 
 
 def failed_attempts(store: Store, job_id: str, page: AttemptPageQuery) -> FailedAttemptPage:
-    """Returns one page of the attempts of a job that failed, the last ended first, each with its error.
+    """Returns one page of a job's failed attempts with their errors, the last ended first.
 
     Raises:
         NotFoundError: there is no such job.

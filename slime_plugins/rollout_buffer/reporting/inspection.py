@@ -215,12 +215,12 @@ class Inspection:
         """Returns a trajectory's payload by its row key.
 
         Raises:
-            DamagedError: its bytes are gone, or are not what was written.
+            DamagedError: its bytes are missing or differ from what was written.
         """
         with self.store.read_one() as connection:
             row = connection.execute("SELECT body, body_place FROM trajectories WHERE key = ?", (key,)).fetchone()
         if row is None:
-            raise DamagedError("the trajectory is not kept any more")
+            raise DamagedError("the trajectory was deleted")
         return self.store.get_payload(row["body"], row["body_place"])
 
     def entries(self, keys: Sequence[int]) -> list[TrajectoryEntry]:

@@ -1,4 +1,4 @@
-"""A job as it is shown: its state, progress and accounting, and the settings that it keeps."""
+"""Describes a job for replies: its state, progress and accounting, and its stored settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.wire.job_replies import Job, JobProgress
 
 
 def job_progress(connection: Connection, job: JobRecord) -> JobProgress:
-    """Returns a job's state and how far it is."""
+    """Returns a job's state and the numbers of its groups and slots by state."""
     groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
     slots = {state: count * job.group_size for state, count in groups.items()}
     return JobProgress(
@@ -74,7 +74,7 @@ def describe_job(store: Store, job: JobRecord) -> Job:
 
 
 def settings_for_display(store: Store, job: JobRecord) -> dict[str, Any]:
-    """Returns what a job keeps of its payload, as it may be shown."""
+    """Returns the settings that a job stores of its payload, with secrets redacted."""
     with store.read() as connection:
         options = job_rows.options_of(connection, job.key)
     shown: dict[str, Any] = redacted_values({**job.settings.kept, **options})

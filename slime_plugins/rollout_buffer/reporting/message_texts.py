@@ -12,7 +12,7 @@ from typing import Any
 
 PREVIEW_LENGTH = 200
 LOOKED_AT = 4000
-"""Characters of a text that a preview is made of."""
+"""Number of characters of a text from which a preview is made."""
 _ENDS_OF_THOUGHT = ("</think>", "</thinking>")
 _CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
 _TAG = re.compile(r"</?(?:tool_call|conclusion|answer)>")

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow,
 from slime_plugins.rollout_buffer.wire.trajectory_replies import LagMismatch, MeanGap, Mismatch, TurnMismatch, WorstTurn
 
 MAX_ROWS = 5000
-"""Rows that are read, those with the largest gap first."""
+"""Maximum number of rows that are read; those with the largest gaps come first."""
 
 
 def describe_mismatch(store: Store, job_id: str, limit: int) -> Mismatch:

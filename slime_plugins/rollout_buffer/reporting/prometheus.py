@@ -28,7 +28,7 @@ JOB_LABELS = ("job_id", "task_type")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricName:
-    """One metric: its name, what it says, and by what it is told apart."""
+    """One metric with its help text and its labels."""
 
     name: str
     help: str
@@ -57,7 +57,7 @@ GROUPS = MetricName(
 )
 GROUP_CAUSES = MetricName(
     name="rollout_buffer_group_causes",
-    help="Groups that were filtered or failed, by why; numbers in the cause are written N",
+    help="Groups that were filtered or failed, by cause; numbers in the cause are written N",
     labels=(*JOB_LABELS, "state", "cause"),
 )
 ATTEMPTS = MetricName(
@@ -72,7 +72,7 @@ TRAJECTORIES = MetricName(
 )
 LATE = MetricName(
     name="rollout_buffer_trajectories_late",
-    help="Trajectories that came after their group had closed; kept, never delivered",
+    help="Trajectories written after their group had closed; stored, never delivered",
     labels=JOB_LABELS,
 )
 DAMAGED = MetricName(
@@ -104,7 +104,7 @@ PROMPTS = MetricName(
 )
 SUCCESS = MetricName(
     name="rollout_buffer_success",
-    help="Share of trajectories that solved their task, of those that say whether they did; statistic mean",
+    help="Share of trajectories that solved their task, of those that report success; statistic mean",
     labels=(*JOB_LABELS, "statistic"),
 )
 STALENESS = MetricName(
@@ -130,7 +130,7 @@ DELIVERIES = MetricName(
 )
 POLL_AGE = MetricName(
     name="rollout_buffer_poll_age_seconds",
-    help="Seconds since a trainer last asked for the job's data, to within 5; absent when none ever did",
+    help="Seconds since a trainer last polled the job, to within 5; absent when none ever did",
     labels=JOB_LABELS,
 )
 OLDEST_READY = MetricName(
@@ -140,7 +140,7 @@ OLDEST_READY = MetricName(
 )
 SUPERVISOR_AGE = MetricName(
     name="rollout_buffer_supervisor_heartbeat_age_seconds",
-    help="Seconds since the supervisor said that it lives; absent when it never did or ended in order",
+    help="Seconds since the supervisor's last heartbeat; absent when there was none or the supervisor stopped in order",
 )
 STORE_BYTES = MetricName(
     name="rollout_buffer_store_bytes",
@@ -156,22 +156,22 @@ DEVICE_LABELS = ("pool", "device_id")
 DEVICES = MetricName(
     name="rollout_buffer_devices",
     help="1 for each device, under the state it is in: preparing, booting, ready, leased, checking, quarantined, "
-    "recycling. This and what follows is absent for farms that no running job reported in the last minute",
+    "recycling. Metrics of devices are absent for pools that no running job reported in the last minute",
     labels=(*DEVICE_LABELS, "state"),
 )
 DEVICE_EPISODES = MetricName(
     name="rollout_buffer_device_episodes",
-    help="Episodes that had the device since its farm exists",
+    help="Episodes that were lent the device since its pool exists",
     labels=DEVICE_LABELS,
 )
 DEVICE_STEPS = MetricName(
     name="rollout_buffer_device_steps",
-    help="Actions done on the device",
+    help="Actions executed on the device",
     labels=DEVICE_LABELS,
 )
 DEVICE_FAILURES = MetricName(
     name="rollout_buffer_device_failures",
-    help="What went wrong on the device, by kind: hung, died, device, environment_setup, refused, not_restored, "
+    help="Failures of the device, by kind: hung, died, device, environment_setup, refused, not_restored, "
     "boot_failed, lease_expired",
     labels=(*DEVICE_LABELS, "kind"),
 )

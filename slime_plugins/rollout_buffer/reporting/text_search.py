@@ -41,10 +41,10 @@ class TextSearch:
 
         Raises:
             NotFoundError: the job that is asked for does not exist.
-            UnavailableError: as many searches run as may.
+            UnavailableError: ``AT_ONCE`` searches are running.
         """
         if not self._places.acquire(blocking=False):
-            raise UnavailableError(f"{AT_ONCE} searches are running already; ask again in a moment")
+            raise UnavailableError(f"{AT_ONCE} searches are running already; try again later")
         try:
             return self._page(query)
         finally:

@@ -133,13 +133,13 @@ def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:
 
 
 def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGroup]) -> dict[str, dict[str, float]]:
-    """Returns what was measured over a job's whole life, by what it is and then by statistic; unknown is left out.
+    """Returns the measures of a job over all its trajectories, by measure and statistic; unknown values are left out.
 
-    ``over`` are its groups that are over.
+    ``over`` are the groups that ``bias.closed_groups`` returns.
 
     ``reward`` has mean, min and max; ``success`` a mean, over the episodes of which it is known; ``staleness`` (in
-    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` as ``bias_measures`` has it;
-    ``prompts`` what the engines said of those that they ran (``PromptCounts``). Late trajectories count in that alone.
+    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` is that of ``bias_measures``;
+    ``prompts`` has the results of the prompt checks (``PromptCounts``), in which late trajectories count as well.
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
@@ -182,7 +182,7 @@ def _first_key(connection: Connection, job_key: int, start: float) -> int:
 
 
 def _end_key(connection: Connection, job_key: int, which: str) -> int:
-    """One end at a time: SQLite looks up one, and walks through the whole index for both."""
+    """Returns the lowest or the highest key; for both in one query, SQLite would scan the whole index."""
     query = f"SELECT {which}(key) FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ?"
     return int(connection.execute(query, (job_key,)).fetchone()[0] or 0)
 

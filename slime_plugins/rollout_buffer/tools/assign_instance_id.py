@@ -24,7 +24,7 @@ Line = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, or 2 after a sentence that says what to mend."""
+    """Runs the command; returns 0, or 2 after a message that says what to correct."""
     options = _parse(arguments)
     output_path = options.output_path or options.input_path.with_name(f"{options.input_path.stem}_instance_id.jsonl")
     try:

@@ -64,7 +64,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"running_attempts": 0, "trajectory_age_s": None}, "no_runner", "runner is not at work"),
     ({"supervisor_age_s": None}, "no_supervisor", "no episodes are played"),
     ({"supervisor_age_s": 300.0}, "no_supervisor", "last seen 5 min ago"),
-    ({"state": JobState.PAUSED}, "paused", "Somebody paused the job"),
+    ({"state": JobState.PAUSED}, "paused", "The job was paused by request"),
     (
         {"state": JobState.PAUSED, "cause": causes.IDLE, "pause_when_idle_s": 3600.0},
         "paused_idle",
@@ -241,7 +241,7 @@ def test_an_engine_that_most_episodes_wait_for_is_said_before_the_few_that_faile
         ("mine", "device", "rollout-buffer attempts 'a b' shows each error"),
         ("miniwob", "environment_setup", "Is the task's name and params_idx in the input right?"),
         ("mine", "environment_setup", "The input line, or what it names, cannot be played"),
-        ("mine", "generator", "Mend the generator's file and start the job again"),
+        ("mine", "generator", "Fix the generator's file and start the job again"),
     ],
 )
 def test_what_to_do_fits_the_task_and_can_be_pasted(task_type: str, code: str, advice: str) -> None:

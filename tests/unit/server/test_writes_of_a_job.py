@@ -85,7 +85,7 @@ def test_a_job_whose_generator_is_refused_says_so_with_status_and_reason(
     said = first_explanation(client, "mine")
     assert (said["code"], said["severity"]) == ("refused_items", "stopped")
     assert f"1 item was refused. The last was answered {reason}" in said["message"]
-    assert said["advice"] == "Mend what writes the items."
+    assert said["advice"] == "Fix the program that writes the items."
     assert first_explanation(client, "another")["code"] == "external_waits"
 
 

@@ -59,4 +59,4 @@ def _remedy(cluster: RayVersions, own: RayVersions) -> str:
     ray = f"install 'ray=={cluster.ray}' here, or {own.ray} there" if cluster.ray != own.ray else ""
     python = f"run both on one Python ({cluster.python} there, {own.python} here)"
     steps = [step for step in (ray, python if cluster.python != own.python else "") if step]
-    return "To mend it, " + " and ".join(steps)
+    return "To correct it, " + " and ".join(steps)
