@@ -234,7 +234,8 @@ async def test_a_timeout_says_how_its_job_ended(served: BufferProcess, stand_in_
     buffer = served
     unlabelled = buffer.folder / "unlabelled.jsonl"
     unlabelled.write_text('{"instance_id": "math_001", "prompt": [{"role": "user", "content": "Prove it."}]}\n')
-    args = arguments(buffer, stand_in_engine, prompt_data=str(unlabelled))
+    options = {"max_attempts": 1}
+    args = arguments(buffer, stand_in_engine, prompt_data=str(unlabelled), rollout_buffer_options=options)
     told = await asyncio.to_thread(start_rollout, buffer.url, args, {})
     job_id = told["job_id"]
     await asyncio.to_thread(wait_until, lambda: buffer.client.job(job_id)["state"] == "failed", 60, "its end")

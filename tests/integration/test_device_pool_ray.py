@@ -38,6 +38,7 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
 from tests.android_world_expert import expert_replies, turn_of
 from tests.bad_adb import make_adb, set_devices
+from tests.integration.conftest import descendants, is_alive, wait_until
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 pytestmark = [
@@ -76,34 +77,19 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cluster(token: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A local Ray. It ends with its parent: here when the parent is killed, in the demo's test in order."""
     address_file = tmp_path_factory.mktemp("ray") / "address"
     command = [sys.executable, "-m", LOCAL_RAY, "--num-cpus", "2", "--address-file", str(address_file)]
-    process = subprocess.Popen(command)
+    parent = subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({command})"])
     try:
-        yield wait_for(address_file, process)
+        yield wait_for(address_file, parent)
     finally:
-        process.terminate()
-        assert process.wait(timeout=60) == 0
+        below = descendants(parent.pid)
+        assert below
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not any(map(is_alive, below)), 60, "the end of Ray")
         assert not address_file.exists()
-        assert not processes_below(process.pid)
-
-
-def processes_below(group: int) -> list[str]:
-    """Returns the command lines of living processes whose Ray files belong to the cluster that was started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(stat[1]) == group and stat[0] != "Z":
-                found.append(entry.name)
-    return found
-
-
-def is_alive(process: str) -> bool:
-    return Path(f"/proc/{process}").exists()
 
 
 def kill_manager() -> None:
@@ -113,7 +99,7 @@ def kill_manager() -> None:
 
 async def until_gone(process: str) -> None:
     deadline = time.monotonic() + 30
-    while is_alive(process):
+    while is_alive(int(process)):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 
@@ -189,7 +175,7 @@ async def test_a_hung_worker_is_killed_and_replaced(cluster: str) -> None:
                 await device.step(CLICK)
         async with await pool.acquire() as device:
             assert (await device.reset("Solved", 0)).details["pid"] != hung
-        assert not is_alive(hung)
+        assert not is_alive(int(hung))
 
 
 VICTIM = (
@@ -349,24 +335,3 @@ async def test_attached_devices_play_in_workers_and_one_that_drops_is_connected_
         assert [entry["failures"] for entry in await pool.counters()] == [{}, {}]
     finally:
         await pool.close()
-
-
-def test_local_ray_ends_with_its_parent(token: None, tmp_path: Path) -> None:
-    address_file = tmp_path / "address"
-    shell = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import subprocess, sys; subprocess.run([sys.executable, '-m', '{LOCAL_RAY}', "
-            f"'--num-cpus', '1', '--address-file', {str(address_file)!r}])",
-        ]
-    )
-    wait_for(address_file, shell)
-    (child,) = processes_below(shell.pid)
-    shell.kill()
-    shell.wait()
-    deadline = time.monotonic() + 30
-    while is_alive(child) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not is_alive(child)
-    assert not address_file.exists()

@@ -26,7 +26,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
 ]
-ATTACK_S = 4.0
+ATTACK_S = 2.0
+IN_CI = ("slow bodies", "half heads")
+"""The others reach nginx alone, or the buffer as they do without it (``test_slow_clients.py``)."""
 PAUSE_S = 0.05
 """Between the rounds of the honest client: the configuration allows an address 50 requests a second for ``/health``."""
 
@@ -108,7 +110,9 @@ def test_a_poll_waits_and_a_delivery_the_dashboard_and_refusals_come_through(
     assert honest.post(f"{front.url}/sign_in", data=b" " * 70_000).status_code == 413
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    "attack", [one if one in IN_CI else pytest.param(one, marks=pytest.mark.large) for one in ATTACKS]
+)
 def test_honest_clients_are_served_through_an_attack(
     buffer: BufferProcess, front: Front, honest: requests.Session, attack: str
 ) -> None:

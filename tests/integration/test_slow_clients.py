@@ -15,7 +15,7 @@ from tests.slow_clients import ATTACKS, attacked
 from tests.support import written
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
-ATTACK_S = 3.0
+ATTACK_S = 2.0
 WELL_AGAIN_S = 5.0
 
 

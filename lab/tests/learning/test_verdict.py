@@ -27,7 +27,7 @@ def test_a_clear_rise_is_called_one_and_a_fall_is_not() -> None:
 def test_chance_alone_is_not_called_a_rise() -> None:
     rng = random.Random(2)
 
-    alarms = sum(judge(groups(rng, 0.5), groups(rng, 0.5)).rose for _ in range(DRAWS))
+    alarms = sum(judge(groups(rng, 0.5, 12), groups(rng, 0.5, 12)).rose for _ in range(DRAWS))
 
     assert alarms <= 1  # one in a thousand of them is expected: two of 60 would come once in 600 runs
 

@@ -30,10 +30,11 @@ def finish(discovery: GeneratorDiscovery) -> dict[str, str]:
     return broken
 
 
-def test_good_files_are_found_beside_one_that_hangs_and_one_that_ends_the_process(tmp_path: Path) -> None:
+def test_good_files_are_found_beside_broken_ones_and_changed_files_are_listed_again(tmp_path: Path) -> None:
     (tmp_path / "a_hangs.py").write_text("import time\ntime.sleep(1000)\n")
     (tmp_path / "b_ends.py").write_text("import os\nos.write(2, b'my last words')\nos._exit(3)\n")
     (tmp_path / "c_good.py").write_text(GOOD + "print('junk', end='')\n")
+    (tmp_path / "d_mended.py").write_text("TASK_TYPE = 'mended'\n\ndef run_rollout(data:\n")
     discovery = GeneratorDiscovery([tmp_path], file_timeout_s=5.0)
     discovery.reconcile()
     assert "listed" in (discovery.activity() or "")
@@ -43,27 +44,19 @@ def test_good_files_are_found_beside_one_that_hangs_and_one_that_ends_the_proces
     assert "did not load within 5 s" in broken["a_hangs.py"]
     assert "exit code 3" in broken["b_ends.py"]
     assert "my last words" in broken["b_ends.py"]
+    assert broken["d_mended.py"].startswith(f"{tmp_path}/d_mended.py, line 3: SyntaxError: '(' was never closed\n")
+    assert "registry" not in broken["d_mended.py"]
     # A runner is told, and does not hang in its turn.
     skipped = [Path(file) for file in discovery.skipped]
     assert load("good", [tmp_path], skip=skipped).task_type == "good"
 
-
-def test_a_file_that_changed_is_listed_again_also_one_that_hung(tmp_path: Path) -> None:
-    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
-    (tmp_path / "mended.py").write_text("TASK_TYPE = 'mended'\n\ndef run_rollout(data:\n")
-    discovery = GeneratorDiscovery([tmp_path], file_timeout_s=5.0)
-    broken = finish(discovery)
-    assert broken["mended.py"].startswith(f"{tmp_path}/mended.py, line 3: SyntaxError: '(' was never closed\n")
-    assert "registry" not in broken["mended.py"]
-    assert "hangs.py" in broken
-
-    (tmp_path / "mended.py").write_text(GOOD.replace("good", "mended"))
-    (tmp_path / "new.py").write_text(GOOD.replace("good", "new"))
-    (tmp_path / "hangs.py").write_text(GOOD)
+    (tmp_path / "a_hangs.py").write_text(GOOD.replace("good", "hung"))
+    (tmp_path / "b_ends.py").unlink()
+    (tmp_path / "d_mended.py").write_text(GOOD.replace("good", "mended"))
+    (tmp_path / "e_new.py").write_text(GOOD.replace("good", "new"))
 
     assert finish(discovery) == {}
-    assert discovery.catalog is not None
-    assert {"good", "mended", "new"} <= discovery.catalog["task_types"].keys()
+    assert {"good", "hung", "mended", "new"} <= discovery.catalog["task_types"].keys()
     assert discovery.activity() is None
 
 
