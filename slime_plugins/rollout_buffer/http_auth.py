@@ -32,12 +32,12 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> bool:
     """Accepts a request with the token, or with the cookie of a browser that has signed in.
 
-    ``environ`` is the request as WSGI has it; ``token`` is None when the server asks for none. Returns False for a
-    request that passes only because its route is open to everybody.
+    ``environ`` is the request's WSGI environment; ``token`` is None if the server requires none. Returns False for a
+    request that passes only because its route needs no token.
 
     Raises:
-        UnauthorizedError: it carries neither.
-        ForbiddenError: it would change something, and a page of another site made a browser send it.
+        UnauthorizedError: it has neither.
+        ForbiddenError: it is not a reading request, and a browser sent it for a page of another site.
     """
     if token is not None and has_bearer(environ.get("HTTP_AUTHORIZATION"), token):
         return True
@@ -50,7 +50,7 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
     if not _session_holds(cookie, token, now):
         raise UnauthorizedError(why_unauthorized(environ.get("HTTP_AUTHORIZATION")))
     if environ["REQUEST_METHOD"] not in READING and "HTTP_ORIGIN" not in environ:
-        raise ForbiddenError("a request with a cookie must say which page it comes from (Origin)")
+        raise ForbiddenError("a request with a cookie must name its page (header Origin)")
     return True
 
 
@@ -70,7 +70,7 @@ def has_bearer(authorization: str | None, *tokens: str) -> bool:
     given = bearer_of(authorization)
     matches = [
         is_token(given, token) for token in tokens
-    ]  # all of them are looked at: the first would tell by its time
+    ]  # all are compared: stopping at a match would show by the time which one matched
     return bool(given) and any(matches)
 
 
@@ -78,7 +78,7 @@ def check_bearer(authorization: str | None, *tokens: str | None) -> None:
     """Accepts a request with one of the tokens, or any request if there are no tokens.
 
     Raises:
-        UnauthorizedError: it does not; says what is wrong with its header.
+        UnauthorizedError: it has none of them; the message says what is wrong with its header.
     """
     accepted = [token for token in tokens if token]
     if accepted and not has_bearer(authorization, *accepted):
@@ -89,10 +89,10 @@ def why_unauthorized(authorization: str | None) -> str:
     """Returns a sentence on what is wrong with an ``Authorization`` header."""
     scheme, _, given = (authorization or "").partition(" ")
     if not scheme:
-        return "no token came: send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)"
+        return "no token was sent: send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)"
     if scheme.lower() != "bearer" or not given.strip():
         return "the Authorization header must say Bearer TOKEN"
-    return "the token that came is not this server's: send the first line of its --token-file"
+    return "the token is not this server's: send the first line of its --token-file"
 
 
 def is_token(given: str, token: str) -> bool:
@@ -106,7 +106,7 @@ def cookie_name(token: str) -> str:
 
 
 def issue_session(token: str, now: float) -> str:
-    """Returns the cookie of a browser that gave the token at ``now``."""
+    """Returns the cookie of a browser that signed in with the token at ``now``."""
     ends_at = str(int(now + SESSION_LENGTH_S))
     return f"{ends_at}.{_signed(token, ends_at)}"
 
@@ -146,10 +146,10 @@ def _cookie(environ: Mapping[str, Any], name: str) -> str:
 def check_host(given: str | None, allowed: Collection[str]) -> None:
     """Accepts a request whose Host is a loopback name or one of ``allowed``.
 
-    ``given`` is its Host header; None when it has none, which no browser's request is.
+    ``given`` is its Host header; None, which browsers never send, is accepted.
 
     Raises:
-        ForbiddenError: it asks for another host.
+        ForbiddenError: the Host is another one.
     """
     if given is None:
         return
@@ -174,10 +174,10 @@ def check_origin(origin: str | None, host: str | None) -> None:
 
 
 def check_page(headers: Mapping[str, str], allowed: Collection[str]) -> None:
-    """``check_host`` and ``check_origin`` for a server without a token.
+    """Checks Host and Origin of a request to a server without a token, as ``check_host`` and ``check_origin``.
 
     Raises:
-        ForbiddenError: as either of them.
+        ForbiddenError: one of them is refused.
     """
     check_host(headers.get("Host"), allowed)
     check_origin(headers.get("Origin"), headers.get("Host"))

@@ -89,7 +89,7 @@ def _before_any_command(
             "--demo-tokenizer",
             callback=_print_demo_tokenizer,
             is_eager=True,
-            help="Print the folder of the tokenizer that ships for the stand-in engine.",
+            help="Print the folder of the included tokenizer, which the scripted engine uses.",
         ),
     ] = False,
     _version: Annotated[

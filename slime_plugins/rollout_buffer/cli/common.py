@@ -1,4 +1,4 @@
-"""Shared by all commands: options, output, errors and exit codes."""
+"""Options, output, errors and exit codes that all commands share."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:  # importing HTTP libraries would dominate the time of `--help
 
 class ExitCode(IntEnum):
     WELL = 0  # done
-    NO = 1  # the answer is no (not well, something is missing), or it failed
+    NO = 1  # a check failed (unhealthy, something is missing), or the command failed
     WRONG_CALL = 2  # an option, a file, a name or the token is wrong: the same call will fail again
     OUT_OF_REACH = 3  # the buffer does not answer
-    REFUSED = 4  # the buffer cannot do it in its present state; the same call may be right later
+    REFUSED = 4  # the buffer cannot do it in its present state; the same call may succeed later
 
 
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 the answer is no, or it failed; 2 the call is wrong (option, file, name, token); "
+    "Exit codes: 0 done; 1 a check or the command failed; 2 the call is wrong (option, file, name, token); "
     "3 the buffer does not answer; 4 the buffer refuses it in its present state (conflict, busy, full)."
 )
 WIDTH_OF_A_FILE = 120
@@ -52,9 +52,7 @@ errors = Console(stderr=True)
 DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
 Url = Annotated[
     str,
-    typer.Option(
-        "--url", envvar="ROLLOUT_BUFFER_URL", help="Where the buffer serves. Its token: ROLLOUT_BUFFER_TOKEN."
-    ),
+    typer.Option("--url", envvar="ROLLOUT_BUFFER_URL", help="Address of the buffer. Its token: ROLLOUT_BUFFER_TOKEN."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 GeneratorDirs = Annotated[
@@ -69,7 +67,7 @@ AndroidConfig = Annotated[
     Path | None,
     typer.Option(
         envvar="ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG",
-        help="File with the settings of Android World and its devices. [default: the one that ships]",
+        help="File with the settings of Android World and its devices. [default: the included file]",
     ),
 ]
 AndroidSetting = Annotated[
@@ -110,7 +108,11 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Converts expected errors into one sentence, or JSON with ``--json``, and an exit code."""
+    """Converts expected errors into one message, also as JSON with ``--json``, and an exit code.
+
+    Raises:
+        typer.Exit: an expected error occurred; it was printed.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -133,12 +135,12 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
         return error, ExitCode.NO
     wrong = requests.exceptions
     if isinstance(error, wrong.InvalidURL | wrong.MissingSchema | wrong.InvalidSchema):
-        return ConfigError(f"--url is no address: give one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
+        return ConfigError(f"--url is not an address: use one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
     if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
         explanation = f"{why_no_answer(error)}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
         return _NoAnswerError(explanation), ExitCode.OUT_OF_REACH
     if isinstance(error, ValueError):
-        explanation = f"what answers there is no rollout buffer ({error}): look at --url"
+        explanation = f"there is no rollout buffer at --url ({error})"
         return _NoBufferError(explanation), ExitCode.NO
     assert isinstance(error, OSError)
     explanation = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
@@ -158,12 +160,12 @@ class _NoBufferError(RolloutBufferError):
 
 
 def answer_in_json(wanted: bool) -> None:
-    """Prints errors as JSON from now on, for commands that only print JSON."""
+    """Sets whether errors are printed as JSON from now on, for commands that only print JSON."""
     _json_is_wanted.set(wanted)
 
 
 def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
-    """Prints an error; returns the exit."""
+    """Prints an error and returns the exit to raise."""
     explanation = _with_commands(error.message)
     _print_error(error.code, explanation, error.detail)
     errors.print(f"rollout-buffer: {explanation}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -171,7 +173,7 @@ def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
 
 
 def _print_error(code: str, message: str, detail: Mapping[str, Any]) -> None:
-    """Prints an error as JSON, as the buffer's HTTP API does."""
+    """Prints an error in the JSON form of the HTTP API, if JSON is wanted."""
     if _json_is_wanted.get():
         print_json(wire.encode_error(code, message, detail))
 
@@ -216,7 +218,11 @@ def local_time(seconds: float) -> str:
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Raises ``ConfigError`` if the output exists and ``overwrite`` is False."""
+    """Refuses an output that exists, unless ``overwrite`` is True.
+
+    Raises:
+        ConfigError: it exists.
+    """
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} exists: give another --output, or --overwrite to replace it")
 

@@ -1,4 +1,4 @@
-"""``rollout-buffer doctor``: checks this machine for what the configured devices need, with remedies. Changes nothing.
+"""``rollout-buffer doctor``: checks whether this machine has what the configured devices need. Changes nothing.
 
 The checks depend on ``device`` in the Android World settings: a simulated phone needs no SDK, so it is not checked.
 """
@@ -54,7 +54,7 @@ _NODES_S = 150.0
 class Examination:
     """What to examine; ``engine_url`` None skips the engine; ``kvm`` is for tests.
 
-    With ``ray_address`` the devices are on the nodes of that cluster, without one here.
+    With ``ray_address`` the devices are on the nodes of that cluster; without one they are on this machine.
 
     With ``tokenizer_path``, the folder of the engine's model, it checks whether the engine runs prompts exactly.
     """
@@ -109,7 +109,7 @@ def _python(_: Examination) -> list[Finding]:
 
 
 def _two_slimes(_: Examination) -> list[Finding]:
-    """Reports a second slime or slime_plugins on the path; nothing without one."""
+    """Reports a second slime or slime_plugins on the path; returns no finding if there is none."""
     advice = advice_on_two_slimes()
     if advice is None:
         return []
@@ -146,16 +146,16 @@ def _extensions(examination: Examination) -> list[Finding]:
         try:
             extension.load()
         except ConfigError as error:
-            found.append(Finding(name=name, state=State.MISSING, detail=error.message, remedy="mend or uninstall it"))
+            found.append(Finding(name=name, state=State.MISSING, detail=error.message, remedy="fix or uninstall it"))
         else:
             found.append(Finding(name=name, state=State.OK, detail=detail))
     return found
 
 
 def _browser(_: Examination) -> list[Finding]:
-    """Only task type miniwob needs a browser."""
+    """Checks the browser, which only task type miniwob needs."""
     try:
-        there, detail = True, find_chromium() or "the one that Playwright brought"
+        there, detail = True, find_chromium() or "the one that Playwright installed"
         remedy = ""
     except ConfigError as error:
         there, (detail, _colon, remedy) = False, error.message.partition(": ")
@@ -168,7 +168,7 @@ def _ray(examination: Examination) -> list[Finding]:
         detail, there = f"version {importlib.metadata.version('ray')}", True
     except importlib.metadata.PackageNotFoundError:
         detail, there = "not installed", False
-    remedy = f"{install_extra('android')}, or set device_pool: local to do without"
+    remedy = f"{install_extra('android')}, or set device_pool: local, which does not need it"
     return found("Ray", there, detail, remedy, needed=needed)
 
 
@@ -184,7 +184,7 @@ def _ray_cluster(examination: Examination) -> list[Finding]:
         there, output = answer.returncode == 0, answer.stdout if answer.returncode == 0 else answer.stderr
     except subprocess.TimeoutExpired:
         there, output = False, f"no answer within {_CLUSTER_S:.0f} s"
-    lines = [line for line in output.splitlines() if line.strip()] or ["it said nothing"]
+    lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
     remedy = "start it, or give the address of its head; both sides need one Ray and one Python"
     return found("Ray cluster", there, lines[-1], remedy, needed=True)
 
@@ -207,7 +207,7 @@ def _devices(examination: Examination) -> list[Finding]:
         )
         return [Finding(**finding) for finding in json.loads(answer.stdout)]
     except (subprocess.SubprocessError, ValueError) as error:
-        said = (str(getattr(error, "stderr", None) or error).strip().splitlines() or ["it said nothing"])[-1]
+        said = (str(getattr(error, "stderr", None) or error).strip().splitlines() or ["no output"])[-1]
         return found("nodes of the cluster", False, said, "see the finding Ray cluster", needed=True)
 
 
@@ -237,7 +237,7 @@ def _prompts(examination: Examination) -> list[Finding]:
     kept = "prompts of text and with images" if fidelity is not None and fidelity.images else "prompts of text"
     problem = "gives no answer" if fidelity is None else fidelity.complaint
     detail = f"the engine {problem}" if problem else f"it runs {kept} as they are sent"
-    remedy = "SGLang 0.5.13 or later keeps ids and tells them; for others see docs/fidelity.md"
+    remedy = "SGLang 0.5.13 or later keeps ids and reports them; for others see docs/fidelity.md"
     return found("prompts as they are sent", not problem, detail, remedy, needed=True)
 
 

@@ -89,11 +89,11 @@ def room_for_devices(settings: AndroidWorldSettings, resources: Mapping[str, flo
 
 
 def examine_node(settings: AndroidWorldSettings, resources: Mapping[str, float]) -> list[Finding]:
-    """Runs on a node of a Ray cluster: as ``examine_host``, for as many devices as there is room for."""
+    """Returns the findings of ``examine_host`` on a node of a Ray cluster, for as many devices as fit on it."""
     room = room_for_devices(settings, resources)
     if not room:
         detail = f"no room for a device in {in_words(resources)}"
-        remedy = "nothing, on a head that shall hold none; otherwise start it with more --num-cpus or --memory"
+        remedy = "nothing, if this node is to hold no devices; otherwise start it with more --num-cpus or --memory"
         return found("devices", False, detail, remedy, needed=False)
     return [
         *found("devices", True, f"room for {room}", "", needed=True),
@@ -140,7 +140,7 @@ def _kvm(host: Host) -> list[Finding]:
 
 
 def _kvm_problem(path: Path) -> str:
-    """Opens KVM, because root can read any file; returns the problem, empty if it works."""
+    """Returns the problem of KVM, empty if it works; opens it, because root may read the file of a broken one."""
     try:
         device = os.open(path, os.O_RDWR)
     except OSError as error:
@@ -198,7 +198,7 @@ def _avd(host: Host) -> list[Finding]:
 def _clones(host: Host, base: Path) -> list[Finding]:
     """Checks whether the base device can be copied now, and the disk space of all copies."""
     pid = running_emulator(base)
-    stands = "it stands still" if pid is None else f"the process {pid} runs it"
+    stands = "it is not running" if pid is None else f"the process {pid} runs it"
     findings = found("base device can be cloned", pid is None, stands, "stop that emulator", needed=True)
     try:
         shared = shares_blocks(base.parent)

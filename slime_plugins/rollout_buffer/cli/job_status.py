@@ -1,4 +1,4 @@
-"""Job status as tables and bars in the terminal."""
+"""Renders the status of jobs as tables and bars for the terminal."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     for state, causes in job["causes"].items():
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
     lines.extend(_bias(job.get("bias") or ()))
-    if job.get("devices") and job["state"] in OPEN_STATES:  # one that is over has given them back
+    if job.get("devices") and job["state"] in OPEN_STATES:  # a job that has ended has returned them
         lines.extend(_devices(job["devices"]))
     return Group(*lines)
 
 
 def _bar_style(job: Mapping[str, Any]) -> str:
-    """Red for a job that failed, or of which nothing comes unless somebody acts."""
+    """Returns red for a job that failed, or that delivers nothing until an operator acts."""
     stopped = any(one["severity"] == "stopped" for one in (job.get("now") or {}).get("explanation", ()))
     return "red" if stopped or job["state"] == "failed" else "green"
 

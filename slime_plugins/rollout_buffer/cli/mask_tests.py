@@ -120,7 +120,11 @@ def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, o
 
 
 def _compiled(file: Path) -> Any:
-    """Compiles the file; if that fails, without the lines ``..``, which stand for omitted parts of a literal."""
+    """Compiles the file; if that fails, without its lines ``...``, which stand for omitted parts of a literal.
+
+    Raises:
+        ConfigError: it cannot be read, or is not valid Python.
+    """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -132,7 +136,7 @@ def _compiled(file: Path) -> Any:
         try:
             return _compile(whole, file)
         except SyntaxError as error:
-            raise ConfigError(f"{file} line {error.lineno} is no Python: {error.msg}") from error
+            raise ConfigError(f"{file} line {error.lineno} is not valid Python: {error.msg}") from error
 
 
 def _compile(text: str, file: Path) -> Any:

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def examine_nodes(address: str, settings: AndroidWorldSettings, timeout_s: float) -> list[Finding]:
-    """Returns the findings of all nodes, and whether they have room for all devices.
+    """Returns the findings of all nodes, and a finding on whether all devices fit on them.
 
     Raises:
         ConfigError, DeviceError: as ``on_every_node``.

@@ -22,6 +22,7 @@ _ROLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "ye
 def message_lines(
     message: Mapping[str, Any], draw: Callable[[str], RenderableType], most: int | None
 ) -> Iterator[RenderableType]:
+    """Yields what to print of one message; ``draw`` renders an image, ``most`` limits the characters of a text."""
     role = str(message.get("role", "?"))
     yield Text(f"\n{role}", style=f"bold {_ROLES.get(role, '')}")
     content = message.get("content")

@@ -1,4 +1,4 @@
-"""Plays rollouts for trainers: each rollout id once; a repeated request attaches to it."""
+"""Plays rollouts for trainers. Each rollout id is played once; a repeated request attaches to it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class AgentSide:
 
         Raises:
             RequestError: a field is invalid, the callback host or the tokenizer is refused, or the id has another
-                request. UnavailableError: too many rollouts are running.
+                request.
+            UnavailableError: too many rollouts are running.
         """
         request = parse(RolloutBody, body)
         fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).digest()
@@ -138,7 +139,7 @@ class AgentSide:
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No proxies from the environment and no reused connection: a failed call is never a stale socket.
+            # No proxies from the environment. Connections are not reused, so that no call fails on a stale one.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)

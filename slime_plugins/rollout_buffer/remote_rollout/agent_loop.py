@@ -40,7 +40,7 @@ class FinishReason(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class _Metrics:
-    """Counters of a rollout. Token counts are of the sequence: each prompt token counts once."""
+    """Counters of a rollout. Token counts are those of the whole sequence, in which each token counts once."""
 
     started: float = field(default_factory=time.monotonic)
     llm_s: float = 0.0
@@ -148,7 +148,7 @@ async def play_rollout(
     session: aiohttp.ClientSession,
     settings: AgentSettings,
 ) -> dict[str, Any]:
-    """Plays one rollout and returns its final response, errors included."""
+    """Plays one rollout and returns its final response, also after an error."""
     rollout = RolloutSession(
         request.rollout_id,
         tokens,

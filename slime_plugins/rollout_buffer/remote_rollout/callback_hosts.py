@@ -33,8 +33,8 @@ class CallbackHosts:
         """Returns the base URL to call, without a trailing ``/v1/chat/completions``.
 
         Raises:
-            CallbackRefusedError: not an http address, has other parts than scheme, host, port and path, or not on the
-            list.
+            CallbackRefusedError: it is not an http address, has other parts than scheme, host, port and path, or is not
+                on the list.
         """
         parts = _split(server_url)
         host, port = (parts.hostname or "").rstrip("."), parts.port or _DEFAULT_PORTS[parts.scheme]

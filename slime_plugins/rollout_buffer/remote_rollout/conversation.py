@@ -23,7 +23,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ConversationTokens:
-    """Renders conversations with one tokenizer and its chat template. Has no state of a conversation; thread-safe.
+    """Renders conversations with one tokenizer and its chat template; stateless and thread-safe.
 
     Raises:
         ConfigError: the tokenizer has no chat template, or its template does not end a turn with a special token.

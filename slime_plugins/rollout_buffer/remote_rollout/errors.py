@@ -38,7 +38,7 @@ class SessionEndedError(ConflictError):
 
 
 class TrainerReplyError(RolloutBufferError):
-    """The trainer did not answer, refused, or sent ids that contradict our count. The rollout ends with an error."""
+    """The trainer did not answer, refused, or sent ids that differ from our count; the rollout ends with an error."""
 
     code = "trainer_reply"
     http_status = 502

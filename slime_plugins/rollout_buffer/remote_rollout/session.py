@@ -73,7 +73,7 @@ class RolloutSession:
 
     @property
     def last_prompt_length(self) -> int:
-        """Tokens of the last prompt and its reply; a longer next prompt has additional tokens. 0 at first."""
+        """Number of tokens of the last prompt and its reply; 0 before the first turn."""
         return self._count.sequence_tokens
 
     async def call_llm(self, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class RolloutSession:
     async def _sample_either_way(
         self, calls: TrainerCalls, expected: ExpectedTurn, sampling_params: Mapping[str, Any], turn: int
     ) -> TrainerReply:
-        """Retries with the other count if two are possible and the trainer refuses the first: it has sampled
-        nothing."""
+        """Requests the turn; if two counts are possible and the trainer refuses the first, which samples nothing,
+        requests it with the second."""
         first, *other = expected.sources()
         try:
             return await calls.sample(self._body(expected, first, sampling_params, turn), turn)

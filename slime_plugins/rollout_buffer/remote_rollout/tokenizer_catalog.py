@@ -44,8 +44,8 @@ class TokenizerCatalog:
         """Returns the named tokenizer, from the cache or loaded.
 
         Raises:
-            TokenizerRefusedError: unknown, outside of the roots, without a chat template, or with code that is not
-            allowed.
+            TokenizerRefusedError: it is unknown, is outside of the roots, has no chat template, or has code that is not
+                allowed.
         """
         key = self._find(name or self._settings.default_name, revision)
         task = self._kept.get(key)

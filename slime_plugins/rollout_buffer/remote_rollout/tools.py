@@ -1,4 +1,4 @@
-"""Tools of an agent: a tool session for each rollout. The calculator is the reference implementation.
+"""The tools of an agent. Each rollout has a tool session; the calculator is the reference implementation.
 
 A ``ToolProvider`` opens a ``ToolSession`` for each rollout; a server is started with the provider's address,
 ``MODULE:NAME``.
@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import Number
 from slime_plugins.rollout_buffer.types import Message
 
 MAX_RESULT = 100_000
-"""Maximum number of characters of a tool result; the rest is cut off, with a note."""
+"""Maximum number of characters of a tool result; the rest is replaced by a note."""
 
 ToolFunction = Callable[..., Any]
 
@@ -36,7 +36,7 @@ class ToolSession(Protocol):
         """Returns the tool's answer, as text for the model.
 
         Raises:
-            Exception: any; the model gets its message.
+            Exception: any exception; the model gets its message.
         """
         ...
 
@@ -72,7 +72,7 @@ class ToolProvider(Protocol):
 
 
 class CalculatorSession:
-    """The calculator: ``calculate`` an expression, or ``add``, ``subtract``, ``multiply``, ``divide`` two numbers."""
+    """The tools of the calculator: ``calculate``, ``add``, ``subtract``, ``multiply`` and ``divide``."""
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
@@ -82,7 +82,7 @@ class CalculatorSession:
         """Returns the result.
 
         Raises:
-            ValueError: unknown tool, wrong arguments, or no result.
+            ValueError: as ``calculator``.
         """
         return calculator(name, arguments)
 
@@ -105,9 +105,9 @@ CALCULATOR = CalculatorProvider()
 
 
 class FunctionToolSession:
-    """Plain functions as tools: ``functions`` by name, plain or async, called with the arguments as keywords.
+    """Functions as tools. ``functions`` maps names to functions, which are called with the arguments as keywords.
 
-    A plain function runs in a thread.
+    A function that is not async runs in a thread.
     """
 
     def __init__(self, schemas: Sequence[Mapping[str, Any]], functions: Mapping[str, ToolFunction]) -> None:
@@ -139,7 +139,7 @@ def load_provider(address: str) -> ToolProvider:
     """Returns the provider at ``MODULE:NAME``.
 
     Raises:
-        ConfigError: no such module or name, the import fails, or the object is no provider.
+        ConfigError: there is no such module or name, the import fails, or the object is no provider.
     """
     module_name, _, name = address.partition(":")
     if not module_name or not name:
@@ -199,4 +199,4 @@ def _cut(text: str) -> str:
     text = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair cannot be sent
     if len(text) <= MAX_RESULT:
         return text
-    return f"{text[:MAX_RESULT]}\n[{len(text) - MAX_RESULT} characters were cut off]"
+    return f"{text[:MAX_RESULT]}\n[{len(text) - MAX_RESULT} characters were removed]"

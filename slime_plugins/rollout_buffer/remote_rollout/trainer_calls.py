@@ -1,8 +1,8 @@
-"""One turn over HTTP: ``POST server_url/v1/chat/completions``, with limits of time, tries and bytes.
+"""Calls a trainer for one turn: ``POST server_url/v1/chat/completions``, with limits of time, tries and bytes.
 
-A turn must not be sampled twice unnoticed. A call is repeated only if it certainly had no effect (no connection, HTTP
-429 or 503), or if the trainer recognises turns: every call names its turn in the header ``X-Rollout-Turn``, and a
-trainer that returns the header gives the same answer to the same turn.
+A turn must not be sampled twice without the agent's knowledge. A call is repeated only if it certainly had no effect
+(no connection, HTTP 429 or 503), or if the trainer recognises turns: every call names its turn in the header
+``X-Rollout-Turn``, and a trainer that returns the header gives the same answer to the same turn.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class MaskRefusedError(TrainerReplyError):
 
 
 class _NotTakenError(Exception):
-    """This call had no effect; it may be repeated. Handled in ``TrainerCalls``."""
+    """The call had no effect; it may be repeated."""
 
 
 class _UnansweredError(Exception):
-    """The effect of this call is unknown. It may be repeated if the trainer recognises turns."""
+    """The effect of the call is unknown; it may be repeated if the trainer recognises turns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

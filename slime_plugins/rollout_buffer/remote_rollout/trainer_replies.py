@@ -42,7 +42,7 @@ def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerR
     """Returns the turn in a trainer's HTTP 200.
 
     Raises:
-        TrainerReplyError: no JSON, no message, no token ids, or inconsistent lengths; names the turn.
+        TrainerReplyError: the reply is not JSON, has no message or token ids, or inconsistent lengths; names the turn.
     """
     reply = _object(body, turn)
     choice = _choice(reply, turn)

@@ -110,5 +110,5 @@ def test_a_writer_without_the_token_is_told_by_its_job_and_changes_nothing_else(
     job = client.get("/jobs/mine", headers=known).get_json()
     assert (job["refused_items"], job["outcomes"]) == (1, {}), "of those whom nobody knows one in a while is noted"
     said = client.get("/jobs/mine/explanation", headers=known).get_data(as_text=True)
-    assert "401 unauthorized: no token came" in said
+    assert "401 unauthorized: no token was sent" in said
     assert post(client, "/jobs/mine/buffer/write", written("u"), **known)[0] == 200

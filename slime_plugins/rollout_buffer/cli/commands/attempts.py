@@ -1,4 +1,4 @@
-"""``rollout-buffer attempts``: failed attempts with their errors and transcripts."""
+"""``rollout-buffer attempts`` lists failed attempts with their errors and transcripts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attempts(
         bool, typer.Option("--transcripts/--no-transcripts", help="Print the transcript of each, if it was stored.")
     ] = True,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 10,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    cursor: Annotated[str | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Read this data directory of `serve`, on this host, instead of --url.")
     ] = None,
@@ -76,7 +76,7 @@ def attempts(
 
 
 def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads a data directory that need not be served; returns what the route does."""
+    """Returns the page of ``GET /jobs/<id>/attempts``, read from a data directory, also if no server runs."""
     from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
     from slime_plugins.rollout_buffer.storage.store import Store
     from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
@@ -110,5 +110,5 @@ def _failed_head(failed: Mapping[str, Any]) -> RenderableType:
 
 
 def _named_only(url: str) -> RenderableType:
-    """Names a screenshot: those of failed attempts are not stored."""
+    """Returns the name of a screenshot, because those of failed attempts are not stored."""
     return Text(f"[screenshot {url.removeprefix(IMAGE_URL_PREFIX)[:80]}]", style="dim")

@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 def deliveries(
     job_id: JobId,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
-    cursor: Annotated[int | None, typer.Option(help="Where the page before ended.")] = None,
+    cursor: Annotated[int | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -51,10 +51,10 @@ def deliveries(
 
 def replay(
     delivery_id: Annotated[str, typer.Argument(help="A delivery's id, as `rollout-buffer deliveries` lists it.")],
-    output: Annotated[Path, typer.Option(help="File that gets the reply, byte for byte as its poll got it.")],
+    output: Annotated[Path, typer.Option(help="Output file for the reply, byte for byte as its poll got it.")],
     images: Annotated[str, typer.Option(help="Screenshots `inline` as data URIs, or by `hash`.")] = "inline",
     reward_version: Annotated[
-        int | None, typer.Option(min=0, help="Rewards that `rescore` gave, by the number of their version.")
+        int | None, typer.Option(min=0, help="Use the rewards of this version, from `rescore`.")
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,

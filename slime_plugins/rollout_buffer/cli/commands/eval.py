@@ -1,4 +1,4 @@
-"""``rollout-buffer eval``: measures a policy."""
+"""``rollout-buffer eval``: measures the success rate of a policy."""
 
 from __future__ import annotations
 
@@ -79,30 +79,26 @@ Tokenizer = Annotated[
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")]
 TopP = Annotated[float, typer.Option(help="Nucleus sampling.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Cap of one reply, in tokens.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Token limit of one reply.")]
 Sampling = Annotated[list[str] | None, typer.Option(metavar="KEY=JSON", help="Another sampling parameter; repeatable.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Each slot samples with a seed made of it.")]
-Options = Annotated[
-    list[str] | None, typer.Option(metavar="KEY=JSON", help="What the generator understands; repeatable.")
-]
+Seed = Annotated[int | None, typer.Option(min=0, help="Each slot samples with a seed derived from it.")]
+Options = Annotated[list[str] | None, typer.Option(metavar="KEY=JSON", help="An option of the generator; repeatable.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Episodes played at once.")]
 MaxAttempts = Annotated[
-    int, typer.Option(min=1, max=100, help="Tries of a slot whose device, engine or environment breaks.")
+    int, typer.Option(min=1, max=100, help="Attempts at a slot whose device, engine or environment fails.")
 ]
 RetryGivenUp = Annotated[
     bool, typer.Option("--retry-given-up", help="Try the slots that were given up again, --max-attempts times more.")
 ]
 SuccessThreshold = Annotated[
-    float, typer.Option(help="A task is solved from this success on, or reward where no success is told.")
+    float, typer.Option(help="A task is solved from this success on, or from this reward where no success is reported.")
 ]
 GroupBy = Annotated[
     list[str] | None,
     typer.Option(help="Key of a task's metadata to report by, beside app and difficulty; repeatable."),
 ]
-BufferUrl = Annotated[
-    str | None, typer.Option(help="A buffer that serves already. [default: one of its own, in --output]")
-]
-Compare = Annotated[Path | None, typer.Option(help="An earlier report.json: tell the difference, paired by task.")]
+BufferUrl = Annotated[str | None, typer.Option(help="A running buffer to use. [default: one of its own, in --output]")]
+Compare = Annotated[Path | None, typer.Option(help="An earlier report.json: report the difference, paired by task.")]
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
@@ -144,7 +140,7 @@ def evaluate_policy(
 ) -> None:
     """Measure a policy: attempts at each task of a list, pass@k, success by task and app, with intervals.
 
-    What was played is kept: after Ctrl-C, a crash or a reboot the same command continues with what is missing.
+    Played attempts are stored: after Ctrl-C, a crash or a reboot the same command continues with the missing ones.
     """
     from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
 
@@ -259,7 +255,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _live_report() -> Iterator[Callable[[Report], None]]:
-    """Shows progress on stderr: live in a terminal, else a line now and then."""
+    """Shows progress on stderr: live in a terminal, else one message every ``NOTE_INTERVAL_S``."""
     if not errors.is_terminal:
         yield _Notes().note
         return
@@ -303,7 +299,7 @@ def _print_report(report: Report, comparison: Report | None, output: Path, *, as
 def _summary(report: Report) -> Table:
     slots = report["slots"]
     state = "" if report["complete"] else ", not complete"
-    table = Table(title=f"{report['work']['task_type']}, {report['work']['model'] or 'model not told'}{state}")
+    table = Table(title=f"{report['work']['task_type']}, {report['work']['model'] or 'model unknown'}{state}")
     for column in ("", "value", "95 % interval", "of"):
         table.add_column(column, justify="right" if column in ("value", "95 % interval") else "left")
     of = f"{report['solved']} of {slots['played']} attempts at {report['tasks']} tasks"

@@ -55,7 +55,7 @@ class Format(StrEnum):
 class Images(StrEnum):
     FILES = "files"  # into the folder OUTPUT.images, each once, named by its sha256
     EMBED = "embed"  # into the rows
-    NONE = "none"  # nowhere: rows name them by sha256
+    NONE = "none"  # not written: rows name them by sha256
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,15 +88,15 @@ def register(app: typer.Typer) -> None:
 
 def export(
     job_id: JobId,
-    output: Annotated[Path, typer.Option(help="File that gets it; a folder with --format datasets.")],
+    output: Annotated[Path, typer.Option(help="Output file; a folder with --format datasets.")],
     file_format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.JSONL,
     everything: Annotated[
         bool, typer.Option("--all/--delivered", help="Every trajectory, or those that were delivered to the trainer.")
     ] = False,
     images: Annotated[
-        Images, typer.Option(help="Screenshots as files beside it, embedded in the rows, or by hash alone.")
+        Images, typer.Option(help="Screenshots as files next to the output, embedded in the rows, or by hash only.")
     ] = Images.FILES,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output when it is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output if it exists.")] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -129,7 +129,11 @@ def export(
 
 
 def _write_whole(work: _Export, output: Path, write: Callable[[_Export, Path], None]) -> None:
-    """Writes to a temporary name, and renames it when it is complete."""
+    """Writes to a temporary file and renames it when it is complete.
+
+    Raises:
+        ConfigError: there are trajectories, but none was delivered.
+    """
     partial = output.with_name(f"{output.name}.partial")
     _remove(partial)
     try:

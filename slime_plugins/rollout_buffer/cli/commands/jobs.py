@@ -74,7 +74,7 @@ def _cause(client: RolloutBufferClient, job: Mapping[str, Any]) -> str:
 
 
 def _shortened(cause: str) -> str:
-    """The first line of a cause, or its beginning; ``status`` has all of it."""
+    """Returns the beginning of the first line of a cause; ``status`` prints all of it."""
     first = cause.partition("\n")[0]
     return first if len(first) <= MAX_CAUSE else f"{first[:MAX_CAUSE]}…"
 

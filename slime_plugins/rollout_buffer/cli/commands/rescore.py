@@ -27,18 +27,18 @@ def rescore(
     scorer: Annotated[
         str, typer.Option("--with", help="module:function, /path/file.py:function, or the http address of a service.")
     ],
-    name: Annotated[str | None, typer.Option(help="Names the version; the scorer when left out.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the version; by default the scorer.")] = None,
     data_dir: Annotated[Path, typer.Option(help="The data directory of `serve`, on this host; it may be serving.")] = (
         Path("rollout_buffer_data")
     ),
-    retries: Annotated[int, typer.Option(min=0, max=100, help="How often a judge that failed is asked again.")] = 3,
-    timeout_s: Annotated[float, typer.Option(min=0.01, help="How long it may take each time.")] = 60.0,
-    at_once: Annotated[int, typer.Option(min=1, max=256, help="Trajectories that are judged at once.")] = 8,
+    retries: Annotated[int, typer.Option(min=0, max=100, help="Number of retries after a failure of the scorer.")] = 3,
+    timeout_s: Annotated[float, typer.Option(min=0.01, help="Time limit of each call, in seconds.")] = 60.0,
+    at_once: Annotated[int, typer.Option(min=1, max=256, help="Trajectories that are scored at the same time.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Score the stored trajectories of a job again, as another version of their rewards. What they have stays.
+    """Score the stored trajectories of a job again, as another version of their rewards; earlier versions are kept.
 
-    The same name again continues with items that have no reward yet. Exit code 1: some judge failed.
+    The same name continues with trajectories that have no reward of that version yet. Exit code 1: a call failed.
     """
     from slime_plugins.rollout_buffer.state import reward_versions
     from slime_plugins.rollout_buffer.storage.store import Store
@@ -69,7 +69,7 @@ def judge_of(scorer: str, timeout_s: float) -> Judge:
     """Returns a scorer: a function by its name, or an HTTP service that gets each trajectory.
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: the function or scorer does not exist, or cannot be loaded.
     """
     if scorer.startswith(("http://", "https://")):
         return _service(scorer, timeout_s)
@@ -85,7 +85,7 @@ def judge_of(scorer: str, timeout_s: float) -> Judge:
         raise ConfigError(f"--with {scorer}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ConfigError(f"--with {scorer}: {function_name} is no function")
-    return function  # type: ignore[no-any-return]  # of somebody's own; what it returns is checked
+    return function  # type: ignore[no-any-return]  # of the user; what it returns is checked
 
 
 def _module(name: str) -> Any:
@@ -110,7 +110,7 @@ def _service(url: str, timeout_s: float) -> Judge:
             reply = requests.post(url, json={"trajectory": trajectory}, timeout=timeout_s, allow_redirects=False)
             answer = reply.json() if reply.status_code == 200 else None
         except (requests.RequestException, ValueError) as error:
-            raise JudgeError(f"the scoring service cannot be asked: {network_reason(error)}") from error
+            raise JudgeError(f"the scoring service cannot be reached: {network_reason(error)}") from error
         if not isinstance(answer, dict):
             raise JudgeError(f"the scoring service answered {reply.status_code} without a JSON object")
         return answer

@@ -45,10 +45,13 @@ LogMasks = Annotated[bool, typer.Option("--log-masks", help="Log each turn's mas
 TestFile = Annotated[Path, typer.Argument(help="A Python file with test_… functions, async or plain.")]
 TestEngine = Annotated[
     str | None,
-    typer.Option("--engine-url", help="SGLang server to sample with. [default: a stand-in that calls the calculator]"),
+    typer.Option(
+        "--engine-url", help="SGLang server to sample with. [default: a scripted engine that calls the calculator]"
+    ),
 ]
 TestTokenizer = Annotated[
-    Path | None, typer.Option("--tokenizer", help="Folder of the engine's tokenizer. [default: the stand-in's]")
+    Path | None,
+    typer.Option("--tokenizer", help="Folder of the engine's tokenizer. [default: that of the scripted engine]"),
 ]
 
 AllowedHosts = Annotated[
@@ -57,7 +60,9 @@ AllowedHosts = Annotated[
         "--allowed-host", help="Host name, besides loopback's, that a server without a token accepts; repeatable."
     ),
 ]
-RemoteToken = Annotated[Path | None, typer.Option(help="File whose first line is the bearer token to ask for.")]
+RemoteToken = Annotated[
+    Path | None, typer.Option(help="File whose first line is the bearer token that requests must send.")
+]
 CallbackHosts = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,14 +73,15 @@ CallbackHosts = Annotated[
 ]
 TokenizerRoots = Annotated[
     list[Path] | None,
-    typer.Option("--tokenizer-root", help="Folder that named tokenizers may lie under; repeatable."),
+    typer.Option("--tokenizer-root", help="Folder below which requests may name tokenizers; repeatable."),
 ]
 NamedTokenizers = Annotated[
     list[str] | None,
-    typer.Option("--tokenizer", help="NAME=FOLDER: the folder of a tokenizer that requests name so; repeatable."),
+    typer.Option("--tokenizer", help="NAME=FOLDER: the folder of a tokenizer that requests name NAME; repeatable."),
 ]
 DefaultTokenizer = Annotated[
-    str | None, typer.Option(help="Name of the tokenizer where a request names none. [default: refused]")
+    str | None,
+    typer.Option(help="Name of the tokenizer of requests that name none. [default: such requests are refused]"),
 ]
 TrustedNames = Annotated[
     list[str] | None,
@@ -83,22 +89,24 @@ TrustedNames = Annotated[
 ]
 Download = Annotated[bool, typer.Option("--download-tokenizers", help="Fetch named tokenizers from the model hub.")]
 RemoteEngine = Annotated[
-    str | None, typer.Option(help="SGLang: turns the trainer's side on. [default: the agent's side alone]")
+    str | None, typer.Option(help="SGLang server: enables the trainer's side. [default: the agent's side only]")
 ]
 RemoteBuffer = Annotated[
     str | None, typer.Option(help="The buffer that the trainer's side writes trajectories to. [default: none]")
 ]
 Tools = Annotated[
     str | None,
-    typer.Option(
-        help="MODULE:NAME: the object that offers the tools that rollouts are played with. [default: a calculator]"
-    ),
+    typer.Option(help="MODULE:NAME: the object that provides the tools of rollouts. [default: a calculator]"),
 ]
 OnlyOpened = Annotated[
     bool, typer.Option("--only-opened", help="Refuse turns of rollouts that were not opened by POST /rollouts.")
 ]
 OnlyExact = Annotated[
-    bool, typer.Option("--only-exact-counts", help="Refuse the guide's count where re-tokenising made it differ.")
+    bool,
+    typer.Option(
+        "--only-exact-counts",
+        help="Refuse the guide's count if it differs from the exact one because of re-tokenising.",
+    ),
 ]
 RolloutIdle = Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")]
 
@@ -169,7 +177,7 @@ def remote_rollout(
     log_masks: LogMasks = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Serve the remote rollout protocol: play rollouts for trainers; with an engine, be the trainer's side, too."""
+    """Serve the remote rollout protocol: play rollouts for trainers; with an engine, serve the trainer's side, too."""
     from slime_plugins.rollout_buffer.remote_rollout import main as remote
     from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 
@@ -220,14 +228,18 @@ def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTok
 
 
 def set_android_settings(config: Path | None, assignments: list[str] | None) -> None:
-    """Validates the settings and puts them into the environment of child processes."""
+    """Validates the settings and sets them in the environment of this process and its children.
+
+    Raises:
+        ConfigError: a setting is invalid.
+    """
     from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
 
     os.environ.update(environment_for(config, assignments or []))
 
 
 def _print_ready(text: str, log_format: LogFormat) -> None:
-    """Prints a line when a server is ready; a JSON log line with ``--log-format json``."""
+    """Prints a message on stderr, or logs it with ``--log-format json``."""
     if log_format is LogFormat.JSON:
         logger.info("%s", text)
     else:

@@ -41,7 +41,7 @@ FIELD = "skip_instance_ids"
 ListFile = Annotated[Path, typer.Argument(help="A skip list: JSON, or one instance id a line.")]
 
 skip_list = typer.Typer(
-    help="What a trainer has consumed of a job: write it to a file, edit it, and let a job go on from it.",
+    help="The groups that a trainer has consumed of a job: write them to a file, edit it, continue a job from it.",
     no_args_is_help=True,
 )
 
@@ -53,8 +53,8 @@ def register(app: typer.Typer) -> None:
 @skip_list.command("export")
 def export_list(
     job_id: JobId,
-    output: Annotated[Path | None, typer.Option(help="File that gets it. [default: the terminal]")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output when it is there.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Output file. [default: the terminal]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output if it exists.")] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +83,7 @@ def edit_list(
     add: Annotated[list[str] | None, typer.Option(help="Instance id to add one entry of; repeatable.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Instance id to remove one entry of; repeatable.")] = None,
     remove_all: Annotated[list[str] | None, typer.Option(help="Instance id to remove every entry of.")] = None,
-    output: Annotated[Path | None, typer.Option(help="File that gets the result. [default: the same]")] = None,
+    output: Annotated[Path | None, typer.Option(help="Output file. [default: the same file]")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add ids to a skip list file or remove some; show it without either. Works without a buffer."""
@@ -113,7 +113,7 @@ def import_list(
     job_id: JobId,
     file: ListFile,
     payload: Annotated[
-        Path | None, typer.Option(help="The job's start payload, JSON. [default: the settings that the job tells]")
+        Path | None, typer.Option(help="The job's start payload, JSON. [default: the settings that the job reports]")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Write the start payload with the list here, and change no job.")
@@ -136,11 +136,11 @@ def import_list(
             return
         if not yes:
             errors.print(
-                f"Job {job_id} is to count these {ids.total()} entries as consumed, and nothing else. What was handed "
-                "out beyond them is handed out again.",
+                f"Job {job_id} will count these {ids.total()} entries as consumed, and nothing else. Other delivered "
+                "groups will be delivered again.",
                 markup=False,
             )
-            typer.confirm("Go on? (--yes answers it)", abort=True, err=True)
+            typer.confirm("Continue? (--yes skips this question)", abort=True, err=True)
         client.start_rollout(start)
         after = client.job(job_id)
     if as_json:

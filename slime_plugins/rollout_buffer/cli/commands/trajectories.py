@@ -42,12 +42,12 @@ def register(app: typer.Typer) -> None:
 def trajectories(
     job_id: Annotated[str | None, typer.Option(help="Only those of this job.")] = None,
     instance_id: Annotated[str | None, typer.Option(help="Only those of this instance.")] = None,
-    outcome: Annotated[str | None, typer.Option(help="Only those that ended so, like `truncated`.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only those with this outcome, like `truncated`.")] = None,
     stop_reason: Annotated[str | None, typer.Option(help="Only those that stopped for this reason.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only those with at least this reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only those with at most this reward.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
-    cursor: Annotated[int | None, typer.Option(help="Where the page before ended.")] = None,
+    cursor: Annotated[int | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -122,7 +122,7 @@ def _reward(found: Mapping[str, Any]) -> str:
 
 
 def _numbers(found: Mapping[str, Any]) -> RenderableType:
-    """Reward breakdown, timings and sampled tokens, side by side with their names."""
+    """Returns a grid with reward breakdown, timings and sampled tokens."""
     info = found.get("extra_info") or {}
     grid = Table.grid(padding=(0, 2))
     grid.add_row("")
@@ -152,7 +152,7 @@ def _number(value: Any) -> str:
 
 
 class _Screenshots:
-    """Draws screenshots in the terminal, or names them where it cannot."""
+    """Draws screenshots in the terminal, or prints their names."""
 
     def __init__(self, client: RolloutBufferClient, width: int | None) -> None:
         """``width`` in columns; None names every screenshot and draws none."""
@@ -176,8 +176,8 @@ class _Screenshots:
 
 
 def _renderable() -> Any:
-    """The best way this terminal can show a picture: sixel, kitty's protocol, or half blocks."""
-    # It asks the terminal what it can, and logs a traceback when there is no answer: half blocks it is, then.
+    """Returns the class that draws an image with the best method of this terminal: sixel, kitty, or half blocks."""
+    # It queries the terminal, and logs a traceback if there is no answer; it then uses half blocks.
     logging.getLogger("textual_image").setLevel(logging.CRITICAL)
     try:
         from textual_image.renderable import Image

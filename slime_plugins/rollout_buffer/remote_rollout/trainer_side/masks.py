@@ -1,8 +1,8 @@
-"""Checks an incoming ``response_mask`` against the tokens that were added. Pure; every refusal names the turn.
+"""Checks the ``response_mask`` of a call against the tokens that were added. Pure; every error names the turn.
 
 The mask is not used for training: this side knows the sampled tokens. It is the other side's count of added tokens, and
-a wrong one shows another tokenizer, an edited context that was not counted, or a bug. A wrong mask refuses the turn;
-the session does not change.
+a wrong one shows another tokenizer, an edited context that was not counted, or a bug. A call with a wrong mask is
+refused and does not change the session.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class CountMethod(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AddedTokens:
-    """Tokens added to the sequence since the last turn: ``count``, exactly.
+    """The exact number of tokens that were added to the sequence since the last turn.
 
-    ``how`` is a suffix for messages. ``others`` are accepted alternative counts, computed only when needed.
+    ``how`` is a suffix for error messages. ``others`` are other accepted counts, computed only when needed.
     """
 
     count: int

@@ -75,7 +75,7 @@ class Binding:
 
 @dataclass(kw_only=True, slots=True)
 class TrainerSession:
-    """State of one rollout. Changed by one turn at a time, on one event loop."""
+    """State of one rollout. One turn at a time changes it, on one event loop."""
 
     rollout_id: str
     engine: Engine
@@ -179,7 +179,7 @@ def plan_turn(session: TrainerSession, messages: Sequence[Message], tools: Tools
 
 
 def _continues(session: TrainerSession, messages: Sequence[Message]) -> bool:
-    """Returns True for the messages of the last turn, our reply, and then no assistant message."""
+    """Returns True if the messages are those of the last turn, our reply, and no later assistant message."""
     asked, reply = session.asked_messages, session.reply_message
     if reply is None or len(messages) <= len(asked) or not _is_our_reply(session, messages[len(asked)]):
         return False
@@ -214,7 +214,8 @@ def _continued(session: TrainerSession, messages: Sequence[Message], tools: Tool
 
 
 def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: Tools) -> int:
-    """The guide's formula: the conversation rendered now, minus its render at the last turn and the sampled tokens."""
+    """Returns the count of the guide's formula: the length of the conversation rendered now, minus that of its render
+    at the last turn and the number of sampled tokens."""
     before = len(session.tokens.prompt(session.asked_messages, session.last_tools))
     sampled = len(session.turns[-1].reply.output_ids)
     return len(session.tokens.prompt(messages, tools)) - before - sampled

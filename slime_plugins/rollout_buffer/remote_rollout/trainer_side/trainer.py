@@ -1,4 +1,4 @@
-"""The trainer's side of the remote rollout protocol: turns in, samples out, a trajectory at the end.
+"""The trainer's side of the remote rollout protocol: samples turns and stores them as sessions.
 
 A rollout server calls ``/v1/chat/completions`` with a ``rollout_id``. Each call is one turn of that session: its mask
 is checked, the prompt is sampled through our engine with exact ids, and the session stores the turn. A refused call
@@ -95,7 +95,7 @@ class FixedPolicy:
 
 
 class TrainerSide:
-    """The sessions of one event loop; finished trajectories are written to ``sink``, if there is one."""
+    """The sessions of one event loop. Finished trajectories of a job are written to ``sink``."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class TrainerSide:
         """Opens a session, or returns the open one with this id and the same binding.
 
         Raises:
-            RequestError: a field is invalid, the id is used or has ended, the tokenizer is unknown.
+            RequestError: a field is invalid, the id is used or has ended, or the tokenizer is unknown.
             UnavailableError: too many sessions are open.
         """
         asked = parse(OpenBody, body)
@@ -134,7 +134,7 @@ class TrainerSide:
         """Returns a session, open or ended.
 
         Raises:
-            NotFoundError: unknown, or ended and removed.
+            NotFoundError: it is unknown, or ended and was removed.
         """
         self.expire()
         session = self._open.get(rollout_id) or self._closed.get(rollout_id)
@@ -148,7 +148,7 @@ class TrainerSide:
         return [*self._open.values(), *self._closed.values()]
 
     def authorize(self, session: TrainerSession | None, authorization: str | None) -> None:
-        """Checks the key of the session, or without one the key of this server.
+        """Checks that a call has the key of the session or of this server; any call passes if there is neither.
 
         Raises:
             UnauthorizedError: the key is missing or wrong.
@@ -165,7 +165,7 @@ class TrainerSide:
         self.authorize(None if self.settings.api_key else self.get_session(rollout_id), authorization)
 
     def expire(self) -> None:
-        """Closes sessions without a call for ``idle_s`` and removes those that ended long ago."""
+        """Closes sessions without a call for ``idle_s`` and removes those that ended more than ``keep_ended_s`` ago."""
         now = self._clock()
         for session in list(self._open.values()):
             if now - session.used_at <= self.settings.idle_s:
@@ -332,7 +332,8 @@ class TrainerSide:
         """Ends a session and writes its trajectory to its job, if it has one. A repeated call changes nothing.
 
         Raises:
-            RequestError: unknown, without turns or reward, ended in another way before, or refused by its job.
+            RequestError: the session is unknown, has no turns or was ended in another way before; the reward is
+                missing; or the job refuses the trajectory.
             UnavailableError: the job cannot accept it now; the session stays open, and the call may be repeated.
         """
         end = parse(EndBody, body)
