@@ -1,7 +1,7 @@
 """The gateway's routes: OpenAI's and Anthropic's ``/v1`` for agents, ``/sessions`` for the programs that run agents.
 
-An answer is stored before it is sent. If it could not be sent, its turn is kept for the same request asked again, and
-not trained otherwise. When a client disconnects during a turn, the engine's request is aborted and nothing is stored.
+An answer is stored before it is sent. If it could not be sent, its turn answers a repetition of the request, and is not
+trained otherwise. When a client disconnects during a turn, the engine's request is aborted and nothing is stored.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Respons
 
 
 def _bearer(request: web.Request) -> str:
-    """Returns the key of a request: a bearer token, or in the header of Anthropic's clients."""
+    """Returns the key of a request: its bearer token, or the header ``x-api-key`` of Anthropic's clients."""
     return bearer_of(request.headers.get("Authorization")) or request.headers.get("x-api-key", "")
 
 
@@ -217,7 +217,7 @@ async def _models(request: web.Request) -> web.Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """A turn that an agent asked for."""
+    """A validated request for a turn."""
 
     dialect: Dialect
     session: Session
@@ -314,7 +314,7 @@ class _EventStream:
 
 
 class _Sending:
-    """A context that sends an answer, and notes whether it was sent: not if the block raises."""
+    """A context in which an answer is sent; at its end it records that the answer was sent, unless the block raised."""
 
     def __init__(self, gateway: Gateway, session: Session, answer: Answer) -> None:
         self._gateway, self._session, self._answer = gateway, session, answer
@@ -323,7 +323,11 @@ class _Sending:
         return self
 
     def check(self, request: web.Request) -> None:
-        """Raises ConnectionResetError if the client disconnected before it had the whole answer."""
+        """Checks that the client is still connected after the whole answer was written.
+
+        Raises:
+            ConnectionResetError: it is not.
+        """
         if request.transport is None or request.transport.is_closing():
             raise ConnectionResetError("the client disconnected")
 

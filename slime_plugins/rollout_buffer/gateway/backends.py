@@ -1,4 +1,4 @@
-"""Engine, chat template and sampling of a job, shared by its sessions."""
+"""The engine, the chat template and the sampling parameters of a job, which its sessions share."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class JobBackend:
         or Pillow is not installed.
 
         Raises:
-            InvalidPayloadError: no engine takes an image of these sides.
+            InvalidPayloadError: one side of the image is more than 200 times as long as the other.
         """
         size = None if self._size_rule is None or find_spec("PIL") is None else image_size(image.data)
         if size is None or self._size_rule is None:
@@ -108,7 +108,7 @@ class JobBackend:
 
     @property
     def trouble(self) -> str | None:
-        """Returns how the engine failed its last request; None if it answered, or was not called."""
+        """The engine's failure of its last request; None if it answered, or was not called."""
         if not isinstance(self.engine, HttpEngine):
             return None
         report = self.engine.report(unasked=True)
@@ -117,8 +117,8 @@ class JobBackend:
     def due_report(self) -> EngineReport | None:
         """Returns the engine's state, if it should be stored now.
 
-        An engine that was unreachable counts as such even if no session calls it any more, since agents give up sooner
-        than engines recover. It is then probed at intervals in the background.
+        An engine that was unreachable is reported even if no session calls it any more, because agents give up sooner
+        than engines recover. It is then probed in the background until it answers.
         """
         if not isinstance(self.engine, HttpEngine) or self._watch is None:
             return None
@@ -128,7 +128,7 @@ class JobBackend:
         return report if self._reports.is_due(report) else None
 
     def new_prompt_findings(self) -> tuple[str, ...] | None:
-        """Returns how the engine changes prompts, once per engine; None if there is nothing new."""
+        """Returns the findings of the prompt probe if they are new; None otherwise."""
         fidelity = self.engine.fidelity if isinstance(self.engine, HttpEngine) else None
         if fidelity is None or fidelity.findings == self._prompt_findings:
             return None
@@ -200,8 +200,8 @@ class JobBackends:
         path = job.settings.tokenizer_path
         if not job.engine_url or not path:
             raise ConflictError(
-                f"job {job.job_id} takes no sessions: start it with remote_engine_url and tokenizer_path, which an "
-                "external job need not have"
+                f"job {job.job_id} takes no sessions: it needs remote_engine_url and tokenizer_path, which are "
+                "optional for an external job"
             )
         try:
             tokenizer = await self._tokenizer(path)

@@ -70,13 +70,13 @@ class ChatBody(BaseModel):
     @model_validator(mode="after")
     def _asks_for_what_there_is(self) -> ChatBody:
         if self.n is not None and self.n > 1:
-            raise ValueError("n must be 1: a session records one reply to each request, ask again for another")
+            raise ValueError("n must be 1: a session records one reply to each request; repeat the request for another")
         if self.top_logprobs:
-            raise ValueError("top_logprobs is not offered: logprobs gives those of the sampled tokens")
+            raise ValueError("top_logprobs is not supported: logprobs returns those of the sampled tokens")
         if self.modalities is not None and self.modalities != ["text"]:
-            raise ValueError("modalities: only text is offered")
+            raise ValueError("modalities: only text is supported")
         if self.functions is not None:
-            raise ValueError("functions is not taken: use tools")
+            raise ValueError("functions is not supported: use tools")
         return self
 
     @property
@@ -97,10 +97,11 @@ class ChatBody(BaseModel):
 
 
 def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
-    """Validates everything but the messages.
+    """Validates a request without its messages.
 
     Raises:
-        InvalidPayloadError: a sentence for each wrong field; ``detail["param"]`` names the first.
+        InvalidPayloadError: a field is invalid; has a sentence for each of the first five, and ``detail["param"]``
+            names the first.
     """
     try:
         return ChatBody.model_validate(body)
@@ -112,7 +113,7 @@ def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
 
 
 def sampling_of(body: ChatBody, job: SamplingParams, *, pinned: bool) -> SamplingParams:
-    """Returns a turn's sampling parameters: the client's over the job's, with at most the job's ``max_new_tokens``.
+    """Returns a turn's sampling parameters: those of the request, else the job's; at most the job's ``max_new_tokens``.
 
     ``pinned`` keeps the job's temperature, top_p and all other parameters of the distribution. So does a job that
     records values per token, which a trainer assumes to be computed with the job's parameters.

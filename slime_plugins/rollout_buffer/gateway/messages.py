@@ -97,7 +97,7 @@ def _read_message(message: Any, where: str) -> Message:
     if role == "assistant" and message.get("tool_calls"):
         read["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     if role == "assistant" and message.get("function_call"):
-        raise wrong_field(f"{where}.function_call", "is not taken: use tools and tool_calls")
+        raise wrong_field(f"{where}.function_call", "is not supported: use tools and tool_calls")
     return read
 
 
@@ -124,7 +124,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         return {"type": "text", "text": expect_text(part.get("refusal"), f"{where}.refusal")}
     if kind == "image_url":
         return {"type": "image_url", "image_url": {"url": _image_url(part.get("image_url"), f"{where}.image_url")}}
-    raise wrong_field(where, "must be a part of type text or image_url: other kinds are not taken")
+    raise wrong_field(where, "must be a part of type text or image_url")
 
 
 def _image_url(value: Any, where: str) -> str:
@@ -132,7 +132,7 @@ def _image_url(value: Any, where: str) -> str:
     if isinstance(url, str) and url.startswith(IMAGE_URL_PREFIX) and is_sha256(url.removeprefix(IMAGE_URL_PREFIX)):
         return url
     if isinstance(url, str) and url.startswith(("http://", "https://")):
-        raise wrong_field(where, "names an address: images are not fetched, send a data URI")
+        raise wrong_field(where, "is an address: images are not fetched, send a data URI")
     raise wrong_field(where, "must be a base64 data URI of a PNG, JPEG or WebP, or sha256:HASH of an image sent before")
 
 

@@ -1,6 +1,6 @@
 """Pure: converts sampled text into the message for the client.
 
-``engine/tool_call_parser.py`` parses tool calls; a malformed call stays text, unchanged.
+``engine/tool_call_parser.py`` parses tool calls; a malformed call remains unchanged text.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn
 from slime_plugins.rollout_buffer.types import Message
 
 MANY_CHARACTERS = 20_000
-"""Above this, rendering takes milliseconds and runs in a thread."""
+"""Longer messages are rendered in a thread, because that takes milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +99,8 @@ async def _continued(turn: Turn, conversation: Conversation, consumed: int, chat
     """Returns the prompt that continues a turn; None if the template cannot render the new messages alone."""
     if turn.is_unusable:
         raise InvalidPayloadError(
-            f"turn {turn.number} holds a vision token that the model sampled: no prompt can go on from it. Close the "
-            "session, or ask the turn before it again",
+            f"turn {turn.number} holds a vision token that the model sampled: no prompt can continue it. Close the "
+            "session, or repeat the request of the turn before it",
             {"param": "messages"},
         )
     new = conversation.messages[consumed:]

@@ -1,13 +1,13 @@
-"""Pure: what was sampled in a session, as a tree of turns whose paths are exactly what the engine was sent.
+"""The sampled turns of a session, as a tree whose paths are exactly the ids that the engine was sent. Pure.
 
     root                prompt ids of the first request
-     └─ turn            + what was sampled
-         └─ turn        + bridge ids of the new messages, + what was sampled
-         └─ turn        the same request asked again, or an edited history: another branch
+     └─ turn            + sampled ids
+         └─ turn        + bridge ids of the new messages, + sampled ids
+         └─ turn        another sample of the same request, or an edited history: another branch
 
-A request whose messages begin with those of a recorded path goes on from the ids of that path; nothing of it is
-rendered or tokenised again. Ids are held once per turn, so a session's memory is linear in what was said. Every path
-from the root to a leaf becomes one training row.
+A request whose messages begin with those of a recorded path continues from the ids of that path; nothing of it is
+rendered or tokenised again. Each turn holds only its own ids, so a session's memory is linear in its length. Every
+path from the root to a leaf becomes one training row.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Turn:
 
     ``request`` is the digest of its request, ``message`` its reply in the form of a client's message, and ``created``
     its time. ``context`` has the digests of the messages since its parent, ``reply`` the digest of its own message.
-    ``from_start``: the context covers the whole request; so for roots, and for a turn whose ids continue its parent's
-    path although its messages do not. ``sampled`` has no prompt, unless the engine ran another one than the path.
-    ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it. ``sent``: whether
-    its answer reached the client; None while it is on its way.
+    ``from_start``: the context covers the whole request. This holds for roots, and for a turn whose ids continue its
+    parent's path although its messages do not. ``sampled`` has prompt ids only if the engine ran others than the path.
+    ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it. ``sent``: whether its answer
+    reached the client; None while it is being sent.
     """
 
     parent: Turn | None
@@ -81,15 +81,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The recorded part of a request: its first ``consumed`` messages end with the reply of ``turn``; None, 0 if
-    nothing is."""
+    """The recorded part of a request: its first ``consumed`` messages end with the reply of ``turn``; None and 0 if no
+    part is recorded."""
 
     turn: Turn | None
     consumed: int
 
 
 class Recording:
-    """The turns of one session. ``key`` identifies what shapes a prompt besides messages, such as tools."""
+    """The turns of one session. ``key`` identifies the inputs of a prompt other than messages, such as tools."""
 
     def __init__(self) -> None:
         self._roots: list[Turn] = []
@@ -166,7 +166,7 @@ class Recording:
     def answered(self, request: bytes, *, is_retry: bool) -> Turn | None:
         """Returns the turn that answers a repeated request; None if the client wants another sample.
 
-        It gets its latest answer if it says that it retries, or if that answer did not reach it.
+        The client gets its latest answer if the request is a retry, or if that answer did not reach the client.
         """
         turn = self._by_request.get(request)
         return turn if turn is not None and (is_retry or turn.sent is False) else None
@@ -175,11 +175,11 @@ class Recording:
         return self._roots if turn.parent is None else turn.parent.children
 
     def forget(self, request: bytes) -> None:
-        """Forgets the answer to a request that is sampled again: a retry means this later try."""
+        """Forgets the answer to a request that is sampled again, so that a retry gets the later answer."""
         self._by_request.pop(request, None)
 
     def branches(self) -> int:
-        """Returns the number of leaves, which is that of training rows."""
+        """Returns the number of leaves, which is the number of training rows."""
         return sum(not turn.children for turn, _ in self._in_order())
 
     def images(self) -> set[str]:
@@ -228,7 +228,7 @@ def _is_better(match: Match, best: Match) -> bool:
 
 
 def sampled_in(reply: GenerateReply) -> Generation:
-    """Returns what a turn holds of the engine's reply, its numbers as arrays."""
+    """Returns the engine's reply as a generation without a prompt, with its numbers as arrays."""
     generation = reply.as_generation(())
     return replace(
         generation,

@@ -17,7 +17,7 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """One answered turn. ``message`` has OpenAI's format; ``stop`` is the stop sequence that ended its text;
+    """One answered turn. ``message`` is in OpenAI's format; ``stop`` is the stop sequence that ended its text;
     ``log_probs`` is None unless requested."""
 
     name: str

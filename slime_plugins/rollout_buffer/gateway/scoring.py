@@ -29,8 +29,8 @@ class Scorer:
 
         Raises:
             InvalidPayloadError: the host is not allowed.
-            UnavailableError: no valid reply: no finite ``reward``, or turn rewards that are not a list. The caller
-                checks whether they fit the turns.
+            UnavailableError: there is no valid reply with a finite ``reward`` and lists of turn rewards. The caller
+                checks whether these fit the turns.
         """
         self._check(asked.url)
         if self._session is None:

@@ -155,7 +155,7 @@ class Gateway:
             RequestError: the job takes no sessions; see ``SlotClaims.claim``.
         """
         if len(self._sessions) + self._opening >= self.settings.max_sessions:
-            raise BusyError(f"{self.settings.max_sessions} sessions are open, as many as may be: close some")
+            raise BusyError(f"{self.settings.max_sessions} sessions are open, which is the limit: close some")
         self._opening += 1
         try:
             job = await self.stored(self.buffer.job, body.job_id)
@@ -209,18 +209,18 @@ class Gateway:
                 return self._closed_before(await self._ended_session(session_id))
             await self._read_turns(session)
             if not session.recording.turns:
-                raise RequestError(f"session {session_id} has no turn to train: abandon it, and its slot is open again")
+                raise RequestError(f"session {session_id} has no turn to train: abandon it, which opens its slot again")
             if session.engine_failure is not None and body.outcome is None:
                 raise ConflictError(
-                    f"the last turn of session {session_id} got no answer: {session.engine_failure}. What it earned "
-                    "says nothing of the policy: ask again, or abandon it. Naming an outcome has it trained as it is"
+                    f"the last turn of session {session_id} got no answer: {session.engine_failure}. Its reward would "
+                    "not measure the policy: repeat the turn, abandon the session, or close it with an outcome"
                 )
             if body.scoring_url is not None:
                 verdict = await score(self._score_asked(session, body.scoring_url))
             elif body.reward is not None:
                 verdict = Verdict(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             else:
-                raise InvalidPayloadError("reward is missing: what the trajectory earns")
+                raise InvalidPayloadError("reward is missing")
             return await self._finish(session, body, verdict)
 
     async def _finish(self, session: Session, body: CloseBody, verdict: Verdict) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class Gateway:
         is not trained.
 
         Raises:
-            RequestError: the request is invalid; GoneError if the session ended meanwhile.
+            RequestError: the request is invalid, or (``GoneError``) the session ended meanwhile.
             EngineError: the engine refused it or is unreachable.
         """
         backend = await self.backends.open(session.claim.job)
@@ -355,7 +355,7 @@ class Gateway:
 
     def _check_limits(self, session: Session) -> None:
         if session.recording.turns >= self.settings.max_turns:
-            raise GoneError(f"session {session.name} has had its {self.settings.max_turns} turns: close it")
+            raise GoneError(f"session {session.name} has {self.settings.max_turns} turns, which is the limit: close it")
         if session.recording.ids > self.settings.max_session_ids:
             raise GoneError(f"session {session.name} holds more than {self.settings.max_session_ids} ids: close it")
         max_bytes = self.settings.max_session_image_bytes
@@ -500,7 +500,7 @@ class Gateway:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Calls the store in a thread."""
+        """Calls a function of the store in a thread and returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._store_threads, lambda: function(*arguments))
 
     async def _ended_session(self, session_id: str) -> ClaimState:
@@ -557,7 +557,7 @@ def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:
 
 
 def _message(parsed: ParsedReply) -> Message:
-    """Returns the turn's message for the trajectory, which client's echoes are compared with."""
+    """Returns the turn's message for the trajectory; messages that the client sends back are compared with it."""
     message: Message = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning

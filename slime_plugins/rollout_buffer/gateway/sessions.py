@@ -1,4 +1,4 @@
-"""An open session: its slot, recording, screenshots and expiry; and the keys that authenticate it.
+"""Open sessions, with their slot, turns, screenshots and expiry; and the keys that authenticate them.
 
 A key is the session's id with an HMAC by a secret of the data directory: keys are not stored, and stay valid after a
 restart.
@@ -100,7 +100,7 @@ class Session:
 
     @property
     def recording(self) -> Recording:
-        """Its turns, which were read before."""
+        """Its turns; they must have been read from the store."""
         assert self.turns is not None
         return self.turns.recording
 
@@ -110,12 +110,16 @@ class Session:
         return View() if self.turns is None else self.turns.view
 
     def check_open(self) -> None:
-        """Raises ``GoneError`` if the session has ended."""
+        """Checks that the session has not ended.
+
+        Raises:
+            GoneError: it has.
+        """
         if self.ended is not None:
             raise GoneError(f"session {self.name} {self.ended}")
 
     def add_image(self, image: Image, max_bytes: int) -> None:
-        """Adds a screenshot, unless it is there.
+        """Adds a screenshot, unless the session has it already.
 
         Raises:
             PayloadTooLargeError: the session's limit of image bytes is reached.

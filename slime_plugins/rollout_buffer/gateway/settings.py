@@ -22,7 +22,7 @@ class GatewaySettings(BaseModel):
     host: str = Field(default="127.0.0.1", description="Address to serve on; anything but loopback needs --token-file.")
     port: int = Field(default=DEFAULT_GATEWAY_PORT, ge=0, le=65535, description="Port to serve on.")
     public_url: str | None = Field(
-        default=None, description="Where agents reach it. [default: the address they opened the session at]"
+        default=None, description="Base URL for agents. [default: the address at which the session was opened]"
     )
     token_file: Path | None = Field(
         default=None, description="File whose first line is the bearer token that opens sessions."
@@ -50,7 +50,7 @@ class GatewaySettings(BaseModel):
     """Token ids that one session may hold, over all its branches."""
     max_session_image_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
     body_timeout_s: float = Field(default=60.0, gt=0)
-    """How long a request's body may take to arrive."""
+    """Seconds within which a request's body must arrive."""
     scoring_timeout_s: float = Field(default=120.0, gt=0)
 
     @model_validator(mode="after")
@@ -61,10 +61,10 @@ class GatewaySettings(BaseModel):
 
 
 def build_gateway_settings(**values: object) -> GatewaySettings:
-    """Builds the settings.
+    """Validates the settings and reads the token file.
 
     Raises:
-        ConfigError: one sentence for each thing that is wrong.
+        ConfigError: a setting is invalid, with a sentence for each; or the token file cannot be read.
     """
     try:
         settings = GatewaySettings.model_validate(values)

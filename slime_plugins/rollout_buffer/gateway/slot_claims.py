@@ -1,7 +1,7 @@
-"""Slots of ``external`` jobs that third-party agents claim, work on, and return trajectories for.
+"""Claims of slots of ``external`` jobs by third-party agents.
 
-A claim is an attempt like a runner's: its number fences late results; a failed one has no reward, and its slot is open
-again until it has failed ``max_attempts`` times. Claims outlive the process that handed them out.
+A claim is an attempt like a runner's: its number fences late results; a failed one has no reward, and its slot can be
+claimed again until it has failed ``max_attempts`` times. Claims outlive the process that made them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SlotClaims:
         self._clock = clock or buffer.clock
 
     def open_claims(self) -> list[SlotClaim]:
-        """Returns the claims that have not ended, also those that an earlier process handed out."""
+        """Returns the claims that have not ended, also those of an earlier process."""
         with self._buffer.store.read() as connection:
             found = []
             for one in attempt_rows.open_sessions(connection):
@@ -154,7 +154,7 @@ class SlotClaims:
         ``transcript`` is stored, shortened, for people.
 
         Raises:
-            StaleAttemptError: another process hands out the job's slots now.
+            StaleAttemptError: the job was taken over by another process.
         """
         self._buffer.fail_attempt(
             claim.job.fence,
@@ -214,7 +214,7 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
     if job.has_runner:
         raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
     if job.state is JobState.PAUSED:
-        raise UnavailableError(f"job {job.job_id} is paused: it hands out no slots until it is resumed")
+        raise UnavailableError(f"job {job.job_id} is paused: no slot can be claimed until it is resumed")
     if job.state not in job_states.OPEN_STATES:
         raise ConflictError(f"job {job.job_id} is {job.state.value}: it has no open slot", {"state": job.state.value})
     return job
@@ -225,13 +225,13 @@ def _check_room(connection: Connection, job: JobRecord) -> None:
     limits = job.settings
     ready, leased = delivery_rows.count_ready_and_leased(connection, job.key)
     if limits.max_groups_ready is not None and ready >= limits.max_groups_ready:
-        raise BusyError(f"{ready} groups of job {job.job_id} wait for the trainer: ask again when it has fetched some")
+        raise BusyError(f"{ready} groups of job {job.job_id} wait for the trainer: try again when it has fetched some")
     if limits.max_groups_ahead is None:
         return
     if ready + leased + group_rows.count_begun(connection, job.key) >= limits.max_groups_ahead:
         raise BusyError(
-            f"{limits.max_groups_ahead} groups of job {job.job_id} are worked on or wait for the trainer: ask again "
-            "when it has fetched some"
+            f"{limits.max_groups_ahead} groups of job {job.job_id} are being worked on or wait for the trainer: try "
+            "again when it has fetched some"
         )
 
 
@@ -254,14 +254,14 @@ def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) 
                 return group, slot
     named = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
     if _has_open_group(connection, job, instance_id):
-        raise BusyError(f"every open slot{named} of job {job.job_id} is taken: ask again when a session has ended")
+        raise BusyError(f"every open slot{named} of job {job.job_id} is taken: try again when a session has ended")
     raise ConflictError(f"job {job.job_id} has no open group{named} any more")
 
 
 def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None) -> Iterator[GroupRecord]:
     if instance_id is None:
         if not job.has_input:
-            raise ConflictError(f"job {job.job_id} has no input: say with instance_id which instance is worked on")
+            raise ConflictError(f"job {job.job_id} has no input: name the instance with instance_id")
         yield from group_rows.open_groups_with_room(connection, job.key, job.group_size)
         while open_next(connection, job.key, 1):
             yield from group_rows.open_groups_with_room(connection, job.key, job.group_size)

@@ -1,6 +1,6 @@
 """Pure: turns as rows of the store, and a session's state rebuilt from them.
 
-A row holds what its turn adds: ids after its parent's, and messages after those that the turn before was asked with.
+A row holds the additions of its turn: the ids after its parent's, and the messages after those of the turn before.
 """
 
 from __future__ import annotations

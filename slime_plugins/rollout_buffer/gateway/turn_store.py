@@ -1,4 +1,4 @@
-"""Durable turns: written in batches, each with one fsync, before they are answered."""
+"""Stores turns before they are answered, in batches with one fsync each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The APIs in which agents ask for turns.
+"""The APIs that agents call, besides OpenAI's chat completions.
 
 * ``dialect`` – the dialect of a route; ``anthropic_messages`` – Anthropic's Messages
-* OpenAI's chat completions are what the others become: ``chat_requests``, ``messages`` and ``replies`` of ``gateway``
+
+Their requests are converted to chat completions: ``chat_requests``, ``messages`` and ``replies`` of ``gateway``.
 """

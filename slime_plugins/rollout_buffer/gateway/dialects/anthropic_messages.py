@@ -57,9 +57,9 @@ def read_request(body: Mapping[str, Any]) -> tuple[dict[str, Any], Images]:
     for at, message in enumerate(given):
         messages += _messages_of(message, f"messages[{at}]", images)
     if messages[-1]["role"] == "assistant":
-        raise wrong_field(f"messages[{len(given) - 1}]", "is the assistant's: the start of a reply cannot be given")
+        raise wrong_field(f"messages[{len(given) - 1}]", "has the role assistant: the start of a reply cannot be set")
     if body.get("mcp_servers"):
-        raise wrong_field("mcp_servers", "is not taken: the client must call them")
+        raise wrong_field("mcp_servers", "is not supported: the client must call the servers")
     chat = {name: body[name] for name in SAME_FIELDS if body.get(name) is not None}
     chat |= {"messages": messages, "separate_reasoning": True}
     if body.get("stop_sequences"):
@@ -165,7 +165,7 @@ def _blocks(content: Any, where: str) -> Blocks:
 
 def _text_of(block: Mapping[str, Any], where: str) -> str:
     if block["type"] != "text":
-        raise wrong_field(where, f"is of type {block['type'][:50]}, which is not taken here")
+        raise wrong_field(where, f"is of type {block['type'][:50]}, which is not supported")
     return expect_text(block.get("text"), f"{where}.text")
 
 

@@ -16,8 +16,8 @@ from slime_plugins.rollout_buffer.types import Image
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """How one API's requests become chat requests (with images that were not taken out of the body before), and how it
-    encodes replies, the events of streamed ones, and errors."""
+    """Functions that convert the requests of one API to chat requests and images, and encode its replies, the events of
+    streamed replies, and errors."""
 
     read: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Image]]]
     encode: Callable[[ChatReply], dict[str, Any]]
