@@ -2,10 +2,11 @@
 
     python benchmarks/bench_gateway.py [--rounds 5] [--seconds 2] [--json FILE]
 
-Three processes: an engine that answers every ``/generate`` at once with 16 tokens; ``rollout-buffer gateway`` with its
-own store; and this one, which plays the agents. Direct calls carry what the gateway would send: ids in, ids and
-log-probs out. Both are measured alternately, round by round, with the same client. A conversation has eight turns of a
-dozen words and then starts again. ``episodes`` opens and closes a session around each conversation.
+Processes: an engine that answers every ``/generate`` at once with 16 tokens, and one that answers after 300 ms;
+``rollout-buffer gateway`` with its own store, one that stores turns without fsync, and one that keeps them in memory
+alone; and this one, which plays the agents. Direct calls carry what the gateway would send: ids in, ids and log-probs
+out. All are measured alternately, round by round, with the same client. A conversation has eight turns of a dozen words
+and then starts again. ``episodes`` opens and closes a session around each conversation.
 
 Wall-clock numbers depend on the machine's load; the gateway's CPU time per request hardly does.
 """
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -39,6 +41,8 @@ from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 TURNS = 8
 REPLY_TOKENS = 16
 CONCURRENCY = 16
+WAIT_S = 0.3
+GATEWAYS = ("gateway", "without fsync", "in memory")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -48,8 +52,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class InstantEngine(asyncio.Protocol):
     """One connection to the engine, with a minimal HTTP implementation."""
 
-    def __init__(self, reply: bytes) -> None:
-        self._reply = reply
+    def __init__(self, reply: bytes, wait_s: float) -> None:
+        self._reply, self._wait_s = reply, wait_s
         self._pending = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,7 +71,10 @@ class InstantEngine(asyncio.Protocol):
             if len(self._pending) < size:
                 return
             self._pending = self._pending[size:]
-            self._transport.write(self._reply)
+            if self._wait_s:
+                asyncio.get_running_loop().call_later(self._wait_s, self._transport.write, self._reply)
+            else:
+                self._transport.write(self._reply)
 
 
 def engine_reply() -> bytes:
@@ -84,9 +91,9 @@ def engine_reply() -> bytes:
     return head.encode() + body
 
 
-async def serve_engine() -> None:
+async def serve_engine(wait_s: float) -> None:
     reply = engine_reply()
-    server = await asyncio.get_running_loop().create_server(lambda: InstantEngine(reply), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: InstantEngine(reply, wait_s), "127.0.0.1", 0)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await server.serve_forever()
@@ -138,6 +145,7 @@ class Scene:
     gateway_port: int
     gateway_pid: int
     job_id: str
+    wait_s: float = 0.0
 
 
 def question(number: int) -> dict[str, str]:
@@ -222,10 +230,16 @@ Agent = Callable[[Scene, float, list[float]], Awaitable[None]]
 
 
 async def measure(agent: Agent, scene: Scene, concurrency: int, seconds: float, samples: Samples) -> None:
-    """One round: ``concurrency`` agents for ``seconds``."""
+    """One round: ``concurrency`` agents for ``seconds``. They begin apart if the engine takes time: as agents do, they
+    do not all ask at once."""
     latencies: list[float] = []
     began = time.perf_counter()
-    await asyncio.gather(*(agent(scene, began + seconds, latencies) for _ in range(concurrency)))
+
+    async def play(number: int) -> None:
+        await asyncio.sleep(scene.wait_s * number / concurrency)
+        await agent(scene, began + seconds, latencies)
+
+    await asyncio.gather(*map(play, range(concurrency)))
     samples.latencies += latencies
     samples.rates.append(len(latencies) / (time.perf_counter() - began))
 
@@ -239,25 +253,32 @@ def processor_seconds(pid: int) -> float:
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 
-async def compare(scene: Scene, rounds: int, seconds: float) -> dict[str, Any]:
+async def compare(scenes: dict[str, Scene], rounds: int, seconds: float) -> dict[str, Any]:
     """Measures all variants alternately and returns the numbers."""
-    kinds: dict[str, tuple[Agent, int]] = {
-        "direct c=1": (direct_agent, 1),
-        "gateway c=1": (session_agent, 1),
-        f"direct c={CONCURRENCY}": (direct_agent, CONCURRENCY),
-        f"gateway c={CONCURRENCY}": (session_agent, CONCURRENCY),
-        f"episodes c={CONCURRENCY}": (episode_agent, CONCURRENCY),
+    scene = scenes["gateway"]
+    kinds: dict[str, tuple[Agent, Scene, int]] = {
+        "direct c=1": (direct_agent, scene, 1),
+        "gateway c=1": (session_agent, scene, 1),
+        f"direct c={CONCURRENCY}": (direct_agent, scene, CONCURRENCY),
+        **{f"{name} c={CONCURRENCY}": (session_agent, scenes[name], CONCURRENCY) for name in GATEWAYS},
+        f"episodes c={CONCURRENCY}": (episode_agent, scene, CONCURRENCY),
+        **{
+            f"{name}, {WAIT_S:g} s, c={concurrency}": (session_agent, scenes[f"{name}, waiting"], concurrency)
+            for concurrency in (1, 16, 64)
+            for name in GATEWAYS
+            if name != "without fsync"
+        },
     }
     samples = {name: Samples() for name in kinds}
     busy = dict.fromkeys(kinds, 0.0)
     direct_bodies()
-    for warm_up in (direct_agent, session_agent):
-        await measure(warm_up, scene, CONCURRENCY, min(seconds, 1.0), Samples())
+    for one in scenes.values():
+        await measure(session_agent, one, CONCURRENCY, min(seconds, 1.0), Samples())
     for _ in range(rounds):
-        for name, (agent, concurrency) in kinds.items():
-            before = processor_seconds(scene.gateway_pid)
-            await measure(agent, scene, concurrency, seconds, samples[name])
-            busy[name] += processor_seconds(scene.gateway_pid) - before
+        for name, (agent, one, concurrency) in kinds.items():
+            before = processor_seconds(one.gateway_pid)
+            await measure(agent, one, concurrency, seconds, samples[name])
+            busy[name] += processor_seconds(one.gateway_pid) - before
     return {name: summary(samples[name], busy[name]) for name in kinds} | {"load": os.getloadavg()[0]}
 
 
@@ -273,12 +294,13 @@ def summary(samples: Samples, busy_s: float) -> dict[str, Any]:
     }
 
 
-def start_job(folder: Path, engine_port: int) -> str:
+def start_job(folder: Path, engine_port: int, job_id: str) -> None:
     """Starts a job with more slots than are used."""
     store = Store(folder)
     lines = [{"instance_id": str(number)} for number in range(20_000)]
     body = {
         "task_type": "external",
+        "job_id": job_id,
         "num_repeat_per_sample": 1,
         "remote_engine_url": f"http://127.0.0.1:{engine_port}",
         "tokenizer_path": str(DEMO_TOKENIZER_PATH),
@@ -287,24 +309,29 @@ def start_job(folder: Path, engine_port: int) -> str:
         "instances": lines,
     }
     instances = [Instance(instance_id=line["instance_id"], data=line) for line in lines]
-    job = Buffer(store).start_job(parse(StartPayload, body), instances).job
+    Buffer(store).start_job(parse(StartPayload, body), instances)
     store.close()
-    return job.job_id
 
 
 def run(rounds: int, seconds: float) -> dict[str, Any]:
     """Starts the processes, measures, stops them."""
     started: list[subprocess.Popen[str]] = []
+    scenes: dict[str, Scene] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            engine = spawn([__file__, "--engine"])
-            started.append(engine)
-            engine_port = int(first_line(engine))
-            job_id = start_job(Path(folder), engine_port)
-            gateway = spawn(["-m", "benchmarks.bench_gateway", "--gateway", folder])
-            started.append(gateway)
-            scene = Scene(engine_port, int(first_line(gateway)), gateway.pid, job_id)
-            return asyncio.run(compare(scene, rounds, seconds))
+            ports = {}
+            for job_id, wait_s in (("instant", 0.0), ("waiting", WAIT_S)):
+                started.append(spawn([__file__, "--engine", str(wait_s)]))
+                ports[job_id] = int(first_line(started[-1]))
+            for name in GATEWAYS:
+                data_dir = Path(folder, name)
+                for job_id, port in ports.items():
+                    start_job(data_dir, port, job_id)
+                started.append(spawn(["-m", "benchmarks.bench_gateway", "--gateway", str(data_dir), "--turns", name]))
+                gateway_port = int(first_line(started[-1]))
+                scenes[name] = Scene(ports["instant"], gateway_port, started[-1].pid, "instant")
+                scenes[f"{name}, waiting"] = Scene(ports["waiting"], gateway_port, started[-1].pid, "waiting", WAIT_S)
+            return asyncio.run(compare(scenes, rounds, seconds))
         finally:
             for process in reversed(started):
                 process.terminate()
@@ -321,10 +348,26 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def serve_gateway(folder: str) -> None:
-    """Runs the gateway on a free port and prints it."""
+def serve_gateway(folder: str, turns: str) -> None:
+    """Runs the gateway on a free port and prints it; ``turns`` is one of ``GATEWAYS``."""
     from slime_plugins.rollout_buffer.gateway.main import serve
     from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+    from slime_plugins.rollout_buffer.gateway.turn_store import TurnStore
+    from slime_plugins.rollout_buffer.storage import store
+
+    set_up = store._set_up
+
+    def without_fsync(connection: sqlite3.Connection) -> None:
+        set_up(connection)
+        connection.execute("PRAGMA synchronous=OFF")
+
+    async def not_stored(self: TurnStore, turn: object) -> bool:
+        return True
+
+    if turns == "without fsync":
+        store._set_up = without_fsync
+    if turns == "in memory":
+        TurnStore.write = not_stored  # type: ignore[method-assign]  # what is compared to
 
     def announce(url: str) -> None:
         sys.stdout.write(f"{url.rsplit(':', 1)[1]}\n")
@@ -338,10 +381,13 @@ def report(found: dict[str, Any]) -> str:
     for name, numbers in found.items():
         if isinstance(numbers, dict):
             shown = "  ".join(f"{key} {value}" for key, value in numbers.items())
-            lines.append(f"{name:16} {shown}")
+            lines.append(f"{name:24} {shown}")
     added = found["gateway c=1"]["p50_ms"] - found["direct c=1"]["p50_ms"]
     ratio = found[f"direct c={CONCURRENCY}"]["requests_per_s"] / found[f"gateway c={CONCURRENCY}"]["requests_per_s"]
     lines.append(f"added at the median, c=1: {added:.2f} ms; direct / gateway at c={CONCURRENCY}: {ratio:.1f}")
+    for concurrency in (1, 16, 64):
+        on_disk, in_memory = (found[f"{name}, {WAIT_S:g} s, c={concurrency}"]["p50_ms"] for name in GATEWAYS[::2])
+        lines.append(f"added by storing turns at the median, c={concurrency}: {on_disk - in_memory:.2f} ms")
     lines.append(f"load of the machine: {found['load']:.1f}")
     return "\n".join(lines)
 
@@ -351,13 +397,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--engine", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--gateway", help=argparse.SUPPRESS)
+    parser.add_argument("--turns", choices=GATEWAYS, default="gateway", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.engine:
-        asyncio.run(serve_engine())
+    if options.engine is not None:
+        asyncio.run(serve_engine(options.engine))
     elif options.gateway:
-        serve_gateway(options.gateway)
+        serve_gateway(options.gateway, options.turns)
     else:
         found = run(options.rounds, options.seconds)
         if options.json is not None:

@@ -123,13 +123,23 @@ def _masks(found: Mapping[str, Any]) -> list[Ratio]:
 
 def _gateway(found: Mapping[str, Any]) -> list[Ratio]:
     ratios = []
+    keys = ("lowest_round", "requests_per_s", "highest_round")
     for direct, numbers in found.items():
         through = found.get(direct.replace("direct", "gateway")) if direct.startswith("direct") else None
         if through is not None:
-            keys = ("lowest_round", "requests_per_s", "highest_round")
             rounds = tuple(through[key] / numbers[key] for key in keys)
             name = f"gateway: turns per second at {direct.removeprefix('direct ')}, to an instant engine alone"
             ratios.append(Ratio(name=name, rounds=rounds))
+    in_memory = found.get("in memory c=16")
+    for kind, called in (("gateway", "turns on disk"), ("without fsync", "turns on disk without fsync")):
+        if in_memory is not None:
+            rounds = tuple(found[f"{kind} c=16"][key] / in_memory[key] for key in keys)
+            ratios.append(Ratio(name=f"gateway: turns per second at c=16, {called}, to in memory", rounds=rounds))
+    waiting = found.get("gateway, 0.3 s, c=64")
+    if waiting is not None:
+        rounds = (found["in memory, 0.3 s, c=64"]["p50_ms"] / waiting["p50_ms"],)
+        name = "gateway: median of a turn at c=64 with an engine of 0.3 s, in memory, to on disk"
+        ratios.append(Ratio(name=name, rounds=rounds))
     return ratios
 
 

@@ -181,10 +181,8 @@ class Gateway:
         session = self._sessions.get(session_id)
         if session is not None:
             session.check_open()
-            await self._end_refused([session])
-            if session.ended is None:
-                await self._read_turns(session)
-                return session
+            await self._read_turns(session)
+            return session
         state = await self._ended_session(session_id)
         raise GoneError(_end_of_claim(state), {"state": state.state, "reason": state.error_code})
 
@@ -398,13 +396,11 @@ class Gateway:
             came = {sha256: session.images[sha256].data for sha256 in shown}
             came |= {one.sha256: one.data for one in turn.sampled.records.values() if one.data is not None}
             row = encode_turn(turn, view, session.view)
-            try:
-                is_written = await self.turns.write(WrittenTurn(claim=session.claim, row=row, came=came))
-            except StaleAttemptError as error:
-                raise GoneError(error.message) from error
-            if not is_written:
+            if not await self.turns.write(WrittenTurn(claim=session.claim, row=row, came=came)):
+                await self._end_refused([session])
+                session.check_open()
                 session.turns = None  # to be read again
-                raise UnavailableError(f"session {session.name} was continued by another process: ask again")
+                raise UnavailableError(f"another process has continued session {session.name}: ask again")
             recording.add(turn)
             session.turns.view = view
             session.stored_images |= shown

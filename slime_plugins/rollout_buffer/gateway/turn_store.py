@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
-from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload, StoredPayload
-from slime_plugins.rollout_buffer.storage.tables import attempt_rows, turn_rows
+from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload
+from slime_plugins.rollout_buffer.storage.tables import turn_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.write_batcher import WriteBatcher
-from slime_plugins.rollout_buffer.types import AttemptState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,42 +32,36 @@ class TurnStore:
 
     def __init__(self, buffer: Buffer, executor: Executor) -> None:
         self._buffer = buffer
-        self._batcher: WriteBatcher[WrittenTurn, bool | Exception] = WriteBatcher(self._write, executor)
+        self._batcher: WriteBatcher[WrittenTurn, bool] = WriteBatcher(self._write, executor)
 
     async def write(self, turn: WrittenTurn) -> bool:
-        """Returns True once the turn is durable, False if another process has written a turn of this number.
+        """Returns True once the turn is durable, False if the session is over or another process has continued it.
 
         Raises:
-            StaleAttemptError: the session has ended.
             StorageFullError: the disk is full. Nothing was written.
         """
-        result = await self._batcher.write(turn)
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return await self._batcher.write(turn)
 
     def read(self, claim: SlotClaim) -> list[dict[str, Any]]:
         """Returns the rows of a session's turns by number."""
         with self._buffer.store.read() as connection:
-            return turn_rows.turns_of(connection, claim.group.key, claim.slot, claim.attempt)
+            return turn_rows.turns_of(connection, **_place(claim))
 
-    def _write(self, turns: Sequence[WrittenTurn]) -> list[bool | Exception]:
+    def _write(self, turns: Sequence[WrittenTurn]) -> list[bool]:
         showing = [turn for turn in turns if turn.came]
-        payloads: dict[int, StoredPayload] = {}
-        if showing:
-            pending = [
-                PendingPayload(b"", list(turn.came), turn.came, f"session {turn.claim.uid}", turn.claim.uid)
-                for turn in showing
-            ]
-            payloads = dict(zip(map(id, showing), self._buffer.contents.store(pending), strict=True))
-        return self._buffer.store.commit_each([partial(self._insert, turn, payloads.get(id(turn))) for turn in turns])
+        pending = [
+            PendingPayload(b"", list(turn.came), turn.came, f"session {turn.claim.uid}", turn.claim.uid)
+            for turn in showing
+        ]
+        payloads = self._buffer.contents.store(pending) if pending else []
 
-    def _insert(self, turn: WrittenTurn, payload: StoredPayload | None, connection: Connection) -> bool:
-        claim = turn.claim
-        place = claim.group.key, claim.slot, claim.attempt
-        if attempt_rows.attempt_state(connection, *place) is not AttemptState.RUNNING:
-            raise StaleAttemptError(f"session {claim.uid} ended before its turn was stored")
-        is_new = turn_rows.insert_turn(connection, *place, turn.row)
-        if is_new and payload is not None:
-            payload.record(connection, self._buffer.clock())
-        return is_new
+        def insert(connection: Connection) -> list[bool]:
+            for payload in payloads:
+                payload.record(connection, self._buffer.clock())
+            return turn_rows.insert_turns(connection, [{**_place(turn.claim), **turn.row} for turn in turns])
+
+        return self._buffer.store.commit(insert)
+
+
+def _place(claim: SlotClaim) -> dict[str, int]:
+    return {"group_key": claim.group.key, "slot": claim.slot, "attempt": claim.attempt}

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
-def insert_turn(connection: Connection, group_key: int, slot: int, attempt: int, columns: Mapping[str, Any]) -> bool:
-    """Adds a turn; returns False if the attempt has a turn of that number."""
-    row = {"group_key": group_key, "slot": slot, "attempt": attempt, **columns}
-    query = (
-        f"INSERT INTO turns ({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)}) ON CONFLICT DO NOTHING"
+def insert_turns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Adds turns, one row of the same columns each; returns which were added.
+
+    A turn is refused if its attempt or group is closed, or the attempt has a turn of that number. Usually none is, and
+    one statement adds all: a thread gives the interpreter lock away at each.
+    """
+    # NULL, which the column refuses, if the attempt or the group is closed.
+    number = (
+        "CASE WHEN EXISTS (SELECT 1 FROM attempts JOIN groups ON groups.key = group_key WHERE group_key = ? "
+        "AND slot = ? AND attempt = ? AND attempts.state = 'running' AND groups.state = 'open') THEN ? END"
     )
-    return connection.execute(query, row).rowcount == 1
+    marks = ", ".join(number if name == "number" else "?" for name in rows[0])
+    values: list[Any] = []
+    for row in rows:
+        for name, value in row.items():
+            values += [row["group_key"], row["slot"], row["attempt"], value] if name == "number" else [value]
+    query = f"INSERT INTO turns ({', '.join(rows[0])}) VALUES {', '.join(f'({marks})' for _ in rows)}"
+    try:
+        connection.execute(query, values)
+    except sqlite3.IntegrityError:  # nothing was added
+        return [False] if len(rows) == 1 else [insert_turns(connection, [row])[0] for row in rows]
+    return [True] * len(rows)
 
 
 def turns_of(connection: Connection, group_key: int, slot: int, attempt: int) -> list[dict[str, Any]]:
