@@ -1,4 +1,4 @@
-"""Staggers boots and computes the pause after a failed boot. Pure: nothing waits here."""
+"""Computes the start of each boot and the pause after a failed boot. Pure: nothing waits here."""
 
 from __future__ import annotations
 

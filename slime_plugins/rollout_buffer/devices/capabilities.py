@@ -1,4 +1,4 @@
-"""What a device can do besides showing screens and taking input, and what tasks need of it. Pure."""
+"""The capabilities of devices besides screens and input, and the tasks that need them. Pure."""
 
 from __future__ import annotations
 

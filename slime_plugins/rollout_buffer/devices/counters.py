@@ -56,7 +56,7 @@ class DeviceCounters:
         self._quarantines += 1
 
     def kept(self) -> int:
-        """Number of stored measurements, which is bounded."""
+        """Returns the number of stored measurements, which is bounded."""
         return len(self._reset_s) + len(self._step_s) + len(self._pace)
 
     def as_dict(self) -> dict[str, Any]:

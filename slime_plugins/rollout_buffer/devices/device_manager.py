@@ -52,7 +52,7 @@ class Worker(Protocol):
 
     @property
     def calls(self) -> Any:
-        """Returns the object through which an episode calls the device; it is sent from the manager to the runner."""
+        """The object through which an episode calls the device; the manager sends it to the runner."""
         ...
 
     async def prepare(self) -> None:
@@ -60,13 +60,14 @@ class Worker(Protocol):
         ...
 
     async def boot(self) -> str:
-        """Boots the device; returns its place once it can be used."""
+        """Boots the device; returns where it runs, as a text, once it can be used."""
         ...
 
     async def check_health(self) -> frozenset[str] | None:
         """Returns the device's capabilities, None for all, when the calls made so far have finished.
 
-        Raises if the worker is gone.
+        Raises:
+            EpisodeError: the device is not usable, or the worker is gone.
         """
         ...
 
@@ -89,7 +90,7 @@ class Grant:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Slot:
+class _ManagedDevice:
     """A device of the pool: its name is constant while workers are replaced."""
 
     index: int
@@ -132,7 +133,7 @@ class DeviceManager:
         self._settings: DevicePoolSettings | None = None
         # Ids start at the wall clock, so that they also grow across restarts of the manager.
         self._table = LeaseTable(lease_timeout_s=60.0, first_lease_id=time.time_ns())
-        self._slots: dict[str, _Slot] = {}
+        self._devices: dict[str, _ManagedDevice] = {}
         self._waiters: dict[Claimant, _Waiter] = {}
         self._line = FairShare()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,10 +148,10 @@ class DeviceManager:
     # ---- calls of runners --------------------------------------------------------------------------------------------
 
     async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
-        """Applies a host's settings: starts missing devices, replaces outdated ones, removes surplus ones.
+        """Applies the settings of a host: starts missing devices, replaces outdated ones, removes surplus ones.
 
         Leased devices are changed after their return. Repeated settings change nothing, except that a new start of a
-        runner boots the devices again if all of them were given up: the host may have been repaired.
+        runner boots the devices again if all of them are broken: the host may have been repaired.
         """
         wanted = DevicePoolSettings.model_validate(settings)
         if wanted == self._settings:
@@ -172,7 +173,7 @@ class DeviceManager:
     async def ready(self, wait_s: float) -> str:
         """Returns "" once a device can be used; the reason if none can after ``wait_s`` or all fail to boot."""
         deadline = self._clock() + wait_s
-        while not any(slot.worker for slot in self._slots.values()):
+        while not any(device.worker for device in self._devices.values()):
             if self._is_unrecoverable() or not await self._change_before(deadline):
                 return self._why_no_device()
         return ""
@@ -210,21 +211,21 @@ class DeviceManager:
         lease = self._table.take_back(lease_id)
         if lease is not None:
             self._line.expect(lease.holder, 1, self._clock())
-            slot = self._slots[lease.device_id]
-            slot.counters.add(report)
-            slot.health = slot.health.after(report)
-            slot.last_error = report.error or slot.last_error
-            self._check_returned(slot)
+            device = self._devices[lease.device_id]
+            device.counters.add(report)
+            device.health = device.health.after(report)
+            device.last_error = report.error or device.last_error
+            self._check_returned(device)
 
     async def leave(self, owner: str) -> None:
         """Removes a runner: cancels its requests and takes its leases back.
 
-        Its last request may still be pending here although the runner is gone.
+        The last request of a runner may still be pending here after the runner is gone.
         """
         for claimant in [each for each in self._waiters if each.owner == owner]:
             self._answer(claimant)
         for lease in self._table.take_back_all_of(owner):
-            self._check_returned(self._slots[lease.device_id])
+            self._check_returned(self._devices[lease.device_id])
 
     async def snapshot(self) -> dict[str, Any]:
         """Returns the pool's state: its name, waiting runners, and every device with its state and counters."""
@@ -237,17 +238,17 @@ class DeviceManager:
             "unrecoverable": self._is_unrecoverable(),
             "devices": [
                 {
-                    "device_id": slot.device_id,
-                    "state": slot.state.value,
-                    "leased_by": holders.get(slot.device_id),
-                    "workers": slot.workers_before,
-                    "place": slot.place,
-                    "last_error": slot.last_error,
-                    "is_examined": slot.is_examined,
-                    "capabilities": None if slot.capabilities is None else sorted(slot.capabilities),
+                    "device_id": device.device_id,
+                    "state": device.state.value,
+                    "leased_by": holders.get(device.device_id),
+                    "workers": device.workers_before,
+                    "place": device.place,
+                    "last_error": device.last_error,
+                    "is_examined": device.is_examined,
+                    "capabilities": None if device.capabilities is None else sorted(device.capabilities),
                 }
-                | slot.counters.as_dict()
-                for slot in self._slots.values()
+                | device.counters.as_dict()
+                for device in self._devices.values()
             ],
         }
 
@@ -258,8 +259,8 @@ class DeviceManager:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for slot in self._slots.values():
-            self._kill(slot)
+        for device in self._devices.values():
+            self._kill(device)
 
     # ---- leases ------------------------------------------------------------------------------------------------------
 
@@ -299,7 +300,7 @@ class DeviceManager:
                 self._answer(claimant)
 
     def _serve_soon(self) -> None:
-        """Leases devices reserved for a purpose after a moment, in case its runner does not ask for them."""
+        """Serves again after ``ASKS_AGAIN_WITHIN_S``, in case the runner of a reservation does not ask by then."""
         if self._reserved_until is None:
             loop = asyncio.get_running_loop()
             self._reserved_until = loop.call_later(ASKS_AGAIN_WITHIN_S, self._serve_reserved)
@@ -309,11 +310,11 @@ class DeviceManager:
         self._serve()
 
     def _grant(self, waiter: _Waiter, lease: Lease) -> None:
-        slot = self._slots[lease.device_id]
-        if slot.worker is None:
+        device = self._devices[lease.device_id]
+        if device.worker is None:
             raise AssertionError(f"{lease.device_id} was free without a worker")
-        slot.state = DeviceState.LEASED
-        waiter.granted.append(Grant(lease_id=lease.lease_id, device_id=lease.device_id, calls=slot.worker.calls))
+        device.state = DeviceState.LEASED
+        waiter.granted.append(Grant(lease_id=lease.lease_id, device_id=lease.device_id, calls=device.worker.calls))
         if len(waiter.granted) >= waiter.wanted:
             self._answer(lease.holder)
 
@@ -327,15 +328,15 @@ class DeviceManager:
         while True:
             await asyncio.sleep(self._table.lease_timeout_s / 4)
             for lease in self._table.take_back_expired(self._clock()):
-                slot = self._slots[lease.device_id]
+                device = self._devices[lease.device_id]
                 logger.warning("%s stopped renewing its lease and loses %s", lease.holder.owner, lease.device_id)
-                slot.counters.count_failure(LEASE_EXPIRED)
-                self._check_returned(slot)
+                device.counters.count_failure(LEASE_EXPIRED)
+                self._check_returned(device)
 
-    def _check_returned(self, slot: _Slot) -> None:
+    def _check_returned(self, device: _ManagedDevice) -> None:
         """Checks a returned device; a spare may replace it at once."""
-        slot.state = DeviceState.CHECKING
-        self._spawn(self._reconcile(slot))
+        device.state = DeviceState.CHECKING
+        self._spawn(self._reconcile(device))
         self._serve()
 
     # ---- health ------------------------------------------------------------------------------------------------------
@@ -357,134 +358,134 @@ class DeviceManager:
         )
 
     def _drop_surplus_and_outdated(self) -> None:
-        for slot in list(self._slots.values()):
-            if self._table.set_aside(slot.device_id):
-                self._spawn(self._reconcile(slot))
+        for device in list(self._devices.values()):
+            if self._table.set_aside(device.device_id):
+                self._spawn(self._reconcile(device))
 
     def _add_missing(self) -> None:
         for index in range(self._devices_wanted()):
-            slot = _Slot(index=index, settings=self._current())
-            if slot.device_id not in self._slots:
-                self._slots[slot.device_id] = slot
-                self._spawn(self._reconcile(slot))
+            device = _ManagedDevice(index=index, settings=self._current())
+            if device.device_id not in self._devices:
+                self._devices[device.device_id] = device
+                self._spawn(self._reconcile(device))
 
-    async def _reconcile(self, slot: _Slot) -> None:
+    async def _reconcile(self, device: _ManagedDevice) -> None:
         """Makes a returned or new device ready; removes it if it is surplus."""
-        while slot.index < self._devices_wanted():
-            action = self._next_action(slot)
+        while device.index < self._devices_wanted():
+            action = self._next_action(device)
             if action is HealthAction.QUARANTINE:
-                slot.counters.count_quarantine()
-                await self._quarantine(slot, self._current().quarantine_s)
-                slot.health = slot.health.after_rest()
+                device.counters.count_quarantine()
+                await self._quarantine(device, self._current().quarantine_s)
+                device.health = device.health.after_rest()
                 action = HealthAction.LEND
-            if action is HealthAction.LEND and await self._is_well(slot):
-                self._make_ready(slot)
+            if action is HealthAction.LEND and await self._is_well(device):
+                self._make_ready(device)
                 return
-            await self._retire(slot, action)
-            await self._boot(slot)
-        self._kill(slot)
-        del self._slots[slot.device_id]
+            await self._retire(device, action)
+            await self._boot(device)
+        self._kill(device)
+        del self._devices[device.device_id]
 
-    def _next_action(self, slot: _Slot) -> HealthAction:
-        if slot.worker is None or slot.settings != self._settings:
+    def _next_action(self, device: _ManagedDevice) -> HealthAction:
+        if device.worker is None or device.settings != self._settings:
             return HealthAction.REPLACE
         recycling = self._count(DeviceState.RECYCLING)
         return self._rules().decide(
-            slot.health,
+            device.health,
             may_rest=self._may_rest(),
             may_recycle=may_recycle(recycling, self._current().spare_devices),
         )
 
     def _may_rest(self) -> bool:
-        return may_rest(self._count(DeviceState.QUARANTINED), len(self._slots))
+        return may_rest(self._count(DeviceState.QUARANTINED), len(self._devices))
 
     def _count(self, state: DeviceState) -> int:
-        return sum(slot.state is state for slot in self._slots.values())
+        return sum(device.state is state for device in self._devices.values())
 
-    def _make_ready(self, slot: _Slot) -> None:
-        slot.state = DeviceState.READY
-        self._table.add(slot.device_id, slot.capabilities)
+    def _make_ready(self, device: _ManagedDevice) -> None:
+        device.state = DeviceState.READY
+        self._table.add(device.device_id, device.capabilities)
         self._serve()
 
-    async def _is_well(self, slot: _Slot) -> bool:
+    async def _is_well(self, device: _ManagedDevice) -> bool:
         """Checks the worker's health; a call of a cancelled episode may still run and is waited for."""
-        if slot.worker is None or slot.settings != self._settings:
+        if device.worker is None or device.settings != self._settings:
             return False
-        slot.state = DeviceState.CHECKING
+        device.state = DeviceState.CHECKING
         try:
             async with asyncio.timeout(self._current().reset_timeout_s):
-                slot.capabilities = await slot.worker.check_health()
-                slot.is_examined = True
+                device.capabilities = await device.worker.check_health()
+                device.is_examined = True
         except Exception as error:  # noqa: BLE001 - any failure of a worker leads to a new worker
-            slot.last_error = str(error) or type(error).__name__
+            device.last_error = str(error) or type(error).__name__
             return False
-        return slot.settings == self._settings
+        return device.settings == self._settings
 
-    async def _retire(self, slot: _Slot, action: HealthAction) -> None:
+    async def _retire(self, device: _ManagedDevice, action: HealthAction) -> None:
         """Kills the worker; if its last worker failed too, the device pauses before the next one."""
-        if slot.worker is None:
+        if device.worker is None:
             return
-        trouble = slot.settings == self._settings and action is not HealthAction.RECYCLE
-        rest_s = self._rules().rest_before_new_worker_s(slot.health) if trouble and self._may_rest() else 0.0
-        self._kill(slot)
-        slot.health = slot.health.with_new_worker(because_of_trouble=trouble)
+        trouble = device.settings == self._settings and action is not HealthAction.RECYCLE
+        rest_s = self._rules().rest_before_new_worker_s(device.health) if trouble and self._may_rest() else 0.0
+        self._kill(device)
+        device.health = device.health.with_new_worker(because_of_trouble=trouble)
         if action is HealthAction.RECYCLE:
-            slot.state = DeviceState.RECYCLING
-            slot.counters.count_recycling()
-            logger.info("%s is recycled", slot.device_id)
+            device.state = DeviceState.RECYCLING
+            device.counters.count_recycling()
+            logger.info("%s is recycled", device.device_id)
             return
-        slot.counters.count_replacement()
-        logger.warning("%s gets a new worker: %s", slot.device_id, slot.last_error or "the settings have changed")
+        device.counters.count_replacement()
+        logger.warning("%s gets a new worker: %s", device.device_id, device.last_error or "the settings have changed")
         if rest_s:
-            slot.counters.count_quarantine()
-            await self._quarantine(slot, rest_s)
+            device.counters.count_quarantine()
+            await self._quarantine(device, rest_s)
 
-    async def _quarantine(self, slot: _Slot, seconds: float) -> None:
-        slot.state = DeviceState.QUARANTINED
-        logger.warning("%s is quarantined for %g s: %s", slot.device_id, seconds, slot.last_error)
+    async def _quarantine(self, device: _ManagedDevice, seconds: float) -> None:
+        device.state = DeviceState.QUARANTINED
+        logger.warning("%s is quarantined for %g s: %s", device.device_id, seconds, device.last_error)
         await self._pause(seconds)
 
-    async def _boot(self, slot: _Slot) -> None:
+    async def _boot(self, device: _ManagedDevice) -> None:
         """Starts workers until one is up, with growing pauses; stops when the device is surplus."""
-        while slot.index < self._devices_wanted():
-            slot.settings = self._current()
-            if slot.state is not DeviceState.RECYCLING:
-                slot.state = DeviceState.BOOTING
-            worker = self._launch(slot.settings, slot.index, slot.workers_before)
-            slot.workers_before += 1
-            if await self._is_prepared(slot, worker) and await self._boots_in_turn(slot, worker):
-                slot.worker, slot.failed_boots = worker, 0
+        while device.index < self._devices_wanted():
+            device.settings = self._current()
+            if device.state is not DeviceState.RECYCLING:
+                device.state = DeviceState.BOOTING
+            worker = self._launch(device.settings, device.index, device.workers_before)
+            device.workers_before += 1
+            if await self._is_prepared(device, worker) and await self._boots_in_turn(device, worker):
+                device.worker, device.failed_boots = worker, 0
                 self._notify()
                 return
             worker.kill()
             self._notify()
-            if slot.settings == self._settings and slot.failed_boots:
-                await self._pause(retry_pause_s(slot.failed_boots, slot.settings), self._boot_now)
+            if device.settings == self._settings and device.failed_boots:
+                await self._pause(retry_pause_s(device.failed_boots, device.settings), self._boot_now)
 
-    async def _is_prepared(self, slot: _Slot, worker: Worker) -> bool:
+    async def _is_prepared(self, device: _ManagedDevice, worker: Worker) -> bool:
         """Waits until the device's files are prepared; False as in ``_finishes``."""
-        if not slot.settings.prepare:
+        if not device.settings.prepare:
             return True
-        state, slot.state = slot.state, DeviceState.PREPARING
-        prepared = await self._finishes(slot, worker, worker.prepare(), limit_s=None)
-        slot.state = state
+        state, device.state = device.state, DeviceState.PREPARING
+        prepared = await self._finishes(device, worker, worker.prepare(), limit_s=None)
+        device.state = state
         return prepared
 
-    async def _boots_in_turn(self, slot: _Slot, worker: Worker) -> bool:
+    async def _boots_in_turn(self, device: _ManagedDevice, worker: Worker) -> bool:
         """Boots the worker within the limit of concurrent boots; False as in ``_finishes``."""
 
         async def boot() -> None:
-            slot.place = await worker.boot()
+            device.place = await worker.boot()
 
         async with self._boot_turns:
             await self._pause(self._boots.take_turn(self._clock(), self._current().boot_stagger_s))
-            if slot.settings != self._settings:
+            if device.settings != self._settings:
                 return False
             self._progress += 1
-            return await self._finishes(slot, worker, boot(), limit_s=slot.settings.boot_timeout_s)
+            return await self._finishes(device, worker, boot(), limit_s=device.settings.boot_timeout_s)
 
     async def _finishes(
-        self, slot: _Slot, worker: Worker, step: Coroutine[Any, Any, None], *, limit_s: float | None
+        self, device: _ManagedDevice, worker: Worker, step: Coroutine[Any, Any, None], *, limit_s: float | None
     ) -> bool:
         """Waits for a step of the boot; False if it fails, times out, or the settings have changed."""
         doing = asyncio.ensure_future(step)
@@ -499,26 +500,26 @@ class DeviceManager:
             worker.kill()
             raise
         except Exception as error:  # noqa: BLE001 - any failed boot is recorded, shown to runners, and retried
-            self._note_failed_boot(slot, error)
+            self._note_failed_boot(device, error)
             return False
         finally:
             doing.cancel()
             outdated.cancel()
         return doing.done() and not doing.cancelled()
 
-    def _note_failed_boot(self, slot: _Slot, error: Exception) -> None:
-        slot.last_error = str(error) or f"not up within {slot.settings.boot_timeout_s:g} s"
-        slot.failed_boots += 1
+    def _note_failed_boot(self, device: _ManagedDevice, error: Exception) -> None:
+        device.last_error = str(error) or f"not up within {device.settings.boot_timeout_s:g} s"
+        device.failed_boots += 1
         if is_misconfigured(error):  # retries cannot succeed; they continue in case the host is repaired
-            slot.failed_boots = max(slot.failed_boots, slot.settings.boot_attempts)
-        slot.counters.count_failure(BOOT_FAILED)
-        logger.warning("%s does not boot: %s", slot.device_id, slot.last_error)
+            device.failed_boots = max(device.failed_boots, device.settings.boot_attempts)
+        device.counters.count_failure(BOOT_FAILED)
+        logger.warning("%s does not boot: %s", device.device_id, device.last_error)
 
     def _reset_failed_boots(self) -> None:
         """Clears the errors of devices that did not boot, and ends the pauses before their next boots."""
-        for slot in self._slots.values():
-            if slot.worker is None:
-                slot.failed_boots, slot.last_error = 0, ""
+        for device in self._devices.values():
+            if device.worker is None:
+                device.failed_boots, device.last_error = 0, ""
         self._boot_now.set()
         self._boot_now = asyncio.Event()
 
@@ -528,17 +529,19 @@ class DeviceManager:
             async with asyncio.timeout(seconds):
                 await (until or self._outdated).wait()
 
-    def _kill(self, slot: _Slot) -> None:
-        worker, slot.worker = slot.worker, None
+    def _kill(self, device: _ManagedDevice) -> None:
+        worker, device.worker = device.worker, None
         if worker is not None:
             worker.kill()
 
     def _is_unrecoverable(self) -> bool:
-        return all(slot.failed_boots >= slot.settings.boot_attempts for slot in self._slots.values())
+        return all(device.failed_boots >= device.settings.boot_attempts for device in self._devices.values())
 
     def _why_no_device(self) -> str:
-        errors = sorted({slot.last_error for slot in self._slots.values() if slot.last_error})
-        return "; ".join(errors) or "no device came up in time: does the Ray cluster have the resources they ask for?"
+        errors = sorted({device.last_error for device in self._devices.values() if device.last_error})
+        return (
+            "; ".join(errors) or "no device came up in time: does the Ray cluster have the resources that they reserve?"
+        )
 
     # ---- housekeeping ------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ The imports of a device kind may conflict with the environment of the runner or 
 numpy, pandas and protobuf. So the device worker starts ``python -m …device_process`` in an environment that has them
 and sends each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the other, each
 after its length. Over a second pipe the child reports a device that died between two calls. The child exits when its
-worker does: its standard input closes then, also after SIGKILL.
+worker exits, also after SIGKILL, because its standard input is closed then.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ worker needs. The emulator's watchdog does the rest.
 
 
 class DeviceProcess:
-    """``create_device(kind, options, index)`` in a child process of ``python``; a ``Device`` like any other.
+    """A ``Device`` that ``create_device(kind, options, index)`` creates in a child process of ``python``.
 
     ``setting`` is the name of the setting that holds ``python``, for messages.
 
-    The constructor raises the error of the device kind in the child, or ``DeviceError`` if the child exited.
+    Raises:
+        RolloutBufferError: the device kind raised it in the child, or (``DeviceError``) the child did not start or
+            exited.
     """
 
     def __init__(self, python: str, kind: str, options: Mapping[str, Any], index: int, *, setting: str) -> None:
@@ -119,7 +121,7 @@ class DeviceProcess:
             return f"the device's process is gone (exit code {code})"
         return (
             f"{self._named} exited with code {code} before it had a device; "
-            "the worker's log has the reason. Can it import this project? `rollout-buffer doctor` tries"
+            "the worker's log has the reason. `rollout-buffer doctor` checks whether it can import this project"
         )
 
 

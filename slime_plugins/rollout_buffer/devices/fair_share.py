@@ -1,14 +1,14 @@
 """Chooses the runner that gets the next free device. Pure: the clock is a parameter, nothing waits here.
 
-First the purpose: while training and evaluation both wait, each gets its share of the devices, ``evaluation_share`` and
-the rest. Then, within the purpose, the owner that holds the fewest devices; among equals the one that was served
-longest ago. A purpose or owner that does not wait leaves its share to the others.
+The purpose is chosen first: while training and evaluation both wait, evaluation gets ``evaluation_share`` of the
+devices and training the rest. Within the purpose, the owner that holds the fewest devices is chosen; among equals the
+one that was served longest ago. The share of a purpose or owner that does not wait goes to the others.
 
-A runner that returned a device, or got fewer than it wanted, asks again a moment later. During that moment it counts as
-waiting; otherwise the other purpose, whose request is pending, would get every device that becomes free.
+A runner that returned a device, or got fewer than it wanted, asks again within ``ASKS_AGAIN_WITHIN_S``. Until then it
+counts as waiting; otherwise the other purpose, whose request is pending, would get every device that becomes free.
 
-Devices with different capabilities are shared separately: who can play on several kinds leaves none of them to others
-otherwise, and a task that needs the one device with a capability would wait for ever.
+Devices with different capabilities are shared separately. Otherwise a claimant that can use several kinds could get all
+devices of one kind, and a task that needs a capability of that kind would never get a device.
 
 This prevents starvation: within a purpose, owners without a device come before owners with one, and each of them is
 served once before any is served again.
@@ -71,7 +71,7 @@ class FairShare:
         self._left_at[claimant] = now
 
     def expect(self, claimant: Claimant, devices: int, now: float) -> None:
-        """Reserves devices for a claimant that will ask for them in a moment, within its purpose's share."""
+        """Reserves devices within the purpose's share for a claimant that is expected to ask for them soon."""
         self._expected[_expected_one(claimant)].extend([now + ASKS_AGAIN_WITHIN_S] * devices)
 
     def serve(self, claimant: Claimant, now: float, capabilities: frozenset[str] | None = None) -> None:
@@ -87,9 +87,8 @@ class FairShare:
     ) -> Claimant | None:
         """Returns the claimant that gets the next free device with these capabilities, None if it suits none.
 
-        ``held`` counts the devices of each that have the same capabilities.
-
-        A claimant with the owner "" means: the device is reserved for an expected request.
+        ``held`` counts the devices with these capabilities that each claimant holds. A claimant with the owner ""
+        means that the device is reserved for an expected request.
         """
         candidates = self._candidates(held, now, capabilities)
         if not any(claimant.owner for claimant in candidates):
@@ -123,10 +122,10 @@ class FairShare:
     def _claim_of(
         self, purpose: Purpose, held: Mapping[Claimant, int], capabilities: frozenset[str] | None
     ) -> tuple[float, float]:
-        """Returns devices held and turns taken, relative to the share: the smaller, the sooner the next turn.
+        """Returns the held devices and the turns of a purpose relative to its share; the smallest is served next.
 
-        Turns count only while both purposes wait. They decide between equals, which on a single device is always the
-        case.
+        Turns are counted only while both purposes wait. They decide if the held devices are equal, as always with a
+        single device.
         """
         share = self.evaluation_share if purpose is Purpose.EVALUATION else 1 - self.evaluation_share
         holds = sum(count for claimant, count in held.items() if claimant.purpose is purpose)

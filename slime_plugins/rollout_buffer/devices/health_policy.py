@@ -1,4 +1,4 @@
-"""Decides what to do with a device that returned from an episode. Pure: no clock, no worker, nothing waits here.
+"""Decides what to do with a device that an episode has returned. Pure: it has no clock and no worker.
 
     without a fault ───────────▶ lease it again; after ``recycle_after_episodes`` of them, a new worker
     a fault ───────────────────▶ lease it again
@@ -67,7 +67,7 @@ class HealthRecord:
                 gone=report.fault in (HUNG, DIED),
                 spoiled=report.fault == NOT_RESTORED,
             )
-        if report.failures:  # a task that could not be set up is no evidence about the device
+        if report.failures:  # a task that could not be set up says nothing about the device
             return replace(self, episodes=self.episodes + 1)
         return HealthRecord(episodes=self.episodes + 1)
 

@@ -1,4 +1,4 @@
-"""The interface of a device: five calls.
+"""The interface of devices.
 
 ``Device`` is the blocking object in a device worker's process: a phone, an emulator, a browser page. ``DeviceLease`` is
 what an episode on the runner's event loop holds: the same calls, awaitable, sent to the worker by Ray.
@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.types import Image
 
 
 class Action(Protocol):
-    """An action, as far as the pool uses it. Each kind of device has its own class."""
+    """The part of an action that the pool uses. Each kind of device has its own class of actions."""
 
     @property
     def kind(self) -> str:
@@ -77,9 +77,13 @@ class Device(Protocol[ActionT_contra]):
         ...
 
     def health(self) -> Mapping[str, str]:
-        """Returns short facts about the device; raises ``DeviceError`` if it is not usable.
+        """Returns short facts about the device.
 
-        ``capabilities``, separated by spaces, limits it to tasks that need no others; without this key it gets any.
+        The fact ``capabilities``, names separated by spaces, limits the device to tasks that need no others; without it
+        the device gets any task.
+
+        Raises:
+            DeviceError: the device is not usable.
         """
         ...
 

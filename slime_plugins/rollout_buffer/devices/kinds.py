@@ -1,6 +1,6 @@
 """Kinds of devices: factory functions, named by ``module:function`` or by an entry point.
 
-They run in the device worker, so that only this process imports them.
+They run in the device worker, so that only the worker's process imports them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load_kind(address: str) -> Any:
 def misconfigured(message: str) -> DeviceError:
     """Returns the error of a device that cannot boot because of its settings or its host; retries cannot succeed.
 
-    It has the message of a ``ConfigError``, as a ``DeviceError``, which device calls may raise.
+    It carries the message of a ``ConfigError`` in a ``DeviceError``, which device calls may raise.
     """
     return DeviceError(message, {"fault": _MISCONFIGURED})
 

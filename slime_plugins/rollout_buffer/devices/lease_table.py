@@ -45,7 +45,10 @@ class LeaseTable:
         return len(self._leases)
 
     def free_by_kind(self) -> list[tuple[frozenset[str] | None, int]]:
-        """Returns the capabilities of free devices, the fewest first because they serve fewer tasks, and how many."""
+        """Returns each set of capabilities with the number of free devices that have it.
+
+        Sets with fewer capabilities come first, because their devices can play fewer tasks.
+        """
         counts = Counter(self._free.values())
         return sorted(counts.items(), key=lambda kind: math.inf if kind[0] is None else len(kind[0]))
 
@@ -60,7 +63,7 @@ class LeaseTable:
         self._free[device_id] = capabilities
 
     def set_aside(self, device_id: str) -> bool:
-        """Takes a free device out of the table; returns False if it is not free."""
+        """Removes a free device from the table; returns False if it is not free."""
         if device_id not in self._free:
             return False
         del self._free[device_id]

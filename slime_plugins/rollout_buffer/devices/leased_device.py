@@ -1,4 +1,4 @@
-"""A device leased to one episode: a deadline on every call, and a report at the end of the lease."""
+"""A device leased to one episode. Every call has a deadline, and the end of the lease sends a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 HUNG = "hung"
 DIED = "died"
 NOT_RESTORED = "not_restored"
-"""The fault of a device whose state before an episode is not the one that every episode begins with."""
+"""The fault of a device whose state before an episode differs from the one with which every episode begins."""
 _MAX_ERROR = 500
 _WATCH_S = 120.0
 """Interval of the loss check; with 256 devices a runner makes two such calls a second."""
@@ -164,7 +164,7 @@ class LeasedDevice:
         self._lose(gone)
 
     def report(self) -> LeaseReport:
-        """Returns what happened so far."""
+        """Returns the report of the lease up to now."""
         return LeaseReport(
             called=self._called,
             fault=self._fault,
@@ -213,7 +213,8 @@ class LeasedDevice:
             self._task.cancel()
 
     def _interruption(self) -> DeviceError | None:
-        """Withdraws our cancellation and returns its reason; None if there was none, or others cancelled as well."""
+        """Withdraws our cancellation and returns its reason; None if there was none, or the task was cancelled by
+        others as well."""
         if self._task is None or not self._interrupted:
             return None
         self._interrupted = False

@@ -7,6 +7,7 @@ process exits.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import queue
 import threading
@@ -68,7 +69,7 @@ class _WorkerThread:
         return float(await self._call(lambda: self._worker.score(lease_id)))
 
     async def lost(self, lease_id: int, wait_s: float) -> str:
-        for _ in range(round(wait_s / _WATCH_S)):
+        for _ in range(math.ceil(wait_s / _WATCH_S)):
             if why := self._worker.lost(lease_id, 0.0):
                 return why
             await asyncio.sleep(_WATCH_S)

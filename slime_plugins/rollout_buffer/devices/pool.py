@@ -1,7 +1,7 @@
 """The runner's side of a device pool: waits for devices, renews leases, returns devices.
 
-Independent of the number of waiting episodes, the manager has at most one request of this runner for each purpose, and
-one renewal, at any time.
+Independent of the number of waiting episodes, the manager has at most one request of this runner for each purpose and
+set of needs, and one renewal, at any time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base class of settings: no unknown key, no infinity, no boolean for a number.
+"""The base class of settings, which refuses unknown keys, infinities, and booleans in place of other values.
 
 YAML reads ``yes``, ``no``, ``on`` and ``off`` as booleans, and Python accepts those as 1 and 0.
 """
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 def no_truth_value(value: Any) -> Any:
-    """Returns the value of a setting that is not boolean.
+    """Returns a value that is not a boolean.
 
     Raises:
         ValueError: it is a boolean.

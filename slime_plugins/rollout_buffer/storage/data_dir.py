@@ -33,17 +33,17 @@ OUR_FILES = (
     "life_signs/*",
     "liveness/*",
 )
-"""The files of a data directory. The permissions of other files are not changed."""
+"""Patterns of the files of a data directory. The permissions of other files are not changed."""
 RUNNER_LOG = "logs/runner-{}.log"
-"""By the key of the job."""
+"""The log of a job's runner, formatted with the key of the job."""
 OWNERSHIP_TIMEOUT_S = 2.0
-"""A command that opens the store may hold the lock briefly."""
+"""Time in which the lock must become free: a command that opens the store may hold it briefly."""
 
 logger = logging.getLogger(__name__)
 
 
 class OwnerLock:
-    """Held by the supervisor of a data directory. The kernel releases it when the process dies."""
+    """The lock that the supervisor of a data directory holds. The kernel releases it when the process dies."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -116,7 +116,7 @@ def acquire_ownership(data_dir: Path) -> OwnerLock:
 
 
 def refuse_if_owned(data_dir: Path) -> None:
-    """Refuses to empty the directory of a running supervisor.
+    """Checks that no supervisor uses a directory that is to be emptied.
 
     Raises:
         ConfigError: a supervisor holds the lock.
@@ -137,7 +137,7 @@ def is_owned(data_dir: Path) -> bool:
 
 
 def open_lock_file(path: Path) -> int:
-    """Opens a lock file, or one whose content processes share; read-only on a read-only file system, where locks work.
+    """Opens or creates a file that processes lock or share; opens it for reading on a read-only file system.
 
     Raises:
         OSError: it cannot be created or opened.
@@ -164,11 +164,15 @@ def _close_to_others(path: Path, mode: int) -> None:
     except OSError as error:
         logger.warning("other users of this machine may read %s, and its mode cannot be changed: %s", path, error)
     else:
-        logger.warning("other users of this machine could read %s: now they cannot", path)
+        logger.warning("other users of this machine could read %s; their permissions were removed", path)
 
 
 def _refuse_older_database(data_dir: Path) -> None:
-    """Reads only the header, so that nothing in the directory is created or changed."""
+    """Refuses a database written before 0.1.0, by its header; creates and changes nothing.
+
+    Raises:
+        ConfigError: it was written before 0.1.0.
+    """
     try:
         with (data_dir / DATABASE).open("rb") as file:
             header = file.read(100)
@@ -176,13 +180,17 @@ def _refuse_older_database(data_dir: Path) -> None:
         return  # missing, or opening it later raises a precise error
     if header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72]) != APPLICATION_ID:
         raise ConfigError(
-            f"{data_dir} was written by a version before 0.1.0, which this one cannot read: it is left as it is. Give "
-            "another --data-dir; what is in this one is served by the version that wrote it"
+            f"{data_dir} was written by a version before 0.1.0, which this one cannot read: it is not changed. Give "
+            "another --data-dir; only the version that wrote this one can serve it"
         )
 
 
 def _refuse_network_file_system(folder: Path) -> None:
-    """SQLite's locks are unreliable on network file systems: the database could be corrupted."""
+    """Refuses network file systems: SQLite's locks are unreliable there, so the database could be corrupted.
+
+    Raises:
+        ConfigError: the folder is on one.
+    """
     kind = _file_system_of(folder)
     if kind in NETWORK_FILE_SYSTEMS:
         raise ConfigError(f"--data-dir {folder} is on a network file system ({kind}): use a folder on a local disk")

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.storage.storage_errors import disk_is_full
 FILE_NAME = "reserve"
 RESERVE_BYTES = 16 * 1024 * 1024
 MIN_SHARE = 16
-"""The reserve is at most this fraction (1 / n) of the disk."""
+"""The reserve is at most one part in this many of the disk."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class DiskReserve:
         found = os.statvfs(data_dir)
         self._size = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // MIN_SHARE)
         self._least_free = self._size // 4
-        """With less free than this the disk counts as full."""
+        """Bytes; a disk with less free space counts as full."""
 
     def allocate(self) -> bool:
         """Allocates the reserve if there is enough space; returns True if it is allocated."""
@@ -52,7 +52,7 @@ class DiskReserve:
         return True
 
     def is_used(self) -> bool:
-        """Returns True if small writes use the reserve; truncates it if the disk has just become full."""
+        """Returns True if small writes use the reserved space; truncates the reserve if the disk has become full."""
         kept = self._reserved_bytes()
         if kept > 0 and self.free_bytes() < self._least_free:
             os.truncate(self._path, 0)
@@ -61,7 +61,11 @@ class DiskReserve:
         return kept == 0
 
     def check(self) -> None:
-        """Raises ``StorageFullError`` if there is space for small writes only."""
+        """Checks that there is space for large writes.
+
+        Raises:
+            StorageFullError: there is space for small writes only.
+        """
         kept, free = self._reserved_bytes(), self.free_bytes()
         if kept == 0 or free < self._least_free:
             self.is_used()
@@ -77,7 +81,7 @@ class DiskReserve:
         return found.f_bavail * found.f_frsize
 
     def _reserved_bytes(self) -> int:
-        """The size of the file: 0 after it was truncated, -1 if no supervisor has allocated one."""
+        """Returns the size of the file: 0 after it was truncated, -1 if no supervisor has allocated one."""
         try:
             return os.stat(self._name).st_size  # called before every write: a path object takes three times as long
         except FileNotFoundError:

@@ -23,7 +23,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def create_database(data_dir: Path) -> None:
-    """Creates a database of version 1, which gets its name when it is complete; another process may do so first."""
+    """Creates a database of version 1 under a temporary name and renames it; keeps one that another process created."""
     descriptor, name = tempfile.mkstemp(prefix=f"{DATABASE}.", dir=data_dir)  # mode 0600, as SQLite's other files
     os.close(descriptor)
     try:
@@ -38,7 +38,7 @@ def create_database(data_dir: Path) -> None:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Brings the database to ``SCHEMA_VERSION`` in the open transaction; another process may have done so before."""
+    """Migrates the database to ``SCHEMA_VERSION`` in the open transaction; does nothing if that was done before."""
     for step in range(version_of(connection) + 1, SCHEMA_VERSION + 1):
         _run_script(connection, (MIGRATIONS_FOLDER / f"migration_to_{step}.sql").read_text("utf-8"))
         connection.execute(f"PRAGMA user_version={step}")

@@ -31,7 +31,8 @@ OWNER_BYTES = 8
 PACK_LIMIT_BYTES = 256 * 1024 * 1024
 """A pack is sealed when it exceeds this size."""
 MAX_CACHED_NAMES = 16_384
-"""Recently appended screenshots, by hash: siblings of a group often show the same screen at the same time."""
+"""Maximum number of recently appended screenshots whose refs are cached, by hash: members of a group often have the
+same one."""
 SEALED_MODE = 0o400
 MAX_DIGITS = 15
 BLOCK_BYTES = 4096
@@ -93,7 +94,11 @@ class Disk:
         self._stage = disk_memory(STAGE_BYTES)
 
     def open_new(self, path: Path) -> int:
-        """Creates a file for writing; raises ``FileExistsError`` if it exists."""
+        """Creates a file for writing and returns its descriptor.
+
+        Raises:
+            FileExistsError: it exists.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         descriptor = os.open(path, flags, 0o600)
         with contextlib.suppress(OSError):  # tmpfs and others do not support it: the page cache is used
@@ -133,11 +138,11 @@ class Disk:
         return offset + size
 
     def sync(self, descriptor: int) -> None:
-        """Returns once written data survives a power failure."""
+        """Flushes written data to the disk, so that it survives a power failure."""
         os.fdatasync(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """Returns once the names in the folder survive a power failure."""
+        """Flushes the names in the folder to the disk, so that they survive a power failure."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -161,7 +166,7 @@ def highest_number(folder: Path) -> int:
 
 
 def _numbered(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yields entries with the name of a pack, of at most ``MAX_DIGITS`` digits: what a database column holds."""
+    """Yields the entries with the name of a pack, and its number; longer numbers do not fit into a database column."""
     for path in folder.glob("*.pack"):
         if path.stem.isascii() and path.stem.isdigit() and len(path.stem) <= MAX_DIGITS:
             yield path, int(path.stem)
@@ -240,7 +245,7 @@ class PackWriter:
             os.close(descriptor)
 
     def _append_batch(self, batch: Sequence[Ticket[Sequence[_Record]]]) -> None:
-        """One write and one fsync for the batch; names are cached and callers answered after that."""
+        """Writes the records of a batch with one write and one fsync; then caches their names and sets the results."""
         if any(ticket.work is _SEAL for ticket in batch) and self._descriptor is not None:
             self._seal(self._descriptor)
         batch = [ticket for ticket in batch if ticket.work is not _SEAL]
@@ -280,7 +285,7 @@ class PackWriter:
         return ref
 
     def _abandon(self, descriptor: int, start: int) -> None:
-        """After a failed write or fsync the content beyond ``start`` is undefined: the pack is sealed."""
+        """Truncates and seals the pack after a failed write or fsync: its content beyond ``start`` is undefined."""
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, start)
             if start == 0:
@@ -288,7 +293,7 @@ class PackWriter:
         self._seal(descriptor)
 
     def _seal(self, descriptor: int) -> None:
-        """A sealed pack is neither appended to nor truncated: rows that refer to it may not be committed yet."""
+        """Seals the pack: no process appends to it or truncates it, as rows that refer to it may not be committed."""
         with contextlib.suppress(OSError):
             os.fchmod(descriptor, SEALED_MODE)
         self.close()

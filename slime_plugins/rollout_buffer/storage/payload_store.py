@@ -1,4 +1,4 @@
-"""Payloads and screenshots: durable before the row that refers to them.
+"""Stores payloads and screenshots durably, before the row that refers to them.
 
 A payload is the JSON of a trajectory; its messages name screenshots by hash. Small payloads are stored in their row,
 large ones and screenshots in packs; each screenshot once. ``StoredPayload`` has the columns of the row.
@@ -52,7 +52,7 @@ class PendingPayload:
 
 @dataclass(frozen=True, slots=True)
 class StoredPayload:
-    """A payload whose bytes are durable: for the row (``body``) or in a pack (``ref``). ``images`` are new images."""
+    """A payload in a pack (``ref``), whose bytes are durable, or for its row (``body``). ``images`` are new images."""
 
     body: bytes | None
     ref: BlobRef | None
@@ -70,7 +70,7 @@ class StoredPayload:
         """Records the refs, in the transaction of the trajectory's row.
 
         Raises:
-            UnavailableError: a stored screenshot has just been purged; the client repeats the write with it.
+            UnavailableError: a stored screenshot was purged meanwhile; the client repeats the write with it.
         """
         if self.known and image_rows.mark_images_used(connection, self.known, now) != len(self.known):
             raise UnavailableError("a screenshot was purged while it was being named: write the item again")

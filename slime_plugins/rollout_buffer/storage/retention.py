@@ -1,6 +1,6 @@
-"""Retention: purges payloads and screenshots delivered long ago; rows (reward, outcome, accounting) stay.
+"""Retention: purges old payloads and screenshots; rows (reward, outcome, accounting) are kept.
 
-Everything written before one point in time is purged, and packs without referenced records are removed. The point is
+All payloads written before one point in time are purged, and packs without referenced records are removed. The point is
 never later than the oldest trajectory that is still to be delivered.
 """
 
@@ -54,7 +54,7 @@ def purge(store: Store, *, now: float, retain_s: float) -> Purged:
 
 
 def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
-    """Returns what ``purge`` would purge now: runs it on the rows, and rolls back."""
+    """Returns the numbers that ``purge`` would return now: runs its queries and rolls them back."""
     packs = size = 0
     with store.write() as connection, _rolled_back(connection):
         payloads, images = _purge_rows(connection, now, retain_s)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
 TOLERANCE_S = 1.0
-"""The two clocks drift by less between two references."""
+"""A smaller difference between the two clocks counts as drift, not as a jump."""
 _MARK = struct.Struct("<16sddI")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -44,7 +44,7 @@ class SharedClock:
         self._file: int | None = open_lock_file(data_dir / "clock")
 
     def __call__(self) -> float:
-        """Returns the wall clock without a jump since the last reference."""
+        """Returns the time of the wall clock, corrected for a jump since the last reference."""
         jump = self.jump_s()
         return self._wall() - jump
 

@@ -97,9 +97,9 @@ class Store:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Runs a block in one write transaction: all of it is durable when the block ends, or nothing is written.
+        """Runs a block in one write transaction, which is durable when the context ends; an error rolls it back.
 
-        On a full disk it uses the reserved space; large writes call ``check_room`` before.
+        On a full disk it uses the reserved space: callers of large writes call ``check_room`` before.
 
         Raises:
             StorageFullError: the disk is full. Nothing was written.
@@ -118,9 +118,9 @@ class Store:
             connection.execute(f"PRAGMA wal_autocheckpoint={pages}")
 
     def commit(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Runs ``work`` in one transaction together with the work of other threads (group commit).
+        """Runs ``work`` in one transaction together with the work of other threads (group commit); for frequent writes.
 
-        Each work has its own savepoint: one that raises is rolled back alone. For frequent writes.
+        Each work has its own savepoint: a work that raises is rolled back alone.
 
         Raises:
             StorageFullError, UnavailableError: as ``write``; and any exception of ``work``.
@@ -153,7 +153,7 @@ class Store:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Runs a block on one consistent snapshot."""
+        """Runs a block in one read transaction, which sees one consistent snapshot."""
         with self._errors:
             connection = self._connection()
             connection.execute("BEGIN")
@@ -194,13 +194,17 @@ class Store:
             return int(connection.execute(query, (highest_number(self.packs_dir),)).fetchone()[0])
 
     def _pack_bytes(self) -> int:
-        """The size limit of a pack: small under a quota, since a pack that is written to cannot be removed."""
+        """Returns the size limit of a pack: small under a quota, since a pack that is written to cannot be removed."""
         if self._max_bytes is None:
             return PACK_LIMIT_BYTES
         return min(PACK_LIMIT_BYTES, max(MIN_PACK_BYTES, self._max_bytes // PACKS_OF_A_QUOTA))
 
     def check_room(self) -> None:
-        """Raises ``StorageFullError`` if the disk or the quota has space for small writes only."""
+        """Checks that the disk and the quota have space for large writes.
+
+        Raises:
+            StorageFullError: there is space for small writes only.
+        """
         try:
             self._check_room()
         except StorageFullError:
@@ -288,7 +292,7 @@ class Store:
         if body is not None:
             return whole_row(body)
         if ref is None:
-            raise DamagedError("the payload of this trajectory was purged: retention does not keep it any more")
+            raise DamagedError("the payload of this trajectory was purged by retention")
         return self.fetch(BlobRef.parse(ref))
 
     def close(self) -> None:
@@ -314,7 +318,7 @@ class Store:
         return connection
 
     def _connect(self) -> sqlite3.Connection:
-        # check_same_thread: each thread uses its own connection; only close() reaches into the others, at the end.
+        # check_same_thread: each thread uses its own connection; only close() uses those of other threads.
         path = self.data_dir / DATABASE
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
@@ -360,7 +364,11 @@ class Store:
 
 
 def whole_row(body: bytes) -> bytes:
-    """Returns a payload from a row, which has no checksum; raises ``DamagedError`` if it is not UTF-8 JSON."""
+    """Returns a payload from a row. It has no checksum, so that its form is checked.
+
+    Raises:
+        DamagedError: it is not a JSON object in UTF-8.
+    """
     if body[:1] + body[-1:] == b"{}" and b"\0" not in body:
         with contextlib.suppress(UnicodeDecodeError):
             if body.isascii() or body.decode():

@@ -1,4 +1,4 @@
-"""Group commit: the bodies that arrive during a commit share the next one, with one fsync."""
+"""Group commit of an event loop: the bodies that arrive during a commit share the next one, with one fsync."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Waiting(Generic[Body, Result]):
 
 
 class WriteBatcher(Generic[Body, Result]):
-    """The queue between connections and the disk, with at most one body per connection."""
+    """Commits the bodies of many coroutines in batches, one batch at a time."""
 
     def __init__(self, commit: Callable[[Sequence[Body]], Sequence[Result]], executor: Executor) -> None:
         """``commit`` runs in the executor, one batch at a time, and returns a result for each body."""

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.observability.process_status import process_st
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
 LOCK_TIMEOUT_S = 8.0
-"""How long a writer waits for the lock. No transaction takes that long."""
+"""Time that a writer waits for the lock. Transactions are much shorter."""
 MIN_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.004
 """Pause between two attempts; it doubles each time."""
@@ -62,7 +62,7 @@ class WriteLock:
         """Holds the lock for a block.
 
         Raises:
-            UnavailableError: not acquired within ``LOCK_TIMEOUT_S``; the message names the holder.
+            UnavailableError: it was not acquired within ``LOCK_TIMEOUT_S``; the message names the holder.
         """
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         if not self._thread_lock.acquire(timeout=LOCK_TIMEOUT_S):

@@ -1,8 +1,8 @@
 """Watches the memory of a node, so that a device is given up before Ray kills all workers of the node.
 
 Above ``RAY_memory_usage_threshold`` (0.95) Ray's memory monitor kills workers, the newest first, until enough memory is
-free. It counts a worker's own process and not its emulator, which takes a while to end: so it kills one worker after
-another, and at last the device manager.
+free. It kills the process of a worker and not its emulator, which ends some seconds later. Meanwhile it kills further
+workers, and finally the device manager.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO
 from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 
 _MARGIN = 0.05
-"""A device is given up so much, as a share of the node's memory, below Ray's threshold."""
+"""Share of the node's memory below Ray's threshold at which a device is given up."""
 _RAY_THRESHOLD = "RAY_memory_usage_threshold"
 _POLL_S = 1.0
 _CGROUP = Path("/sys/fs/cgroup")
@@ -41,14 +41,14 @@ def shortage() -> str:
         return ""
     return (
         f"the node's memory is {share:.0%} in use, and Ray kills workers above {threshold:.0%}: "
-        "lend fewer devices of it, by a larger resources_per_worker.memory"
+        "place fewer devices on it, by a larger resources_per_worker.memory"
     )
 
 
 def wait_for_shortage() -> tuple[str, IO[str]]:
     """Blocks until memory is short and no other worker of this node gives its device up.
 
-    Returns the reason, and the lock to close when the memory is free again.
+    Returns the reason, and a lock that the caller closes once the memory is free again.
     """
     while True:
         time.sleep(_POLL_S)

@@ -1,8 +1,8 @@
 """The device pool on Ray. The only file that imports Ray, and only when a pool is used.
 
-One detached ``DeviceManager`` actor per cluster owns detached device workers, one device each; all have names in one
-namespace. Both outlive the runner that started them, and the next runner finds them. A runner starts a manager anew
-that died; it first kills the workers of the earlier one, which costs the episodes on them one attempt each.
+One detached ``DeviceManager`` actor per cluster and pool owns detached device workers, one device each; all have names
+in one namespace. Both outlive the runner that started them, and the next runner finds them. If the manager died, a
+runner starts another, which first kills the workers of the earlier one: the episodes on them fail one attempt each.
 
 Ray reads the cluster's credentials from ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH`` when it is imported.
 
@@ -172,7 +172,11 @@ async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None, **k
 
 
 def _submit(method: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Awaitable[Any]:
-    """Sends a call. Without a cluster Ray would start a local one here."""
+    """Sends a call.
+
+    Raises:
+        DeviceError: this process has left the cluster. Ray would start a local cluster here.
+    """
     if not _import_ray().is_initialized():
         raise device_died("this process has left the devices' cluster")
     try:
@@ -187,7 +191,7 @@ def try_cluster(address: str) -> None:
 
     Raises:
         ConfigError: Ray is not installed, or (``RayVersionError``) the cluster runs another Ray or Python.
-        DeviceError: it cannot be used for another reason.
+        DeviceError: the cluster cannot be used for another reason.
     """
     ray = _import_ray()
     with _ray_errors(ray, address):
@@ -311,7 +315,7 @@ class _DeviceManagerActor(DeviceManager):
     """The manager as a detached actor. Its methods are coroutines, so it serves many calls at once."""
 
     def __init__(self, farm: str) -> None:
-        _end_workers_of_an_earlier_life(farm)
+        _kill_workers_of_earlier_manager(farm)
         launch = functools.partial(_RemoteWorker, time.monotonic() + _NODES_JOIN_S)
         super().__init__(launch, name=_name_in(farm, "ray"))
 
@@ -411,8 +415,8 @@ def _name_in(farm: str, name: str) -> str:
     return f"{farm}.{name}" if farm else name
 
 
-def _end_workers_of_an_earlier_life(farm: str) -> None:
-    """Kills workers of an earlier manager: their leases are lost."""
+def _kill_workers_of_earlier_manager(farm: str) -> None:
+    """Kills the workers of an earlier manager, whose leases are lost."""
     ray = _import_ray()
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == NAMESPACE and entry["name"].startswith(_name_in(farm, WORKER_NAME_PREFIX)):

@@ -18,7 +18,7 @@ TRANSCRIPTS_OF_A_JOB = 100
 def insert_attempt(
     connection: Connection, group_key: int, slot: int, fence: int, now: float, *, idle_timeout_s: float | None = None
 ) -> int:
-    """Adds the next attempt at a slot and returns its number, from 1; one of a session has an idle timeout."""
+    """Adds the next attempt at a slot and returns its number, from 1; that of a gateway session has an idle timeout."""
     query = "SELECT coalesce(max(attempt), 0) + 1 FROM attempts WHERE group_key = ? AND slot = ?"
     attempt = int(connection.execute(query, (group_key, slot)).fetchone()[0])
     connection.execute(

@@ -17,7 +17,7 @@ KEPT_JUMPS = 1000
 
 
 def move_times(connection: Connection, jump_s: float, now: float) -> None:
-    """Moves the times that leases, timeouts and heartbeats are measured from, and records the jump."""
+    """Moves the stored times of leases, timeouts and heartbeats by a jump of the clock, and records the jump."""
     for statement in _MOVED:
         connection.execute(statement, {"s": jump_s})
     connection.execute("INSERT INTO clock_jumps (at, seconds) VALUES (?, ?)", (now, jump_s))
@@ -25,6 +25,6 @@ def move_times(connection: Connection, jump_s: float, now: float) -> None:
 
 
 def jumped_since(connection: Connection, moment: float) -> float:
-    """Returns by how many seconds the clock was set forward since a time: older rows appear older by as much."""
+    """Returns the seconds by which the clock was set forward since a time; older rows seem older by as much."""
     query = "SELECT coalesce(sum(seconds), 0.0) FROM clock_jumps WHERE at >= ? AND seconds > 0"
     return float(connection.execute(query, (moment,)).fetchone()[0])

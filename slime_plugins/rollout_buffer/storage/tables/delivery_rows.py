@@ -84,7 +84,7 @@ def expired_leases(connection: Connection, now: float) -> list[DeliveryRecord]:
 
 
 def shorten_leases(connection: Connection, now: float) -> None:
-    """Limits the remaining time of all leases to their length."""
+    """Limits the remaining time of each lease to the lease's length."""
     query = (
         "UPDATE deliveries SET lease_expires_at = ? + lease_s WHERE state = 'leased' AND lease_expires_at > ? + lease_s"
     )
@@ -117,7 +117,8 @@ def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
 
 
 def move_groups_to_delivery(connection: Connection, source: int, target: int, state: GroupState) -> None:
-    """Assigns the groups and reports of ``source`` to another delivery of the same job, and its ready groups ``state``.
+    """Assigns the groups and reports of ``source`` to another delivery of the same job; sets its ready groups to
+    ``state``.
 
     The rows of ``source`` in ``delivery_groups`` stay.
     """

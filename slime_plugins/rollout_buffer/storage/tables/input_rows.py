@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Instance
 
 CHUNK_BYTES = 8_192
-"""Size of a chunk of lines as JSON before compression. Reading a line reads its chunk."""
+"""Size in bytes of a chunk of lines as JSON, before compression. Reading a line reads its whole chunk."""
 IDS_PER_BUCKET = 256
 COMPRESSION_LEVEL = 1
 

@@ -115,7 +115,7 @@ def get_job(connection: Connection, key: int) -> JobRecord:
 
 
 def fence_and_state(connection: Connection, key: int) -> tuple[int, JobState]:
-    """Returns what each write of a runner is checked by, without the rest of the row."""
+    """Returns the columns of a job by which each write of a runner is checked."""
     fence, state = connection.execute("SELECT fence, state FROM jobs WHERE key = ?", (key,)).fetchone()
     return fence, JobState(state)
 

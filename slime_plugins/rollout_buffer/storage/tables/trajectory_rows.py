@@ -28,7 +28,7 @@ def count_trajectories(connection: Connection, job_key: int) -> int:
 
 
 def count_members(connection: Connection, group_key: int) -> int:
-    """Counts the trajectories that count for a group."""
+    """Counts the trajectories of a group that are not late."""
     query = "SELECT count(*) FROM trajectories WHERE group_key = ? AND late = 0"
     return int(connection.execute(query, (group_key,)).fetchone()[0])
 
