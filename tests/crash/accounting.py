@@ -340,7 +340,7 @@ def _ended_as_planned(view: StoreView, row: sqlite3.Row) -> Findings:
 
 
 def every_closed_session_is_stored_once(view: StoreView) -> Findings:
-    """A session that the gateway called stored is in the store once, with what the agent was told."""
+    """A session that the gateway called stored is in the store once, with each turn that the agent was told, once."""
     stored = Counter(_uids_of(view, SESSIONS_JOB))
     told = {
         event["stored"]: event["said"]
@@ -354,8 +354,11 @@ def every_closed_session_is_stored_once(view: StoreView) -> Findings:
         if count > 1:
             yield f"DOUBLED: session {uid} is in the store {count} times"
     for uid, body in bodies(view):
-        if uid in told and json.loads(body)["messages"][-1]["content"] != told[uid]:
+        item = json.loads(body)
+        if uid in told and [message["content"] for message in item["messages"][1::2]] != told[uid]:
             yield f"session {uid} is not stored as the agent heard it"
+        if uid in told and len(item["generations"]) != len(told[uid]):
+            yield f"session {uid} trains {len(item['generations'])} turns, and its agent was told {len(told[uid])}"
 
 
 def nothing_ailed_sessions_and_devices(view: StoreView) -> Findings:

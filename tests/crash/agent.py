@@ -1,8 +1,8 @@
-"""One agent of the crash test: plays sessions of the gateway, one turn each, until none is left. May be killed.
+"""One agent of the crash test: plays sessions of the gateway, three turns each, until none is left. May be killed.
 
 python -m tests.crash.agent PLAN NUMBER
 
-A session that is cut, by whoever's death, is left alone: it expires, and its slot is played again.
+It retries as clients do, whoever dies. A session whose agent died expires, and its slot is played again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError, StorageFullE
 from tests.crash.workload import SESSIONS_JOB, Journal, Plan, load_plan
 
 RETRY_S = 0.3
-IDLE_TIMEOUT_S = 6.0
+IDLE_TIMEOUT_S = 15.0
 TIMEOUT_S = 20.0
+RETRIES_S = 45.0
+TURNS = 3
 
 
 class CutError(Exception):
     """The gateway did not do what was asked, for now."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text[:200]}")
+        self.status = status
 
 
 def main(plan_path: str, number: str) -> int:
@@ -53,24 +59,39 @@ def is_over(plan: Plan, journal: Journal) -> bool:
 
 
 def play(plan: Plan, journal: Journal) -> None:
-    """Opens a session, has one turn, closes it; notes the session that the gateway says is stored."""
+    """Opens a session, has its turns, closes it; notes the session that the gateway says is stored."""
     opened = _post(f"{plan.gateway_url}/sessions", {"job_id": SESSIONS_JOB, "idle_timeout_s": IDLE_TIMEOUT_S})
-    question = opened["instance"]["question"]
-    turn = {"model": "policy", "messages": [{"role": "user", "content": question}]}
-    reply = _post(f"{opened['base_url']}/chat/completions", turn, key=opened["api_key"])
-    said = reply["choices"][0]["message"]["content"]
-    closed = _post(f"{plan.gateway_url}/sessions/{opened['session_id']}/close", {"reward": float(opened["slot"] % 2)})
-    if closed["status"] == "stored":
-        journal.note(stored=opened["session_id"], said=said)
+    messages = [{"role": "user", "content": opened["instance"]["question"]}]
+    for _ in range(TURNS):
+        turn = {"model": "policy", "messages": messages}
+        reply = _retried(f"{opened['base_url']}/chat/completions", turn, key=opened["api_key"])
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": "Are you sure?"}]
+    reward = {"reward": float(opened["slot"] % 2)}
+    closed = _retried(f"{plan.gateway_url}/sessions/{opened['session_id']}/close", reward)
+    if closed["status"] in ("stored", "duplicate"):
+        journal.note(stored=opened["session_id"], said=[message["content"] for message in messages[1::2]])
 
 
-def _post(url: str, body: dict[str, Any], *, key: str = "") -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+def _retried(url: str, body: dict[str, Any], *, key: str = "") -> dict[str, Any]:
+    began, tries = time.monotonic(), 0
+    while True:
+        try:
+            return _post(url, body, key=key, tries=tries)
+        except (requests.RequestException, CutError) as error:
+            is_over = isinstance(error, CutError) and error.status < 500 and error.status != 429
+            if is_over or time.monotonic() - began > RETRIES_S:
+                raise
+        tries += 1
+        time.sleep(RETRY_S)
+
+
+def _post(url: str, body: dict[str, Any], *, key: str = "", tries: int = 0) -> dict[str, Any]:
+    headers = {"x-stainless-retry-count": str(tries), **({"Authorization": f"Bearer {key}"} if key else {})}
     reply = requests.post(url, json=body, headers=headers, timeout=TIMEOUT_S)
     if reply.status_code == 400:
         raise RolloutBufferError(f"a right request was refused: {reply.text[:300]}")
     if not reply.ok:
-        raise CutError(f"HTTP {reply.status_code}: {reply.text[:200]}")
+        raise CutError(reply.status_code, reply.text)
     answer: dict[str, Any] = reply.json()
     return answer
 
