@@ -37,18 +37,25 @@ settings.load_profile("quick")
 
 
 LONGEST_FIRST = ("e2e", "crash", "integration")
-"""Folders under tests whose files take longest: begun last, one of them would run alone at the end."""
+"""Folders under tests whose files mostly wait for processes, longest first."""
+BEGUN_BY = 0.8
+"""Part of the other files that have begun when the last of those does: at the end it would run alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long tests first, and gives those of the files that ``tests/reruns.py`` lists a second chance."""
+    """Mixes files that wait with files that compute, and gives those of ``tests/reruns.py`` a second chance."""
 
-    def place(item: pytest.Item) -> int:
-        _, _, below = item.path.as_posix().rpartition("/tests/")
+    def place(file: Path) -> int:
+        _, _, below = file.as_posix().rpartition("/tests/")
         folder = below.partition("/")[0]
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
-    items.sort(key=place)
+    files = sorted(dict.fromkeys(item.path for item in items), key=place)
+    waiting = sum(place(file) < len(LONGEST_FIRST) for file in files)
+    computing = len(files) - waiting
+    order = {file: BEGUN_BY * at / waiting for at, file in enumerate(files[:waiting])}
+    order |= {file: at / computing for at, file in enumerate(files[waiting:])}
+    items.sort(key=lambda item: order[item.path])
     for item in items:
         if item.path.parent.name == "integration" and item.path.stem in SECOND_CHANCE:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))

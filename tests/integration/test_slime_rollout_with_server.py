@@ -37,6 +37,7 @@ SAMPLES = 4
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_feed, "MIN_POLL_S", 0.05)
+    monkeypatch.setattr(job_feed, "JOB_END_TIMEOUT_S", 0.5)  # no supervisor ends the job
     reset_jobs()
 
 
