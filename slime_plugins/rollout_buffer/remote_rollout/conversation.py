@@ -109,14 +109,6 @@ class ConversationTokens:
         )
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Returns the length of the common prefix."""
-    shorter = min(len(left), len(right))
-    if list(left[:shorter]) == list(right[:shorter]):
-        return shorter
-    return next(at for at in range(shorter) if left[at] != right[at])
-
-
 def plain_message(message: Message) -> dict[str, Any]:
     """Returns a message without null fields and empty tool calls, and with parsed arguments."""
     plain = {key: value for key, value in message.items() if value is not None and value != []}

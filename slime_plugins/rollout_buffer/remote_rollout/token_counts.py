@@ -17,7 +17,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.remote_rollout.conversation import (
     ConversationTokens,
-    common_prefix,
     is_same_message,
     is_same_reply,
 )
@@ -25,6 +24,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
 from slime_plugins.rollout_buffer.types import Message
+from slime_plugins.rollout_buffer.wire import common_prefix_length
 
 Tools = Sequence[Mapping[str, Any]]
 _CAUSES = "it uses another tokenizer, another chat template, or another conversation"
@@ -82,7 +82,7 @@ class TokenCounter:
             return _first_turn(rendered)
         by_text = len(rendered) - len(self._rendered) - self._sampled
         if not self._continues(messages):
-            bridged, by_ids = rendered, len(rendered) - common_prefix(self._held, rendered)
+            bridged, by_ids = rendered, len(rendered) - common_prefix_length(self._held, rendered)
         else:
             added = messages[len(self._asked) + 1 :]
             bridge = self._tokens.bridge(self._asked, added, self._held, self._tools)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slime.utils.mask_token_records import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import StorageFullError
@@ -92,6 +93,22 @@ async def test_a_killed_gateways_session_goes_on_where_it_was_with_its_exact_ids
         item = gateway.item(job, opened["session_id"])
         assert [message["role"] for message in item["messages"]] == ["user", "assistant"] * 3
         assert stored_turns(gateway) == 0, "they go with the trajectory"
+
+
+async def test_token_records_of_a_killed_gateways_turns_are_in_the_trajectory(tmp_path: Path) -> None:
+    told = TokenRecords(1, bytes(8), 1, 2)
+    reply = GenerateReply(
+        output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop", records={ROUTED_EXPERTS: told}
+    )
+    async with killed_gateway_on(tmp_path, FakeEngine([reply])) as gateway:
+        job = start_session_job(gateway.buffer, n=1, sampling_params={"return_routed_experts": True})
+        opened = await gateway.open(job)
+        said(await gateway.chat(opened, [USER]))
+    async with gateway_on(tmp_path, counting()) as gateway:
+        assert (await gateway.close(opened, reward=1)).status == 200
+        (generation,) = gateway.generations(job, opened["session_id"])
+        assert generation.records == {ROUTED_EXPERTS: RecordBytes.of(told)}
+        assert gateway.buffer.contents.image(generation.records[ROUTED_EXPERTS].sha256) == told.encode()
 
 
 async def test_a_request_whose_answer_was_lost_with_the_gateway_gets_the_stored_turn(tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply
 from slime_plugins.rollout_buffer.remote_rollout.conversation import (
     ConversationTokens,
     Tools,
-    common_prefix,
     is_same_message,
     is_same_reply,
 )
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, CountMethod
 from slime_plugins.rollout_buffer.types import Message
+from slime_plugins.rollout_buffer.wire import common_prefix_length
 
 
 class SessionState(StrEnum):
@@ -223,7 +223,7 @@ def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: 
 
 def _edited(session: TrainerSession, messages: Sequence[Message], tools: Tools) -> PlannedTurn:
     held, prompt = session.held_ids, session.tokens.prompt(messages, tools)
-    kept = common_prefix(held, prompt)
+    kept = common_prefix_length(held, prompt)
     entered = tuple(prompt[kept:])
     how = "" if kept == len(held) else f" (the context was edited: of {len(held)} tokens held, {kept} are left)"
     return PlannedTurn(
