@@ -94,6 +94,17 @@ class ConsumersMachine(RuleBasedStateMachine):
             at = data.draw(st.integers(0, len(consumer.got) - 1))
             self._acknowledge(consumer, list(consumer.got)[at])
 
+    @rule(late=st.integers(0, 2), further=st.integers(1, 2))
+    def acknowledge_what_another_has(self, late: int, further: int) -> None:
+        """A lease runs out, another consumer polls, and both acknowledge: rules at random hardly come to that."""
+        heir = (late + further) % len(CONSUMERS)
+        self.write_groups(1)
+        self.take(late, None)
+        self.wait(LEASE_S + 1)
+        self.take(heir, None)
+        for consumer in (self.consumers[late], self.consumers[heir]):
+            self._acknowledge(consumer, list(consumer.got)[-1])
+
     @rule(seconds=st.sampled_from([6.0, 11.0]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
