@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)  # a build takes seconds, and minutes where ten others work
+pytestmark = [pytest.mark.large, pytest.mark.timeout(300)]  # a build takes minutes where ten others work
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -28,13 +28,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.slow
 def test_every_page_is_built(site: Path) -> None:
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
     assert pages <= {page.stem for page in site.glob("*.html")}
 
 
-@pytest.mark.slow
 def test_a_page_asks_no_other_host_for_anything(site: Path) -> None:
     wanted = re.compile(r'<(?:script|img|link)[^>]+(?:src|href)="((?:https?:)?//[^"]+)"')
     foreign = {page.name: found for page in site.glob("*.html") if (found := wanted.findall(page.read_text("utf-8")))}

@@ -341,6 +341,7 @@ def test_arguments_after_the_dashes_win(environment: dict[str, str]) -> None:
     assert words[-2:] == ["--lr", "2e-6)"]
 
 
+@pytest.mark.usefixtures("hurried")
 def test_secrets_are_in_the_job_and_never_shown(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -703,17 +704,24 @@ def test_a_model_that_this_slime_has_no_loader_for_is_refused(ready: LaunchSetti
 # --- the scripts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_each_script_shows_its_commands(script: str, environment: dict[str, str]) -> None:
-    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1", "MASTER_ADDR": "10.0.0.1"} if "opt" in script else {}
-    shown = subprocess.run(
-        ["bash", str(ROOT / "scripts" / script), "--dry-run"],
-        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": "/nowhere", **environment, **more},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize(("script", "kind"), SCRIPTS.items())
+def test_each_script_shows_its_commands(
+    script: str,
+    kind: Kind,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The scripts themselves are run in ``test_install_into_slime.py``."""
+    starts = f'exec python3 "$here/../tools/launch_training.py" {kind.value} "$@"'
+    assert (ROOT / "scripts" / script).read_text().splitlines()[-1] == starts
+    for name, value in {**environment, "SLIME_SCRIPT_EXTERNAL_RAY": "1", "MASTER_ADDR": "10.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
 
+    assert main([kind.value, "--dry-run"]) == 0
+
+    shown = capsys.readouterr().out
     assert "ray job submit" in shown
     assert subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode == 0
 
