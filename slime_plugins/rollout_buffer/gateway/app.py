@@ -73,6 +73,7 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     app.router.add_post("/sessions/{session}/abandon", _abandon)
     for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):
         app.router.add_post(f"{base}/chat/completions", _turn)
+        app.router.add_post(f"{base}/responses", _turn)
         app.router.add_post(f"{base}/messages", _turn)
         app.router.add_post(f"{base}/messages/count_tokens", _count_tokens)
         app.router.add_get(f"{base}/models", _models)
@@ -217,10 +218,11 @@ async def _models(request: web.Request) -> web.Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """A validated request for a turn."""
+    """A validated request for a turn; ``given`` is its body as it came."""
 
     dialect: Dialect
     session: Session
+    given: Mapping[str, Any]
     body: ChatBody
     conversation: Conversation
     images: Mapping[str, Image]
@@ -229,11 +231,15 @@ class _Asked:
 async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapping[str, Image]) -> _Asked:
     dialect = dialect_of(request.path)
     assert dialect is not None
-    session = await request.app[GATEWAY].session(_named_session(request))
-    chat, more = dialect.read(body)
+    gateway = request.app[GATEWAY]
+    session = await gateway.session(_named_session(request))
+    previous = dialect.previous_turn(body)
+    history = [] if previous is None else await gateway.messages_of(session, *previous)
+    chat, more = dialect.read(body, history)
     return _Asked(
         dialect=dialect,
         session=session,
+        given=body,
         body=read_chat_body(chat),
         conversation=read_conversation(chat.get("messages")),
         images={**images, **more},
@@ -253,7 +259,7 @@ async def _turn(request: web.Request) -> web.StreamResponse:
         return await _streamed(request, asked, answering)
     answer = await answering
     with _Sending(gateway, asked.session, answer) as sending:
-        response = _json(asked.dialect.encode(answer.reply))
+        response = _json(asked.dialect.encode(answer.reply, asked.given))
         await response.prepare(request)
         await response.write_eof()
         sending.check(request)
@@ -284,7 +290,7 @@ async def _streamed(request: web.Request, asked: _Asked, answering: Awaitable[An
         task.cancel()
         raise
     with _Sending(request.app[GATEWAY], asked.session, answer) as sending:
-        await response.send(*asked.dialect.events(answer.reply, asked.body))
+        await response.send(*asked.dialect.events(answer.reply, asked.given))
         ended = await response.end()
         sending.check(request)
     return ended

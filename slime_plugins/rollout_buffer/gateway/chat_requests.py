@@ -90,11 +90,6 @@ class ChatBody(BaseModel):
         """The tools to render into the prompt; none for ``tool_choice: none``."""
         return [] if self.tool_choice == "none" else self.tools or []
 
-    @property
-    def includes_usage(self) -> bool:
-        """True if a stream should end with token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
 
 def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
     """Validates a request without its messages.

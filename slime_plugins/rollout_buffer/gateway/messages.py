@@ -15,8 +15,8 @@ import orjson
 
 from slime.utils.mask_template import with_reasoning_content
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.types import Message
-from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, is_sha256
+from slime_plugins.rollout_buffer.types import Image, Message
+from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, decode_data_uri, is_sha256
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 SAME_ROLES = {"developer": "system", "function": "tool"}
@@ -169,6 +169,18 @@ def expect_text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise wrong_field(where, "must be a string")
     return value
+
+
+def hashed_url(url: Any, images: dict[str, Image], where: str) -> Any:
+    """Returns the URL of an image with its hash in place of a data URI, whose image is added to ``images``."""
+    if not isinstance(url, str) or not url.startswith("data:"):
+        return url
+    try:
+        image = decode_data_uri(url, where)
+    except InvalidPayloadError as error:
+        raise InvalidPayloadError(error.message, {"param": where}) from error
+    images[image.sha256] = image
+    return IMAGE_URL_PREFIX + image.sha256
 
 
 def wrong_field(where: str, what: str) -> InvalidPayloadError:

@@ -51,8 +51,9 @@ def completion(reply: ChatReply) -> dict[str, Any]:
     }
 
 
-def events(reply: ChatReply, *, include_usage: bool) -> Iterator[bytes]:
-    """Yields the events of a streamed reply."""
+def events(reply: ChatReply, body: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yields the events of a streamed reply; ``body`` is the request."""
+    include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     yield from map(server_sent_event, _chunks(reply, include_usage=include_usage))
     yield DONE
 

@@ -386,6 +386,23 @@ class Gateway:
         prompt = await build_prompt(session.recording, key, conversation, _chat_of(backend, body), body.offered_tools)
         return len(prompt.ids) + sum(backend.tokens_of(session.images[sha256]) - 1 for sha256 in prompt.images)
 
+    async def messages_of(self, session: Session, session_id: str, number: int) -> Sequence[Message]:
+        """Returns the messages of a stored turn, its reply last.
+
+        Raises:
+            InvalidPayloadError: the session has no such turn.
+        """
+        await self._read_turns(session)
+        if session_id == session.name and 0 < number == session.recording.last_number:
+            return session.view.messages
+        rows = [] if session_id != session.name else await self.stored(self.turns.read, session.claim)
+        until = [row for row in rows if row["number"] <= number]
+        if not until or until[-1]["number"] != number:
+            raise InvalidPayloadError(
+                "previous_response_id names no response of this session", {"param": "previous_response_id"}
+            )
+        return replay(until).view.messages
+
     async def _write_turn(self, session: Session, recording: Recording, turn: Turn, view: View) -> None:
         async with session.writing:
             session.check_open()

@@ -172,7 +172,7 @@ def result(content: Any) -> dict[str, Any]:
         (result([{"type": "image", "source": {"type": "file"}}]), "messages[0].content[0].content[0].source"),
         (
             result([{**PICTURE, "source": {**PICTURE["source"], "media_type": "image/jpeg"}}]),
-            "messages[0].content[0].content[0].source.data",
+            "messages[0].content[0].content[0].source",
         ),
         ({"messages": [USER], "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
         ({"messages": [USER], "tool_choice": "auto"}, "tool_choice"),

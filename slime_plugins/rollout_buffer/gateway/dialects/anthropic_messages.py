@@ -7,18 +7,15 @@ unknown fields have no effect.
 
 from __future__ import annotations
 
-import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
-import pybase64
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.gateway.messages import expect_text, wrong_field
+from slime_plugins.rollout_buffer.gateway.messages import expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.gateway.replies import CHUNK_CHARACTERS, ChatReply, named_event, status_of
 from slime_plugins.rollout_buffer.types import Image
-from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, image_media_type
 
 SAME_FIELDS = ("model", "stream", "max_tokens", "temperature", "top_p", "top_k")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -134,22 +131,12 @@ def _part(block: Mapping[str, Any], where: str, images: Images) -> dict[str, Any
     source = block.get("source")
     if not isinstance(source, dict) or source.get("type") not in ("base64", "url"):
         raise wrong_field(f"{where}.source", "must be of type base64, or url with a data URI or sha256:HASH")
-    if source["type"] == "url":
-        return {"type": "image_url", "image_url": {"url": source.get("url")}}
-    image = _image(source, f"{where}.source")
-    images[image.sha256] = image
-    return {"type": "image_url", "image_url": {"url": IMAGE_URL_PREFIX + image.sha256}}
-
-
-def _image(source: Mapping[str, Any], where: str) -> Image:
-    try:
-        data = pybase64.b64decode(expect_text(source.get("data"), f"{where}.data"), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise wrong_field(f"{where}.data", "is not base64") from error
-    media_type = image_media_type(data)
-    if media_type is None or media_type != source.get("media_type"):
-        raise wrong_field(f"{where}.data", "must be a PNG, JPEG or WebP, as its media_type says")
-    return Image(data=data, media_type=media_type)
+    if source["type"] == "base64":
+        data = expect_text(source.get("data"), f"{where}.source.data")
+        url = hashed_url(f"data:{source.get('media_type')};base64,{data}", images, f"{where}.source")
+    else:
+        url = hashed_url(source.get("url"), images, f"{where}.source")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _blocks(content: Any, where: str) -> Blocks:

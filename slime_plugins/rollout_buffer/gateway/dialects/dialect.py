@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.gateway import replies
-from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
-from slime_plugins.rollout_buffer.gateway.dialects import anthropic_messages
+from slime_plugins.rollout_buffer.gateway.dialects import anthropic_messages, openai_responses
 from slime_plugins.rollout_buffer.gateway.replies import ChatReply
-from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.types import Image, Message
+
+Body = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """Functions that convert the requests of one API to chat requests and images, and encode its replies, the events of
-    streamed replies, and errors."""
+    """Functions that convert the requests of one API to chat requests and images, and encode its replies and errors.
 
-    read: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Image]]]
-    encode: Callable[[ChatReply], dict[str, Any]]
-    events: Callable[[ChatReply, ChatBody], Iterable[bytes]]
+    ``read`` returns a request as the body of a chat request, with the images that were not taken out of it before. Its
+    second argument has the messages of the turn that ``previous_turn`` names by session and number. ``encode`` and
+    ``events`` encode the reply to a request, at once or as a stream.
+    """
+
+    read: Callable[[Body, Sequence[Message]], tuple[Body, Mapping[str, Image]]]
+    previous_turn: Callable[[Body], tuple[str, int] | None] = lambda body: None
+    encode: Callable[[ChatReply, Body], dict[str, Any]]
+    events: Callable[[ChatReply, Body], Iterable[bytes]]
     error: Callable[[RolloutBufferError], dict[str, Any]]
     error_events: Callable[[RolloutBufferError], Iterable[bytes]]
 
 
 CHAT_COMPLETIONS = Dialect(
-    read=lambda body: (body, {}),
-    encode=replies.completion,
-    events=lambda reply, asked: replies.events(reply, include_usage=asked.includes_usage),
+    read=lambda body, history: (body, {}),
+    encode=lambda reply, body: replies.completion(reply),
+    events=replies.events,
     error=replies.error_body,
     error_events=lambda error: [replies.server_sent_event(replies.error_body(error)), replies.DONE],
 )
+RESPONSES = Dialect(
+    read=openai_responses.read_request,
+    previous_turn=openai_responses.previous_turn,
+    encode=openai_responses.response,
+    events=openai_responses.events,
+    error=replies.error_body,
+    error_events=openai_responses.error_events,
+)
 MESSAGES = Dialect(
-    read=anthropic_messages.read_request,
-    encode=anthropic_messages.message,
-    events=lambda reply, asked: anthropic_messages.events(reply),
+    read=lambda body, history: anthropic_messages.read_request(body),
+    encode=lambda reply, body: anthropic_messages.message(reply),
+    events=lambda reply, body: anthropic_messages.events(reply),
     error=anthropic_messages.error_body,
     error_events=lambda error: [replies.named_event("error", anthropic_messages.error_body(error))],
 )
@@ -46,6 +60,8 @@ def dialect_of(path: str) -> Dialect | None:
     """Returns the dialect of a route; None for the routes of programs that run agents."""
     if path.endswith(("/messages", "/messages/count_tokens")):
         return MESSAGES
+    if path.endswith("/responses"):
+        return RESPONSES
     if path.startswith("/v1/") or path.endswith(("/chat/completions", "/models")):
         return CHAT_COMPLETIONS
     return None

@@ -1,0 +1,289 @@
+"""Pure: OpenAI's Responses API as chat requests, and chat replies as its responses, events and errors.
+
+Neighbouring items of the assistant (reasoning, text, function calls) become one message. The id of a response names its
+turn, so that ``previous_response_id`` finds the recorded messages. ``store``, ``include``, ``reasoning``,
+``parallel_tool_calls``, ``truncation`` and unknown fields have no effect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.gateway.messages import expect_text, hashed_url, wrong_field
+from slime_plugins.rollout_buffer.gateway.replies import CHUNK_CHARACTERS, ChatReply, named_event
+from slime_plugins.rollout_buffer.gateway.replies import error_body as chat_error_body
+from slime_plugins.rollout_buffer.types import Image, Message
+
+SAME_FIELDS = ("model", "stream", "temperature", "top_p", "top_logprobs")
+REFUSED_FIELDS = {
+    "background": "is not offered: a turn is answered while its request is open",
+    "conversation": "is not held: send the items, or previous_response_id",
+    "prompt": "is not held: send instructions and input",
+}
+TYPED_FIELDS = {"metadata": dict, "include": list, "tools": list, "text": dict}
+CLIENT_TOOLS = ("custom", "computer", "local_shell", "shell", "apply_patch")
+"""Types of tools that a client runs but that have no JSON schema; others that are no functions are left out."""
+LOG_PROBS = "message.output_text.logprobs"
+WITH_INSTRUCTIONS = "i"
+"""End of the id of a response whose first message is its ``instructions``, which do not carry over to the next."""
+
+_RESPONSE_ID = re.compile(rf"resp_(.{{1,200}})-(\d{{1,9}})({WITH_INSTRUCTIONS}?)", re.ASCII)
+
+Parts = list[dict[str, Any]]
+Images = dict[str, Image]
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def previous_turn(body: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Returns session and number of the turn that ``previous_response_id`` names.
+
+    Raises:
+        InvalidPayloadError: it is no id of a response.
+    """
+    given = body.get("previous_response_id")
+    if given is None:
+        return None
+    named = _RESPONSE_ID.fullmatch(expect_text(given, "previous_response_id"))
+    if named is None:
+        raise wrong_field("previous_response_id", f"names no response of this session: {given[:100]!r}")
+    return named[1], int(named[2])
+
+
+def read_request(body: Mapping[str, Any], history: Sequence[Message]) -> tuple[dict[str, Any], Images]:
+    """Returns a request as the body of a chat request, and its images by hash.
+
+    ``history`` has the messages of the previous response.
+
+    Raises:
+        InvalidPayloadError: names the field and the problem.
+    """
+    for name, why in REFUSED_FIELDS.items():
+        if body.get(name):
+            raise wrong_field(name, why)
+    for name, kind in TYPED_FIELDS.items():
+        if body.get(name) is not None and not isinstance(body[name], kind):
+            raise wrong_field(name, "must be an object" if kind is dict else "must be a list")
+    messages = [dict(message) for message in history]
+    if messages and str(body.get("previous_response_id")).endswith(WITH_INSTRUCTIONS):
+        del messages[0]
+    if body.get("instructions"):
+        messages.insert(0, {"role": "system", "content": expect_text(body["instructions"], "instructions")})
+    images: Images = {}
+    messages += _messages(body.get("input"), images)
+    chat = {name: body[name] for name in SAME_FIELDS if body.get(name) is not None}
+    chat |= {"messages": messages, "separate_reasoning": True, "logprobs": LOG_PROBS in (body.get("include") or ())}
+    if body.get("max_output_tokens") is not None:
+        chat["max_tokens"] = body["max_output_tokens"]
+    if body.get("tools"):
+        chat["tools"] = _tools(body["tools"])
+    choice = body.get("tool_choice")
+    chat["tool_choice"] = choice if isinstance(choice, str) else "auto"
+    output = (body.get("text") or {}).get("format")
+    if isinstance(output, dict):
+        chat["response_format"] = {"type": output.get("type"), "json_schema": output}
+    return chat, images
+
+
+def _messages(given: Any, images: Images) -> list[dict[str, Any]]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise wrong_field("input", "must be a string, or a list with at least one item")
+    found: list[dict[str, Any]] = []
+    for at, item in enumerate(given):
+        where = f"input[{at}]"
+        if not isinstance(item, dict):
+            raise wrong_field(where, "must be an object")
+        kind = item.get("type", "message")
+        if kind == "function_call_output":
+            found.append(_output(item, where, images))
+        elif kind == "message" and item.get("role") != "assistant":
+            found.append({"role": item.get("role"), "content": _parts(item.get("content"), f"{where}.content", images)})
+            if item.get("role") not in ("user", "system", "developer"):
+                raise wrong_field(f"{where}.role", "must be user, assistant, system or developer")
+        elif kind in ("message", "reasoning", "function_call"):
+            _add_to_assistant(found, item, kind, where)
+        else:
+            raise wrong_field(where, f"is of type {str(kind)[:50]}, which is not taken")
+    return found
+
+
+def _add_to_assistant(found: list[dict[str, Any]], item: Mapping[str, Any], kind: str, where: str) -> None:
+    """Adds an item to the assistant's message that ends ``found``, or to a new one if it cannot follow there."""
+    last = found[-1] if found and found[-1]["role"] == "assistant" else None
+    if last is None or (kind != "function_call" and (last["content"] or last["tool_calls"])):
+        last = {"role": "assistant", "content": [], "tool_calls": []}
+        found.append(last)
+    if kind == "message":
+        last["content"] = _parts(item.get("content"), f"{where}.content", {})
+    elif kind == "function_call":
+        function = {name: expect_text(item.get(name), f"{where}.{name}") for name in ("name", "arguments")}
+        call_id = expect_text(item.get("call_id"), f"{where}.call_id")
+        last["tool_calls"].append({"id": call_id, "type": "function", "function": function})
+    elif thoughts := _thoughts(item, where):
+        last["reasoning_content"] = thoughts
+
+
+def _thoughts(item: Mapping[str, Any], where: str) -> str:
+    parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise wrong_field(f"{where}.content", "must be a list of parts")
+    return "\n".join(expect_text(part.get("text"), f"{where}.content[{at}].text") for at, part in enumerate(parts))
+
+
+def _output(item: Mapping[str, Any], where: str, images: Images) -> dict[str, Any]:
+    call_id = expect_text(item.get("call_id"), f"{where}.call_id")
+    return {"role": "tool", "tool_call_id": call_id, "content": _parts(item.get("output"), f"{where}.output", images)}
+
+
+def _parts(content: Any, where: str, images: Images) -> Parts:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise wrong_field(where, "must be a string or a list of parts")
+    return [_part(part, f"{where}[{at}]", images) for at, part in enumerate(content)]
+
+
+def _part(part: Any, where: str, images: Images) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_text", "output_text", "text"):
+        return {"type": "text", "text": expect_text(part.get("text"), f"{where}.text")}
+    if kind == "refusal":
+        return {"type": "text", "text": expect_text(part.get("refusal"), f"{where}.refusal")}
+    if kind == "input_image" and part.get("image_url") is not None:
+        return {"type": "image_url", "image_url": {"url": hashed_url(part["image_url"], images, where)}}
+    raise wrong_field(where, "must be of type input_text, output_text, or input_image with an image_url")
+
+
+def _tools(given: Sequence[Any]) -> list[dict[str, Any]]:
+    found = []
+    for at, tool in enumerate(given):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str) or kind.startswith(CLIENT_TOOLS):
+            raise wrong_field(f"tools[{at}]", "must be a function: the model knows no tool by its type")
+        if kind == "function":
+            function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+            expect_text(function.get("name"), f"tools[{at}].name")
+            found.append({"type": "function", "function": function})
+    return found
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def response(reply: ChatReply, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Encodes a reply that is not streamed; ``body`` is the request."""
+    is_cut = reply.finish_reason == "length"
+    usage = reply.usage
+    return {
+        **_frame(reply, body),
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": _items(reply),
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+def _frame(reply: ChatReply, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a response that is in progress."""
+    version = {} if reply.weight_version is None else {"weight_version": reply.weight_version}
+    return {
+        "id": f"resp_{reply.name}{WITH_INSTRUCTIONS if body.get('instructions') else ''}",
+        "object": "response",
+        "created_at": reply.created,
+        "model": reply.model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        "instructions": body.get("instructions"),
+        "previous_response_id": body.get("previous_response_id"),
+        "metadata": {**(body.get("metadata") or {}), **version},
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "store": body.get("store") is not False,
+    }
+
+
+def _items(reply: ChatReply) -> list[dict[str, Any]]:
+    said = reply.message
+    items: list[dict[str, Any]] = []
+    if said.get("reasoning_content"):
+        thoughts = [{"type": "reasoning_text", "text": said["reasoning_content"]}]
+        items.append({"id": f"rs_{reply.name}", "type": "reasoning", "summary": [], "content": thoughts})
+    calls = said.get("tool_calls") or []
+    if said.get("content") or not calls:
+        log_probs = list(reply.log_probs or [])
+        text = {"type": "output_text", "text": said.get("content") or "", "annotations": [], "logprobs": log_probs}
+        items.append({"id": f"msg_{reply.name}", "type": "message", "role": "assistant", "content": [text]})
+    for at, call in enumerate(calls):
+        function = {key: call["function"][key] for key in ("name", "arguments")}
+        items.append({"id": f"fc_{reply.name}_{at}", "type": "function_call", "call_id": call["id"], **function})
+    is_cut = reply.finish_reason == "length"
+    return [{**item, "status": "incomplete" if is_cut and item is items[-1] else "completed"} for item in items]
+
+
+def events(reply: ChatReply, body: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yields the events of a streamed reply."""
+    for number, event in enumerate(_events(reply, body)):
+        yield named_event(event["type"], {**event, "sequence_number": number})
+
+
+def _events(reply: ChatReply, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    begun = _frame(reply, body)
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    ended = response(reply, body)
+    for index, item in enumerate(ended["output"]):
+        key = "arguments" if item["type"] == "function_call" else "content"
+        empty = {**item, key: "" if key == "arguments" else [], "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": empty}
+        place = {"item_id": item["id"], "output_index": index}
+        if key == "arguments":
+            yield from _text_events("response.function_call_arguments", place, "arguments", item["arguments"], {})
+        else:
+            yield from _part_events({**place, "content_index": 0}, item["content"][0])
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{ended['status']}", "response": ended}
+
+
+def _part_events(place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    log_probs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+    empty = {**part, "text": "", **({"logprobs": []} if log_probs else {})}
+    yield {"type": "response.content_part.added", **place, "part": empty}
+    yield from _text_events(f"response.{part['type']}", place, "text", part["text"], log_probs)
+    yield {"type": "response.content_part.done", **place, "part": part}
+
+
+def _text_events(
+    kind: str, place: Mapping[str, Any], key: str, text: str, log_probs: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yields a text in pieces and as a whole; its log-probs come with the whole, as pieces do not end at tokens."""
+    no_log_probs: Mapping[str, Any] = {"logprobs": []} if log_probs else {}
+    for at in range(0, len(text), CHUNK_CHARACTERS):
+        yield {"type": f"{kind}.delta", **place, "delta": text[at : at + CHUNK_CHARACTERS], **no_log_probs}
+    yield {"type": f"{kind}.done", **place, key: text, **log_probs}
+
+
+def error_events(error: RolloutBufferError) -> list[bytes]:
+    """Encodes an error in a stream that has begun."""
+    body = chat_error_body(error)
+    about = {key: body["error"][key] for key in ("code", "message", "param")}
+    return [named_event("error", {"type": "error", "sequence_number": 0, **about, **body})]
