@@ -38,6 +38,8 @@ settings.load_profile("quick")
 
 LONGEST_FIRST = ("e2e", "crash", "integration")
 """Folders under tests whose files mostly wait for processes, longest first."""
+RAY_FIRST = ("test_device_pool_ray", "test_node_memory", "test_device_pool_nodes", "test_ray_head_restart")
+"""Files before all others: Ray reads how its token is given when a process imports it, which unit tests also do."""
 BEGUN_BY = 0.8
 """Part of the other files that have begun when the last of those does: at the end it would run alone."""
 
@@ -46,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mixes files that wait with files that compute, and gives those of ``tests/reruns.py`` a second chance."""
 
     def place(file: Path) -> int:
+        if file.stem in RAY_FIRST:
+            return -1
         _, _, below = file.as_posix().rpartition("/tests/")
         folder = below.partition("/")[0]
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
@@ -55,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     computing = len(files) - waiting
     order = {file: BEGUN_BY * at / waiting for at, file in enumerate(files[:waiting])}
     order |= {file: at / computing for at, file in enumerate(files[waiting:])}
-    items.sort(key=lambda item: order[item.path])
+    items.sort(key=lambda item: (place(item.path) >= 0, order[item.path]))
     for item in items:
         if item.path.parent.name == "integration" and item.path.stem in SECOND_CHANCE:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))

@@ -201,18 +201,19 @@ def start_victim(address: str) -> subprocess.Popen[bytes]:
 
 
 async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster: str) -> None:
-    victim = start_victim(cluster)
-    assert victim.stdout is not None
-    assert await asyncio.to_thread(victim.stdout.readline) == b"holding\n"
-    async with pool_at(cluster, acquire_timeout_s=30) as pool:
-        waiting = asyncio.create_task(pool.acquire())
-        await asyncio.sleep(2.5)
-        assert not waiting.done(), "a living runner lost its lease"
-        victim.send_signal(signal.SIGKILL)
-        async with await waiting as device:
-            await device.reset("Solved", 0)
-    victim.wait()
-    victim.stdout.close()
+    with start_victim(cluster) as victim:
+        try:
+            assert victim.stdout is not None
+            assert await asyncio.to_thread(victim.stdout.readline) == b"holding\n"
+            async with pool_at(cluster, acquire_timeout_s=30) as pool:
+                waiting = asyncio.create_task(pool.acquire())
+                await asyncio.sleep(2.5)
+                assert not waiting.done(), "a living runner lost its lease"
+                victim.send_signal(signal.SIGKILL)
+                async with await waiting as device:
+                    await device.reset("Solved", 0)
+        finally:
+            victim.kill()  # else the devices would be missing in the tests after this one
 
 
 async def test_a_manager_that_dies_is_started_anew_with_fresh_devices(cluster: str) -> None:
