@@ -271,8 +271,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="npm",
-        needs="ROLLOUT_BUFFER_TEST_NPM: a folder where `npm install openai` ran; its client at the gateway",
-        tests=("tests/integration/test_npm_client.py",),
+        needs="ROLLOUT_BUFFER_TEST_NPM: a folder of `npm install openai @anthropic-ai/claude-code @openai/codex`",
+        tests=("tests/integration/test_npm_client.py", "tests/integration/test_gateway_command_line_agents.py"),
         lacks=_all(_folder("ROLLOUT_BUFFER_TEST_NPM", "node_modules/openai"), _program("node")),
     ),
     Row(
