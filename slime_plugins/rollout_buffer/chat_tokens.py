@@ -14,6 +14,7 @@ nor default system prompt, and a template that drops earlier reasoning does not 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -39,6 +40,7 @@ def image_placeholder_of(tokenizer: Any) -> int | None:
 class ChatTokens:
     """Converts messages to prompt ids, and new messages to bridge ids, with a tokenizer and its chat template.
 
+    A system message after the first message is written as a user's if the template has no place for it.
     ``template_options`` are passed to the template (``enable_thinking``, for example).
 
     Raises:
@@ -155,6 +157,24 @@ class ChatTokens:
         return after
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        if any(message["role"] == "system" for message in messages[1:]) and not self._writes_late_system_messages:
+            rest = ({**one, "role": "user"} if one["role"] == "system" else one for one in messages[1:])
+            messages = [messages[0], *rest]
+        return self._rendered(messages, tools)
+
+    @cached_property
+    def _writes_late_system_messages(self) -> bool:
+        """True if the template writes a system message after others where it stands, and does not refuse or move it."""
+        texts = ("early words", "the task", _SENTINEL, "late words", "the next task")
+        roles = ("system", "user", "assistant", "system", "user")
+        try:
+            written = self._rendered([{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)])
+        except ConfigError:
+            return False
+        places = [written.find(text) for text in texts]
+        return places == sorted(places) and -1 not in places
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         try:
             rendered = self._tokenizer.apply_chat_template(
                 [_for_template(message) for message in messages],

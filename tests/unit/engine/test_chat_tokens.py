@@ -120,3 +120,35 @@ def test_a_template_without_an_end_of_turn_is_refused() -> None:
 def test_a_template_that_refuses_a_role_says_so(chat: ChatTokens) -> None:
     with pytest.raises(ConfigError, match="unknown role"):
         chat.prompt([{"role": "robot", "content": "x"}])
+
+
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    + CHATML_TURN
+    + "{% endfor %}{{ '<|im_start|>assistant\\n' if add_generation_prompt }}"
+)
+LAST_SYSTEM_GOES_FIRST = (
+    "{% set state = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{% set state.system = m.content %}{% endif %}{% endfor %}{{ state.system }}"
+    "{% for m in messages if m.role != 'system' %}"
+    + CHATML_TURN
+    + "{% endfor %}{{ '<|im_start|>assistant\\n' if add_generation_prompt }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [(None, "system"), (SYSTEM_FIRST, "user"), (LAST_SYSTEM_GOES_FIRST, "user")],
+    ids=["anywhere", "refused", "moved"],
+)
+def test_a_system_message_after_others_is_a_users_where_the_template_has_no_place_for_it(
+    template: str | None, role: str
+) -> None:
+    chat = chat_with(template or tokenizer.chat_template)
+    late: Message = {"role": "system", "content": "Hurry."}
+    new = f"<|im_start|>{role}\nHurry.<|im_end|>\n<|im_start|>assistant\n"
+    prompt = tokenizer.decode(chat.prompt([{"role": "system", "content": "Be good."}, USER, late]))
+    assert prompt.startswith(("<|im_start|>system\nBe good.", "Be good."))
+    assert prompt.endswith(f"Do it.<|im_end|>\n{new}")
+    assert tokenizer.decode(chat.bridge(late, turn_is_closed=True)) == f"\n{new}"
