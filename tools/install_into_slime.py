@@ -59,6 +59,8 @@ TRAINER_FILES = (
     *TRAINER_ROOTS,
     "slime_plugins/rollout_buffer/tools/assign_instance_id.py",
     "examples/android_world/config.yaml",
+    "examples/android_world/multi_node_ray_start.sh",
+    "examples/android_world/run_android_world*",
     "scripts/multi_node_ray_start.sh",
     "scripts/run_agent.sh",
     "scripts/run_android_world*",

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import ray
 
-ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+ray.init("local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
 
 
 @ray.remote
