@@ -33,6 +33,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
@@ -56,15 +57,6 @@ LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, "local Ray ended before it was up"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return path.read_text(encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     path = tmp_path_factory.mktemp("token") / "token"
@@ -78,17 +70,20 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster(token: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A local Ray. It ends with its parent: here when the parent is killed, in the demo's test in order."""
-    address_file = tmp_path_factory.mktemp("ray") / "address"
+    folder = tmp_path_factory.mktemp("ray")
+    address_file = folder / "address"
     command = [sys.executable, "-m", LOCAL_RAY, "--num-cpus", "2", "--address-file", str(address_file)]
-    parent = subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({command})"])
+    starts = [sys.executable, "-c", f"import subprocess; subprocess.run({command})"]
+    parent = ChildProcess("parent of Ray", starts, log_file=folder / "ray.log")
     try:
-        yield wait_for(address_file, parent)
+        wait_until(address_file.exists, 120, "the start of Ray")
+        yield address_file.read_text(encoding="utf-8")
     finally:
         below = descendants(parent.pid)
         assert below
-        parent.kill()
-        parent.wait()
+        os.kill(parent.pid, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, below)), 60, "the end of Ray")
+        assert parent.exit_code() == -signal.SIGKILL
         assert not address_file.exists()
 
 
