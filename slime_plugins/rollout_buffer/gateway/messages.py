@@ -68,7 +68,16 @@ def reply_digest(message: Message) -> bytes:
     """
     content = message.get("content") or ""
     text = content.strip() if isinstance(content, str) else content
-    return digest([text, message.get("tool_calls") or []])
+    return digest([text, _whole_numbers_as_int(message.get("tool_calls") or [])])
+
+
+def _whole_numbers_as_int(value: Any) -> Any:
+    """Returns a JSON value with 1.0 as 1, which are one number in JavaScript: its clients send the latter."""
+    if isinstance(value, dict):
+        return {key: _whole_numbers_as_int(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_whole_numbers_as_int(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def image_hashes_of(messages: Sequence[Message]) -> list[str]:
