@@ -113,11 +113,14 @@ def test_a_server_killed_alone_is_replaced_with_its_workers(start_buffer: StartB
     assert reply["results"] == [{"uid": "u", "status": "stored"}]
 
 
-def test_serve_stops_within_seconds_while_polls_wait(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer()
+def test_waiting_polls_starve_no_other_request_and_serve_stops_within_seconds(start_buffer: StartBuffer) -> None:
+    buffer = start_buffer("--workers", "1", "--threads", "4")
     job_id = start_external(buffer)
     threads, cut_off = wait_in_vain(buffer.url, job_id, 12)
     time.sleep(0.5)
+    began = time.monotonic()
+    assert buffer.client.job(job_id)["job_id"] == job_id
+    assert time.monotonic() - began < 30  # the polls wait for a minute
     os.kill(buffer.process.pid, signal.SIGTERM)
     wait_until(lambda: buffer.process.exit_code() is not None, 40, "the end")
     assert buffer.process.exit_code() == 0
