@@ -322,6 +322,7 @@ def test_two_members_are_compared_from_their_first_difference_on(visit: Callable
     assert page.get_by_role("row", name="slowest turn, engine 4.5 s 3.5 s −1 s").count() == 1
     page.get_by_text("The same in both: 2 turns").click()
     assert page.locator(".versus").count() == 3
+    assert page.evaluate("[...document.querySelectorAll('.scroll')].every((one) => one.scrollWidth <= one.clientWidth)")
     here.check()
     page.get_by_role("link", name="later-57").click()
     with page.expect_download() as saved:
@@ -339,7 +340,6 @@ def test_two_jobs_are_compared_over_the_time_since_their_start(visit: Callable[.
     page = here.open("jobs", JOB)
     page.get_by_role("link", name="Compare", exact=True).click()
     page.get_by_text("Compared with what?").wait_for()
-    page.locator("summary", has_text="Filters").click()
     page.get_by_label("Compare with").select_option("other")
     page.locator("#chart-reward canvas").wait_for()
     assert "other −1.00" in page.locator("#chart-reward .words").inner_text().replace("\n", " ")

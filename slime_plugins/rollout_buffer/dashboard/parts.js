@@ -149,7 +149,7 @@ const CANCEL = "Running episodes are given up and what is open is skipped. What 
  * A form whose fields are the query of the address: what is filtered can be linked to, and the back button works.
  * ``others`` are names in the query that filter nothing.
  */
-export function filters(stage, fields, apply, others = []) {
+export function filters(stage, fields, apply, others = [], { folded = true } = {}) {
   const controls = fields.map((field) => {
     const value = stage.query.get(field.name) ?? "";
     const control = field.options
@@ -169,6 +169,7 @@ export function filters(stage, fields, apply, others = []) {
     apply(new URLSearchParams(given.map(([name, value]) => [name, value.trim()])));
   });
   form.addEventListener("change", (event) => event.target.tagName === "SELECT" && form.requestSubmit());
+  if (!folded) return h("div", { class: "filter-box" }, form);
   const set = [...stage.query.keys()].filter((name) => name !== "cursor" && !others.includes(name)).length;
   const wide = matchMedia("(min-width: 48rem)").matches;
   return h("details", { class: "filter-box", open: wide || set > 0 }, h("summary", null, set ? `Filters (${set} set)` : "Filters"), form);

@@ -18,7 +18,7 @@ function versus(heads, rows) {
   return scrolling(
     h(
       "table",
-      { class: "dense" },
+      { class: "dense wraps" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, ""), heads.map((head) => h("th", { scope: "col", class: "num" }, head)), h("th", { scope: "col", class: "num" }, "second − first"))),
       h("tbody", null, rows.filter(([, a, b]) => known(a) || known(b)).map(cells)),
     ),
@@ -36,7 +36,7 @@ export function compareMembersView(stage, jobId, groupIndex) {
     poll.stop(); // what is written never changes
     const pair = chosen(group.members, stage.query.get("a"), stage.query.get("b"));
     const field = (name, label, any) => ({ name, label, any, wide: true, options: group.members.map((one) => [one.uid, memberName(one)]) });
-    const choice = filters(stage, [field("a", "First", "highest reward"), field("b", "Second", "furthest from it in reward")], go);
+    const choice = filters(stage, [field("a", "First", "highest reward"), field("b", "Second", "furthest from it in reward")], go, [], { folded: false });
     const head = [crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Groups", jobHref(jobId, "groups")], [group.instance_id, jobHref(jobId, "groups", groupIndex)], ["Compare", null]), h("h1", { class: "id" }, group.instance_id), choice];
     if (pair === null) {
       body.replaceChildren(...head, empty("There are no two to compare", "The group has fewer than two members yet."));
@@ -118,7 +118,8 @@ function differenceInWords(first) {
   const { turn, where, texts, at } = first;
   const from = Math.max(0, at - 40);
   const quote = (text) => (text === null ? h("i", null, "has no such turn") : [short(text.slice(from, at), 60), h("mark", null, short(text.slice(at, at + 160), 120) || "ends here")]);
-  return h("div", null, h("p", null, `Turn ${turn}: ${where === "seen" ? "what they saw" : "what they replied"} is the same for ${plural(at, "character")}, then differs.`), texts.map((text, side) => h("p", null, h("b", null, `${side ? "Second" : "First"}: `), quote(text))));
+  const same = at > 0 ? `is the same for ${plural(at, "character")}, then differs` : "differs from its first character on";
+  return h("div", null, h("p", null, `Turn ${turn}: ${where === "seen" ? "what they saw" : "what they replied"} ${same}.`), texts.map((text, side) => h("p", null, h("b", null, `${side ? "Second" : "First"}: `), quote(text))));
 }
 
 // --- two jobs --------------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ export function compareJobsView(stage, jobId) {
   const listed = stage.poll("/overview?limit=100", 3600000, ({ jobs }) => {
     listed.stop();
     const names = jobs.map((job) => job.job_id).filter((name) => name !== jobId);
-    show(choice, filters(stage, [{ name: "with", label: "Compare with", any: "choose a job", wide: true, options: names.map((name) => [name, name]) }], go));
+    show(choice, filters(stage, [{ name: "with", label: "Compare with", any: "choose a job", wide: true, options: names.map((name) => [name, name]) }], go, [], { folded: false }));
   });
   const head = [crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Compare", null]), h("h1", { class: "id" }, other ? `${jobId} and ${other}` : jobId), choice];
   if (!other) return { title: `Compare ${jobId}`, element: h("div", null, head, empty("Compared with what?", "Choose the other job above.")) };
@@ -173,7 +174,7 @@ function jobRows(jobs, summaries) {
     ofAll("mean reward", (one) => one.reward_mean, (value) => reward(value, 3)),
     ofAll("success", (one) => one.success, percent),
     ofAll("mean turns", (one) => one.turns, number),
-    ofAll("mean sampled tokens", (one) => (one.trajectories ? one.sampled_tokens / one.trajectories : null), count),
+    ofAll("mean sampled tokens", (one) => (one.sampled_tokens ? one.sampled_tokens / one.trajectories : null), count),
     ofAll("mean length of an episode", (one) => one.played_s, span),
     ...["delivered", "filtered", "failed"].map((state) => ofJob(`slots ${state}`, (job) => job.slots[state])),
   ];
