@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Instance
 from tests.android_world_expert import say
+from tests.integration.conftest import wait_until
 
 tokenizer = AutoTokenizer.from_pretrained(str(DEMO_TOKENIZER_PATH))
 ALL = "clock root sms accessibility"
@@ -31,6 +33,7 @@ class Phone(FakeDevice):
 
     capabilities: ClassVar[list[str]] = [ALL, ALL]
     refusals = 0
+    reported: ClassVar[set[int]] = set()
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
         if task_name.startswith("SimpleSms") and "sms" not in self.capabilities[self.index]:
@@ -39,6 +42,7 @@ class Phone(FakeDevice):
         return super().reset(task_name, params_idx)
 
     def health(self) -> Mapping[str, str]:
+        self.reported.add(self.index)
         return {**super().health(), "capabilities": self.capabilities[self.index]}
 
 
@@ -53,6 +57,7 @@ def two_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.write_text(f"device_pool: local\nnum_workers: 2\ndevice: {__name__}:phone\n")
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
     monkeypatch.setattr(Phone, "refusals", 0)
+    monkeypatch.setattr(Phone, "reported", set())
 
 
 def context(*tasks: str) -> GeneratorContext:
@@ -84,8 +89,10 @@ async def test_a_job_with_tasks_that_no_device_can_play_is_refused_at_its_start(
 async def test_a_device_that_has_lost_a_capability_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = create_generator()
     await generator.start(context("SimpleSmsReply"))
+    await asyncio.to_thread(wait_until, lambda: len(Phone.reported) == 2, what="both phones")
     monkeypatch.setattr(Phone, "capabilities", ["clock root", ALL])
-    for _ in range(4):
-        assert (await generator.play(episode_request(line_of("SimpleSmsReply")))).reward <= 0
+    for _ in range(2):  # two at once: each device gets one of the first
+        plays = (generator.play(episode_request(line_of("SimpleSmsReply"))) for _ in range(2))
+        assert all(played.reward <= 0 for played in await asyncio.gather(*plays))
     assert Phone.refusals == 1
     await generator.close()
