@@ -109,7 +109,7 @@ MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
 
 @dataclass(frozen=True, slots=True)
 class WaitingGroups:
-    """How many groups of a job wait for the trainer."""
+    """The numbers of a job's groups that wait for the trainer."""
 
     ready: int
     leased: int
@@ -358,7 +358,9 @@ class Buffer:
     def add_trajectory(
         self, fence: int, group: GroupRecord, slot: int, attempt: int, trajectory: Trajectory, *, turns: int = 0
     ) -> WriteResult:
-        """Stores the trajectory of an attempt in place of its stored turns, ``turns`` in number. A repeated uid is one.
+        """Stores the trajectory of an attempt in place of its ``turns`` stored turns.
+
+        A trajectory whose uid is stored already is not stored again: the status of the result is ``DUPLICATE``.
 
         Raises:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
@@ -392,9 +394,9 @@ class Buffer:
         transcript: Sequence[Message] = (),
         traceback: str = "",
     ) -> None:
-        """Records that an attempt died of its surroundings (or, ``given_up``, was stopped). It has no reward.
+        """Records that an attempt had an infrastructure failure (or, ``given_up``, was stopped). It has no reward.
 
-        Of one that failed, ``transcript`` and ``traceback`` are kept, shortened, for people to read.
+        The ``transcript`` and ``traceback`` of a failed attempt are stored, shortened, for people to read.
         """
         state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
         error = (code, redacted(message)[:2000])
@@ -451,7 +453,7 @@ class Buffer:
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
     def write_items(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
-        """Stores the items of one request, all or none; raises the error that ``write_together`` returns."""
+        """Stores the items of one request, all or none; raises the error that ``write_together`` would return."""
         (outcome,) = self._item_writer.write([Write(job_id, items)])
         if isinstance(outcome, Exception):
             raise outcome
@@ -479,7 +481,7 @@ class Buffer:
     # --- delivery ----------------------------------------------------------------------------------------------------
 
     def resolve_job(self, job_id: str | None) -> JobRecord | None:
-        """Returns the job of a poll: the one that it names, or else the only one with groups to deliver; None for none.
+        """Returns the job of a poll: the one that it names, or else the only one with groups to deliver, or None.
 
         Raises:
             NotFoundError: there is no job of that id.
@@ -631,7 +633,8 @@ class Buffer:
     # --- the clock ---------------------------------------------------------------------------------------------------
 
     def follow_clock(self) -> float:
-        """Moves stored times by a jump of the machine's clock, so that nothing ages by it; returns the seconds.
+        """Moves stored times by a jump of the machine's clock, so that leases and timeouts do not expire by it; returns
+        the seconds.
 
         The supervisor calls it a few times a second. Until then all processes use the time without the jump.
         """

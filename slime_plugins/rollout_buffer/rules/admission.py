@@ -91,7 +91,10 @@ def version_at(seen: Sequence[VersionSeen], moment: float) -> int | None:
 
 
 def _groups_per_version(pace: Pace, ahead: GroupsAhead) -> float | None:
-    """A trainer that waits for more than it ever took has larger steps now."""
+    """Returns how many groups the trainer takes for each version; None if unknown.
+
+    It is more than so far if the trainer waits although it has taken that many.
+    """
     usual = pace.groups_per_version
     if usual is None or usual <= 0:
         return None

@@ -75,7 +75,10 @@ STOPPED = Cause(CauseCode.STOPPED, "drained at once: running attempts were given
 
 
 def not_valid(rewards: Sequence[float | None], *, own: bool) -> Cause:
-    """``is_valid_group`` rejected a group of ``rewards``; ``own`` if the generator defines that function."""
+    """Returns the cause of a group of ``rewards`` that ``is_valid_group`` rejected.
+
+    ``own`` is True if the generator defines that function.
+    """
     alike = f"all {len(rewards)} members earned the same reward"
     if not own:
         return Cause(CauseCode.NOT_VALID, f"{alike}, so GRPO would learn nothing from them")
@@ -105,6 +108,7 @@ def too_short(came: int, group_size: int, shortfall: Shortfall) -> Cause:
 
 
 def engine_away(refusal: str) -> Cause:
-    """The engine does not answer; ``refusal`` completes a sentence that begins with "it"."""
+    """Returns the cause of a pause while the engine does not answer; ``refusal`` continues a sentence that begins with
+    "it"."""
     away = "the engine is away; the job resumes when it answers again"
     return Cause(CauseCode.ENGINE_AWAY, f"{away}: it {refusal}"[:1000])

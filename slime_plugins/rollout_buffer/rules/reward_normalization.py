@@ -72,7 +72,8 @@ def token_returns(
 ) -> list[list[float]]:
     """Returns, for each trained turn, the return of each of its sampled tokens; ``lengths`` says how many they are.
 
-    Either may be None, not both: the other is 0 then. A turn of no tokens passes on what came after it.
+    One of the two rewards may be None and counts as 0. A turn without tokens has no returns of its own; what is earned
+    after it still counts for the turns before it.
     """
     turns = len(lengths)
     of_turns = turn_rewards if turn_rewards is not None else [0.0] * turns

@@ -14,8 +14,8 @@ def as_reward(value: Any) -> float:
     """Returns a reward as a number.
 
     Raises:
-        ValueError: it is none: a truth value, text, not finite, or too large for 32 bits. The sentence goes on after
-            what is named as the reward ("reward must be …").
+        ValueError: it is a truth value or a text, not finite, or too large for 32 bits. The message continues a
+            sentence that begins with the name of the reward ("reward must be …").
     """
     kind = type(value).__name__
     if isinstance(value, str | bytes) or kind in ("bool", "bool_") or not hasattr(value, "__float__"):
@@ -37,8 +37,8 @@ def as_turn_rewards(value: Any, turns: int) -> tuple[float, ...] | None:
     """Returns the rewards of the trained turns, None if there are none.
 
     Raises:
-        ValueError: no list, a number that is no reward, or not one for each of the ``turns`` that are trained. The
-            sentence goes on after the name, as that of ``as_reward``.
+        ValueError: it is no list, has a number that is no reward, or has not one for each of the ``turns`` that are
+            trained. The message continues a sentence, as that of ``as_reward``.
     """
     if value is None:
         return None
@@ -78,7 +78,7 @@ def _check_count(value: Any, count: int, of_what: str) -> None:
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list, not {_KINDS.get(type(value).__name__, type(value).__name__)}")
     if len(value) != count:
-        raise ValueError(f"has {len(value)} entries for {of_what}: it wants one for each")
+        raise ValueError(f"has {len(value)} entries for {of_what}: one for each is required")
 
 
 _KINDS = {"bool": "a boolean", "bool_": "a boolean", "str": "a string", "NoneType": "null"}

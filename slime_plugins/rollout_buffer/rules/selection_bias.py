@@ -240,7 +240,7 @@ def larger_p_value(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) ->
 
 
 def _missing_and_others(group: FinishedGroup) -> tuple[list[float], list[float]]:
-    """Durations of the missing members of a group, and of the others."""
+    """Returns the durations, in seconds, of the missing members of a group, and of the others."""
     known = [(member.outcome in MISSING, member.seconds) for member in group.members if member.seconds is not None]
     return [seconds for is_missing, seconds in known if is_missing], [s for is_missing, s in known if not is_missing]
 
@@ -264,7 +264,7 @@ def _mean_reward(members: Sequence[FinishedMember]) -> float | None:
 
 
 def _kinds(members: Sequence[FinishedMember]) -> dict[str, NameOf]:
-    """Functions that return a member's category, by the property."""
+    """Returns the functions that name a member's category, by property."""
     return {
         "duration": _quarter(members, QUARTERS, lambda member: member.seconds),
         "length": _quarter(members, LENGTHS, lambda member: member.length),

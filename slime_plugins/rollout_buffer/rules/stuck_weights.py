@@ -80,7 +80,7 @@ def stuck_weights(
 
 
 def _began_behind(seen: Sequence[VersionSeen], episode: SampledEpisode) -> int:
-    """How many versions the trainer was ahead of an episode's weights when it began; 0 if unknown."""
+    """Returns by how many versions the trainer was ahead of an episode's weights when it began; 0 if unknown."""
     if episode.began_at is None or episode.oldest_version is None:
         return 0
     at_begin = version_at(seen, episode.began_at)

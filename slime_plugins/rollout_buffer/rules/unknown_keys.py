@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 MAX_KEYS = 200
-"""Only so many keys of a record are compared: thousands would take seconds."""
+"""Maximum of keys of a record that are compared: thousands would take seconds."""
 MIN_SIMILARITY = 0.84
 """``difflib`` ratio from which on an unknown key counts as misspelt."""
 

@@ -136,7 +136,7 @@ class ConcurrencyController:
         self._episodes += 1
 
     async def watch(self) -> None:
-        """Samples until cancelled; logs its own errors and keeps the present limit."""
+        """Samples until cancelled; an error is logged and leaves the limit as it is."""
         while True:
             try:
                 await self.adjust()

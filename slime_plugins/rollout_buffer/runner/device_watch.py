@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 SUMMARY_INTERVAL_S = 60.0
 TIMEOUT_S = 15.0
-_WORTH_A_LINE = ("quarantined", "recycling")
+_LOGGED_STATES = ("quarantined", "recycling")
 
 
 class DeviceWatch:
@@ -66,7 +66,7 @@ class DeviceWatch:
     def _log_changes(self, name: str, device: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
         if before is None:
             return
-        if device["state"] != before["state"] and device["state"] in _WORTH_A_LINE:
+        if device["state"] != before["state"] and device["state"] in _LOGGED_STATES:
             logger.warning("job %s: %s is %s: %s", self._job_id, name, device["state"], device["last_error"] or "old")
         if device["replacements"] > before["replacements"]:
             logger.warning("job %s: %s has a new worker: %s", self._job_id, name, device["last_error"])

@@ -30,8 +30,10 @@ class PlainRunner:
         self._buffer_url = buffer_url
 
     async def run(self, run_rollout: RunRollout) -> None:
-        """Runs until ``run_rollout`` returns or the job is over; an exception fails the job. Unfilled slots then
-        fail."""
+        """Runs until ``run_rollout`` returns or the job is over; an exception fails the job.
+
+        Slots without a trajectory fail at the end.
+        """
         job = self._job
         data = await job.stored(self._data)
         failure = ""

@@ -67,7 +67,7 @@ BODIES_AT_ONCE = 4
 SWITCH_INTERVAL_S = 0.001
 """How long the event loop waits for the GIL while a thread parses a large body; Python's default is five times this."""
 GC_THRESHOLDS = (20_000, 20, 50)
-"""Parsed items are many objects without cycles; collecting them took 5 % of a write."""
+"""Parsed items are many objects without cycles; with Python's defaults garbage collection took 5 % of a write."""
 MAX_FILES = 65_536
 """File descriptors of a worker, within the hard limit."""
 

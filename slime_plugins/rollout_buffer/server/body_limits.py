@@ -25,7 +25,9 @@ class BodyLimit:
     def error(self, max_body_bytes: int) -> PayloadTooLargeError:
         """Returns the error for a larger body."""
         limit = self.within(max_body_bytes)
-        return PayloadTooLargeError(f"the body is larger than {limit} bytes, which {self.route} takes: {self.instead}")
+        return PayloadTooLargeError(
+            f"the body is larger than {limit} bytes, the maximum of {self.route}: {self.instead}"
+        )
 
     def within(self, max_body_bytes: int) -> int:
         """Returns the smaller of this limit and ``--max-body-bytes``."""
@@ -41,7 +43,7 @@ BODY_LIMITS: Final = (
     BodyLimit("/get_rollout_data", 4 * MB, "acknowledge fewer deliveries at once"),
     BodyLimit("/ack", 4 * MB, "acknowledge fewer deliveries at once"),
 )
-OTHER_ROUTES: Final = BodyLimit("this route", 64 * KB, "it has no use for so much")
+OTHER_ROUTES: Final = BodyLimit("this route", 64 * KB, "send a smaller body")
 
 _PATTERNS: Final = [(re.compile(re.sub(r"\{\w+\}", ".+", limit.route), re.DOTALL), limit) for limit in BODY_LIMITS]
 

@@ -1,4 +1,5 @@
-"""Shared by all routes: the context of a process, authentication, request bodies, replies, and errors as replies.
+"""Provides what all routes share: the context of a process, authentication, request bodies, replies, and errors as
+replies.
 
 Files of routes import from here and never from each other.
 """

@@ -20,14 +20,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 BODY_LIMIT_S = 15.0
-"""How far a body may fall behind ``MIN_BYTES_PER_S``."""
+"""Seconds by which a body may be later than at ``MIN_BYTES_PER_S``."""
 MIN_BYTES_PER_S = 100_000
 SEND_LIMIT_S = 120.0
 """Time limit for a client to read what was sent."""
 LINGER_S = 2.0
-"""How long the rest of a refused body is received and dropped, so that the client reads the reply."""
+"""Seconds for which the rest of a refused body is received and dropped, so that the client reads the reply."""
 FREE_BYTES = 1024 * 1024
-"""Bodies up to this size are accepted whatever memory the others hold."""
+"""Bodies up to this size, in bytes, are accepted even if other bodies hold all the permitted memory."""
 
 
 class ClientGoneError(Exception):
@@ -88,7 +88,7 @@ class RequestLimits:
     async def _answer(self, scope: Scope, body: bytearray, receive: Receive, send: Send) -> None:
         try:
             if self._requests > self._max_requests:
-                raise UnavailableError("too many requests are under way: send it again later")
+                raise UnavailableError("too many requests are being answered: send it again later")
             await self._receive(scope, body, receive)
         except ClientGoneError:
             raise

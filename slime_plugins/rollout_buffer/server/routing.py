@@ -1,4 +1,4 @@
-"""Routes as functions that say what they take and return: their requests are read, and OpenAPI described, by that."""
+"""Adds functions as routes: their signatures decide how a request is parsed and how OpenAPI describes the route."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CONVERTERS = {
     "file": "path:",
     "verb": "any(cancel, pause, resume):",
 }
-"""How Flask reads the parameters of paths; what is not here is a text without slashes."""
+"""How Flask reads the parameters of paths; a parameter that is not named here is a text without slashes."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Routes:
-    """The routes of one file: Flask's blueprint, and what OpenAPI says of them.
+    """The routes of one file: Flask's blueprint, and their descriptions for OpenAPI.
 
     The first sentence of a function's docstring is the summary, the rest the description. A parameter of a type of
     ``wire/`` is the query of a GET or the body of a POST, checked before the call. What is returned is the reply.
@@ -42,7 +42,7 @@ class Routes:
     def get(self, path: str, **about: Any) -> Callable[[Function], Function]:
         """Adds a function as a route; ``about`` are fields of ``Operation`` that its signature does not say.
 
-        With ``revalidated`` a client that has the reply already is told that it still holds.
+        With ``revalidated`` a client that already has the same reply receives status 304 without a body.
         """
         return functools.partial(self._add, f"GET {path}", about)
 

@@ -1,4 +1,4 @@
-"""The supervisor's state as a server sees it: alive or not, its task types, its problem.
+"""Reads the supervisor's state as a server process sees it: whether it is alive, its task types, and its problem.
 
 The watchdog here kills a supervisor that hangs while it holds the write lock: nothing else could, since the supervisor
 is the one that kills hanging processes.
@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorState:
-    """``serving``: requests can be answered. ``reason``: a sentence on the problem; None if there is none.
+    """The supervisor's state.
+
+    ``serving``: requests can be answered. ``reason``: a sentence on the problem; None if there is none.
 
     A service that is read-only because of a full disk is serving: it answers polls and acknowledgements.
     """

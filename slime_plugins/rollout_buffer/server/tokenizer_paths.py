@@ -17,7 +17,7 @@ def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -
     ``roots`` are the data roots. ``allowed`` has folders, and names of the model hub.
 
     Raises:
-        InvalidPayloadError: it is not inside of these (folders outside are not examined), or it is an allowed name
+        InvalidPayloadError: it is not inside these folders (folders outside are not examined), or it is an allowed name
             that cannot be loaded within ``HUB_TIMEOUT_S``.
     """
     if named in allowed and not _is_path(named):
@@ -29,7 +29,7 @@ def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -
         inside = folder == DEMO_TOKENIZER_PATH or any(folder.is_relative_to(root) for root in (*roots, *folders))
         if inside and folder.is_dir():
             return
-    except (OSError, RuntimeError):  # a loop of links, an unknown home
+    except (OSError, RuntimeError):  # a cycle of symbolic links, or the home folder of an unknown user
         pass
     places = ", ".join(map(str, (*roots, *folders)))
     what = "a folder" if _is_path(named) else "a folder, or an allowed name of the model hub,"

@@ -112,7 +112,7 @@ def add_trajectory(connection: Connection, now: float, result: AttemptResult, pa
     if is_duplicate(connection, result):
         return WriteResult(uid=uid, status=WriteStatus.DUPLICATE)
     if turn_rows.count_turns(connection, group.key, slot, attempt) != result.turns:
-        raise UnavailableError(f"another process has added a turn to {uid}: ask again")
+        raise UnavailableError(f"another process has added a turn to {uid}: send it again")
     late = group_rows.get_group(connection, group.key).state is not GroupState.OPEN
     filled = SlotOfTrajectory(
         job_key=group.job_key,

@@ -229,7 +229,7 @@ def _is_purged(member: DeliveredMember) -> bool:
 
 def _body_of_row(member: DeliveredMember) -> bytes | DamagedError:
     if _is_purged(member):
-        return DamagedError("the payload of this trajectory was purged: retention does not keep it any more")
+        return DamagedError("the payload of this trajectory was purged by retention")
     try:
         return whole_row(member.body) if member.body else EMPTY_BODY
     except DamagedError as error:
@@ -237,7 +237,7 @@ def _body_of_row(member: DeliveredMember) -> bytes | DamagedError:
 
 
 def _delivery_columns(member: DeliveredMember, *, damaged: bool = False) -> dict[str, Any]:
-    """The keys of a delivered member that come from columns; a damaged one is marked as a dummy."""
+    """Returns the keys of a delivered member that come from columns; a damaged one is marked as a dummy."""
     return {
         "uid": member.uid,
         "instance_id": member.instance_id,

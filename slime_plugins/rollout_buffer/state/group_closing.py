@@ -56,7 +56,8 @@ def judge_and_close_outside(
     shortfall: Shortfall = Shortfall.SLOTS_FAILED,
     check: Callable[[Connection], object] = lambda _: None,
 ) -> Verdict | None:
-    """As ``judge_and_close``, with a generator's functions, which may be slow and run outside of the transaction.
+    """Judges and closes a group as ``judge_and_close`` does, but runs the generator's slow functions outside the
+    transaction.
 
     If a member is added meanwhile, the group is judged again, so that no stored member is lost. ``check`` runs in the
     closing transaction and raises an error to prevent it.

@@ -22,7 +22,7 @@ def read_instances(input_file: str, data_roots: Sequence[Path]) -> list[Instance
     """Returns the instances of a file under one of the data roots, in file order.
 
     Raises:
-        InputFileError: outside the roots, unreadable, empty, or a line without a proper ``instance_id``.
+        InputFileError: the file is outside the roots, unreadable or empty, or a line has no valid ``instance_id``.
     """
     path_text, wanted = split_slice(input_file)
     path = _resolve_under(path_text, data_roots)
@@ -43,7 +43,7 @@ def instances_from_lines(lines: Iterable[Any], *, source: str = "instances") -> 
     """Converts parsed lines to instances.
 
     Raises:
-        InputFileError: no line at all, a line that is no object, a missing, bad or repeated ``instance_id``.
+        InputFileError: there is no line, a line is no object, or an ``instance_id`` is missing, invalid or repeated.
     """
     instances: list[Instance] = []
     seen: dict[str, int] = {}

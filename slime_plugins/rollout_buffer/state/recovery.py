@@ -1,7 +1,7 @@
 """Recovery at start after a crash, and a check of all stored bytes.
 
 After a crash a pack may end with records that no row refers to: the process died before their commit, so that they were
-never acknowledged. They are truncated. Rows whose records are missing are no result of a crash but of a damaged disk:
+never acknowledged. They are truncated. Rows whose records are missing come from a damaged disk, not from a crash:
 they are reported and marked, and their trajectories are delivered as dummies.
 """
 

@@ -1,7 +1,7 @@
 """Scores stored trajectories again: each run adds a version of the rewards, and deliveries can be read with a version.
 
-A judge that fails or times out is retried; a final failure is reported with its error and is never a reward. Scores are
-stored at once; scoring again under the same name continues with the missing ones.
+A judge that fails or times out is retried; a final failure is reported with its error and is never a reward. Each score
+is stored as soon as it is known; scoring again under the same name continues with the missing ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 AHEAD = 4
-"""So many trajectories for each judge at work are read at a time."""
+"""Number of trajectories that are read at a time for each running judge."""
 
 Judge = Callable[[dict[str, Any]], Any]
 """Takes a stored trajectory; returns a number, or an object with ``reward`` and perhaps ``turn_rewards``."""
@@ -85,7 +85,7 @@ def rescore(
 
     Raises:
         NotFoundError: there is no such job.
-        StorageFullError: the disk has no room.
+        StorageFullError: the disk is full.
     """
     store.check_room()
     with store.write() as connection:

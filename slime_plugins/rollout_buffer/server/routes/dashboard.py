@@ -78,7 +78,7 @@ def _files() -> dict[str, _File]:
 def dashboard() -> Response:
     """The dashboard.
 
-    The page, which asks for the token itself.
+    Returns the page, which asks for the token itself.
     """
     return _send("index.html")
 
@@ -92,7 +92,7 @@ def dashboard() -> Response:
 def dashboard_file(file: str) -> Response:
     """A file of the dashboard.
 
-    Scripts and styles; they hold no data.
+    Returns a script or a style sheet; they hold no data.
     """
     return _send(file)
 
@@ -151,24 +151,24 @@ def sign_out() -> Response:
 def overview(page: OverviewQuery) -> Overview:
     """State of the buffer.
 
-    The supervisor, the disk, and the jobs with their accounting and explanations.
+    Returns the state of the supervisor and of the disk, and the jobs with their accounting and explanations.
     """
     return the_context().views.overview(page, needs_token=the_context().token is not None)
 
 
 @routes.get("/jobs/{job_id}/explanation")
 def explanation(job_id: str) -> JobExplanation:
-    """Why nothing moves.
+    """Explain a standstill.
 
-    Explanations of progress or standstill with advice, as `rollout-buffer status` and the dashboard show them.
+    Returns explanations of progress or standstill with advice, as `rollout-buffer status` and the dashboard show them.
     """
     return the_context().views.explanation(job_id)
 
 
 @routes.get("/jobs/{job_id}/series")
 def series(job_id: str, query: SeriesQuery) -> Series:
-    """A job over time.
+    """Show a job over time.
 
-    In buckets of time. With `since` and `width_s` only the newest buckets.
+    Returns the numbers of the job in buckets of time; with `since` and `width_s` only the newest buckets.
     """
     return the_context().views.series(job_id, query)

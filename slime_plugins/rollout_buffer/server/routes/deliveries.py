@@ -43,17 +43,17 @@ def ack(payload: AckPayload) -> Acknowledged:
 def deliveries(job_id: str, page: PageQuery) -> DeliveryPage:
     """List a job's deliveries.
 
-    Newest first, also those that expired.
+    The newest comes first; expired deliveries are included.
     """
     return the_inspection().deliveries(job_id, page)
 
 
 @routes.get("/deliveries/{delivery_id}", reply=PollReply)
 def delivery(delivery_id: str, query: DeliveryQuery) -> Response:
-    """A past delivery again.
+    """Show a past delivery.
 
-    The same bytes as the reply to its poll, except `acknowledged`, which answered the `ack` of that poll. Changes no
-    lease and no state.
+    Returns the same bytes as the reply to its poll, except `acknowledged`, which answered the `ack` of that poll.
+    Changes no lease and no state.
     """
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)

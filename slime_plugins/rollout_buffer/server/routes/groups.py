@@ -21,17 +21,17 @@ routes = Routes("groups")
 def groups(job_id: str, page: GroupPageQuery) -> GroupPage:
     """Search groups.
 
-    Last changed first, or by `sort` and `order`, with the rewards of their members and their causes. Open groups are
-    listed once they are the next to be played.
+    Sorted by the last change, newest first, or by `sort` and `order`; with the rewards of their members and their
+    causes. Open groups are listed once they are the next to be played.
     """
     return the_context().views.groups(job_id, page)
 
 
 @routes.get("/groups/{group_index}", revalidated=True)
 def group(group_index: int) -> Group:
-    """One group.
+    """Show a group.
 
-    Its members, every attempt to fill a slot, and what was delivered.
+    Returns its members, every attempt to fill a slot, and what was delivered.
     """
     if group_index >= 2**63:
         raise NotFoundError(f"there is no group {str(group_index)[:40]}")

@@ -28,9 +28,9 @@ routes = Routes("images")
     content_types=(*IMAGE_TYPES, RECORDS_TYPE, "application/octet-stream"),
 )
 def get_image(sha256: str) -> Response:
-    """A screenshot.
+    """Read a screenshot.
 
-    The bytes that the engine received, or token records of a generation.
+    Returns the bytes that the engine received, or token records of a generation.
     """
     data = the_buffer().contents.image(sha256)
     response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
@@ -47,9 +47,9 @@ def get_image(sha256: str) -> Response:
     other_replies={201: ("It is durable now.", ref("ImageReply"))},
 )
 def put_image(sha256: str) -> Response:
-    """Keep a screenshot.
+    """Store a screenshot.
 
-    For writers that name it in messages as `sha256:HASH`, or token records in `records` of a generation. Repeating it
+    Writers name it in messages as `sha256:HASH`, or token records in `records` of a generation. Repeating it
     changes nothing.
     """
     data = read_bytes()

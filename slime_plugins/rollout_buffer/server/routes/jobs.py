@@ -44,13 +44,13 @@ from slime_plugins.rollout_buffer.wire.query_params import (
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import EXTERNAL_TASK_TYPE, MAX_GROUPS, StartPayload
 
-KEYS_IN_WORDS = {
+KEY_DESCRIPTIONS = {
     "tokenizer_path": "the folder of the trainer's tokenizer, on the buffer host",
     "remote_rollout_url": "the address of the rollout server, like http://host:port",
 }
 
 LISTING_TIMEOUT_S = 20.0
-"""How long a start waits until the supervisor has listed changed generator files."""
+"""Seconds for which a start waits until the supervisor has listed changed generator files."""
 LISTING_POLL_S = 0.1
 
 routes = Routes("jobs")
@@ -91,7 +91,7 @@ def _check_task_type(task_type: Any) -> Mapping[str, Any]:
     """Returns the catalog's entry of a task type; refuses it if no supervisor is alive or none knows it."""
     seen = _when_listed(task_type)
     if not seen.serving:
-        raise UnavailableError(f"no supervisor would run this job: {seen.reason}. Is rollout-buffer serve up?")
+        raise UnavailableError(f"no supervisor would run this job: {seen.reason}. Is rollout-buffer serve running?")
     known = seen.catalog.get("task_types", {})
     if not isinstance(task_type, str) or task_type in known:
         return known.get(task_type, {}) if isinstance(task_type, str) else {}  # the payload model refuses it
@@ -126,8 +126,8 @@ def _when_listed(task_type: Any) -> SupervisorState:
         if time.monotonic() > deadline:
             changed = sorted(Path(file).name for file in files | listed if files.get(file) != listed.get(file))
             raise UnavailableError(
-                f"the generators are still being listed again: {', '.join(changed[:5])} changed. The log of serve says "
-                "which file takes its time"
+                f"the generators are still being listed again: {', '.join(changed[:5])} changed. The log of serve "
+                "names the slow file"
             )
         time.sleep(LISTING_POLL_S)
 
@@ -141,7 +141,7 @@ def _check_required_keys(payload: StartPayload, required: Sequence[str]) -> None
     if missing:
         raise InvalidPayloadError(
             "; ".join(
-                f"{key} is missing: task_type {payload.task_type} needs {KEYS_IN_WORDS.get(key, 'it')}"
+                f"{key} is missing: task_type {payload.task_type} needs {KEY_DESCRIPTIONS.get(key, 'it')}"
                 for key in missing
             )
         )
@@ -166,7 +166,8 @@ def _check_options(payload: StartPayload, task: Mapping[str, Any]) -> None:
 
 
 def _usable_tokenizer(payload: StartPayload) -> tuple[str | None, list[str]]:
-    """Returns the job's tokenizer, and a note if an external job, which needs none, does without the one it names."""
+    """Returns the job's tokenizer, and a note if that of an external job cannot be used, which such a job does not
+    need."""
     path, settings = payload.tokenizer_path, the_context().settings
     if path is None:
         return None, []
@@ -200,7 +201,7 @@ def _instances(payload: StartPayload) -> list[Instance]:
 def jobs() -> Jobs:
     """List the jobs.
 
-    Newest first, each with its accounting.
+    The newest comes first; each has its accounting.
     """
     buffer = the_buffer()
     return Jobs(jobs=[describe_job(buffer.store, job) for job in buffer.jobs()])
@@ -208,9 +209,10 @@ def jobs() -> Jobs:
 
 @routes.get("/jobs/{job_id}")
 def job(job_id: str) -> JobDetails:
-    """One job.
+    """Show a job.
 
-    Its state, progress and accounting: submitted = open + ready + leased + delivered + filtered + failed + skipped.
+    Returns its state, progress and accounting: submitted = open + ready + leased + delivered + filtered + failed +
+    skipped.
     """
     buffer = the_buffer()
     found = buffer.job(job_id)
@@ -246,7 +248,7 @@ def drain_job(job_id: str, payload: DrainPayload) -> Job:
 def attempts(job_id: str, page: AttemptPageQuery) -> FailedAttemptPage:
     """List attempts that failed.
 
-    The last ended first, each with its error and, on request, what was said in it. Of each job the newest 100 are kept
+    The last to end comes first; each has its error and, on request, its messages. Of each job the newest 100 are kept
     with their messages.
     """
     return failed_attempts(the_inspection().store, job_id, page)

@@ -20,18 +20,18 @@ routes = Routes("service")
 
 @routes.get("/metrics", reply=text(), content_types=("text/plain",))
 def metrics() -> Response:
-    """Numbers for Prometheus.
+    """Return metrics for Prometheus.
 
-    Every number is read from the store when it is asked for. docs/metrics.md lists the names.
+    Every number is read from the store at the time of the request. docs/metrics.md lists the names.
     """
     return Response(metrics_page(the_inspection(), SUPERVISOR.name), content_type=PROMETHEUS_TEXT)
 
 
 @routes.get("/openapi.json", reply={"type": "object"})
 def openapi() -> Response:
-    """This description.
+    """Return this description.
 
-    OpenAPI 3.1.
+    It is in OpenAPI 3.1.
     """
     from slime_plugins.rollout_buffer.openapi.document import openapi_document
     from slime_plugins.rollout_buffer.server.app import OPERATIONS

@@ -1,4 +1,4 @@
-"""Routes of training reports: what a trainer computed of the rows that it trained, and the mismatch that shows."""
+"""Routes of training reports: the numbers that a trainer computed of its rows, and the mismatch with the engine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ routes = Routes("training_reports")
 
 @routes.post("/jobs/{job_id}/trainer_rows", body=TrainerReport)
 def trainer_rows(job_id: str) -> TrainerRowsKept:
-    """Say what the trainer computed of rows.
+    """Report what the trainer computed for rows.
 
-    Log-probs of the trained tokens in order; advantage, entropy, share of the loss and of clipped tokens. Stored with
-    the trajectory and compared with the engine's log-probs. A row that does not fit is left out and named.
+    A row has the log-probs of its trained tokens in order, its advantage, entropy, and shares of the loss and of
+    clipped tokens. It is stored with the trajectory and compared with the engine's log-probs. A row that does not fit
+    is left out and named.
     """
     report = parse(TrainerReport, read_body(with_nan=True))
     return the_buffer().add_trainer_report(job_id, report)
@@ -25,9 +26,9 @@ def trainer_rows(job_id: str) -> TrainerRowsKept:
 
 @routes.get("/jobs/{job_id}/mismatch")
 def mismatch(job_id: str, query: MismatchQuery) -> Mismatch:
-    """How far trainer and engine are apart.
+    """Show the mismatch of trainer and engine.
 
-    The distance between train and rollout log-prob of the reported tokens: over all, by turn, by weight lag, and the
-    turns with the largest.
+    Returns the distance between train and rollout log-prob of the reported tokens: over all, by turn, by weight lag,
+    and the turns with the largest distance.
     """
     return describe_mismatch(the_buffer().store, job_id, query.limit)

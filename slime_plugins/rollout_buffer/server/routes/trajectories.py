@@ -41,8 +41,8 @@ routes = Routes("trajectories")
 def trajectories(page: TrajectoryPageQuery) -> TrajectoryPage:
     """Search trajectories.
 
-    Newest first, or by `sort` and `order`, without payloads; with `previews` a line each of what was asked and
-    answered. All given filters must hold.
+    Sorted with the newest first, or by `sort` and `order`, without payloads; with `previews` a line each of what was
+    asked and answered. All given filters must hold.
     """
     return the_inspection().trajectories(page)
 
@@ -51,7 +51,7 @@ def trajectories(page: TrajectoryPageQuery) -> TrajectoryPage:
 def trajectory_summary(filters: TrajectoryFilters) -> TrajectorySummary:
     """Count trajectories.
 
-    How many the filters let through, their means, and a histogram of their rewards.
+    Returns the number of those that pass the filters, their means, and a histogram of their rewards.
     """
     return the_inspection().summary(filters)
 
@@ -60,18 +60,18 @@ def trajectory_summary(filters: TrajectoryFilters) -> TrajectorySummary:
 def search(query: SearchQuery) -> SearchPage:
     """Search texts.
 
-    In the messages, thoughts and tool calls of trajectories, newest first, without an index: payloads are read for 1.5
-    seconds at most, then `out_of_time` is true and `next_cursor` continues. Two searches run at a time in each server
-    process.
+    Searches messages, thoughts and tool calls of trajectories, newest first, without an index: payloads are read for
+    1.5 seconds at most, then `out_of_time` is true and `next_cursor` continues. Two searches run at a time in each
+    server process.
     """
     return the_context().text_search.page(query)
 
 
 @routes.get("/trajectories/{uid}", reply=StoredTrajectory, errors=(409,))
 def trajectory(uid: str, query: TrajectoryQuery) -> Response:
-    """One trajectory.
+    """Show a trajectory.
 
-    As it is stored: messages, generations, rewards, timings.
+    Returns it as it is stored: messages, generations, rewards, timings.
     """
     found = the_inspection().trajectory(uid, query.job_id)
     body = found.body if query.generations else without_generations(found.body)
@@ -82,19 +82,19 @@ def trajectory(uid: str, query: TrajectoryQuery) -> Response:
 
 @routes.get("/neighbours/{uid}", errors=(409,))
 def neighbours(uid: str, query: NamedTrajectoryQuery) -> Neighbours:
-    """Trajectories before and after one.
+    """Show the trajectories before and after one.
 
-    In the order in which they were written to the job.
+    Their order is that in which they were written to the job.
     """
     return the_inspection().neighbours(uid, query.job_id)
 
 
 @routes.get("/token_rows/{uid}", revalidated=True, errors=(409,))
 def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
-    """Tokens of a trajectory.
+    """Show the tokens of a trajectory.
 
-    How generations became rows, and the tokens of one row with mask, log-probs and, where the job's tokenizer is on
-    this host, texts.
+    Returns how generations became rows, and the tokens of one row with mask, log-probs and, where the job's tokenizer
+    is on this host, texts.
     """
     context = the_context()
     found = the_inspection().trajectory(uid, query.job_id)
@@ -114,10 +114,10 @@ def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
 
 @routes.get("/turn_tree/{uid}", revalidated=True, errors=(409,))
 def turn_tree(uid: str, query: NamedTrajectoryQuery) -> TurnTree:
-    """Turns of a trajectory as a tree.
+    """Show the turns of a trajectory as a tree.
 
-    Each turn stands on the one whose tokens its prompt continues exactly: the branches of a gateway session, or the
-    prompts of an edited context. With texts where the job's tokenizer is on this host.
+    The parent of a turn is the turn whose tokens its prompt continues exactly: the branches of a gateway session, or
+    the prompts of an edited context. With texts where the job's tokenizer is on this host.
     """
     context = the_context()
     found = the_inspection().trajectory(uid, query.job_id)
