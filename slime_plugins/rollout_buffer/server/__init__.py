@@ -5,6 +5,7 @@
 * ``poll_watcher`` – wakes waiting polls after commits; ``delivery_reply`` – encodes a delivery
 * ``app`` – the Flask application; ``http`` – shared by all routes: context, token, bodies, replies, errors
 * ``routes`` – all routes; ``write``, ``poll`` and ``health`` are the three without Flask
-* ``supervisor_state`` – health of the supervisor; ``tokenizer_paths`` – the tokenizers that a job may name
+* ``supervisor_state`` – health of the supervisor; ``supervisor_watchdog`` – kills a frozen one
+* ``tokenizer_paths`` – the tokenizers that a job may name
 * ``gunicorn_config`` – gunicorn's settings and its logger with this project's format
 """

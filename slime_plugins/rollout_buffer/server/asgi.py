@@ -46,7 +46,7 @@ from slime_plugins.rollout_buffer.server.request_limits import (
 from slime_plugins.rollout_buffer.server.routes.health import describe_health
 from slime_plugins.rollout_buffer.server.routes.poll import Poll, answer_poll, begin_poll, has_news, take_again
 from slime_plugins.rollout_buffer.server.routes.write import WriteBody, read_write, write_bodies
-from slime_plugins.rollout_buffer.server.supervisor_state import start_supervisor_watchdog
+from slime_plugins.rollout_buffer.server.supervisor_watchdog import start_supervisor_watchdog
 from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of
 from slime_plugins.rollout_buffer.state.item_writes import Refusal
 from slime_plugins.rollout_buffer.storage.write_batcher import WriteBatcher

@@ -1,30 +1,14 @@
-"""Reads the supervisor's state as a server process sees it: whether it is alive, its task types, and its problem.
-
-The watchdog here kills a supervisor that hangs while it holds the write lock: nothing else could, since the supervisor
-is the one that kills hanging processes.
-"""
+"""Reads the supervisor's state as a server process sees it: whether it is alive, its task types, and its problem."""
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.observability.process_status import process_status
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import ServerContext
-from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
-
-WATCH_INTERVAL_S = 1.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,24 +57,3 @@ def _silence_reason(age_s: float) -> str:
     if age_s == float("inf"):
         return "no supervisor has reported yet"
     return f"the supervisor's last heartbeat was {age_s:.0f} s ago: it is frozen or has exited"
-
-
-def start_supervisor_watchdog(store: Store, limit_s: float) -> None:
-    """Starts a thread that kills this worker's supervisor if it holds the write lock for ``limit_s`` without progress.
-
-    The kernel then kills the supervisor's children, and the service manager (systemd, a container) restarts ``serve``.
-    """
-    threading.Thread(target=_watch, args=(store, WriteLockWatch(limit_s)), name="supervisor watch", daemon=True).start()
-
-
-def _watch(store: Store, watch: WriteLockWatch) -> None:
-    while True:
-        time.sleep(WATCH_INTERVAL_S)
-        owner = store.write_lock_owner()
-        if owner is None or not watch.is_stuck(owner):
-            continue
-        # Only if the owner is this worker's grandparent: worker, gunicorn, supervisor.
-        gunicorn = process_status(os.getppid())
-        if gunicorn is not None and gunicorn.parent == owner.pid:
-            logger.error("%s, without progress: killing it, the supervisor", owner)
-            os.kill(owner.pid, signal.SIGKILL)

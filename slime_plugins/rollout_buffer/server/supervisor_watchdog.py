@@ -1,0 +1,41 @@
+"""Kills a supervisor that hangs while it holds the write lock.
+
+Nothing else could: the supervisor is the one that kills hanging processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+
+from slime_plugins.rollout_buffer.observability.process_status import process_status
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
+
+WATCH_INTERVAL_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+def start_supervisor_watchdog(store: Store, limit_s: float) -> None:
+    """Starts a thread that kills this worker's supervisor if it holds the write lock for ``limit_s`` without progress.
+
+    The kernel then kills the supervisor's children, and the service manager (systemd, a container) restarts ``serve``.
+    """
+    threading.Thread(target=_watch, args=(store, WriteLockWatch(limit_s)), name="supervisor watch", daemon=True).start()
+
+
+def _watch(store: Store, watch: WriteLockWatch) -> None:
+    while True:
+        time.sleep(WATCH_INTERVAL_S)
+        owner = store.write_lock_owner()
+        if owner is None or not watch.is_stuck(owner):
+            continue
+        # Only if the owner is this worker's grandparent: worker, gunicorn, supervisor.
+        gunicorn = process_status(os.getppid())
+        if gunicorn is not None and gunicorn.parent == owner.pid:
+            logger.error("%s, without progress: killing it, the supervisor", owner)
+            os.kill(owner.pid, signal.SIGKILL)
