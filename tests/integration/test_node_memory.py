@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 from tests.memory_eater import ADDRESS
 
 pytestmark = [
+    pytest.mark.large,  # its limit is 10 % above the machine's memory in use: tests beside it may use as much
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.timeout(180),
