@@ -55,6 +55,7 @@ class Reply:
 
     status: int
     body: Any
+    retry_after: str | None = None
 
 
 class GatewayUnderTest:
@@ -81,7 +82,8 @@ class GatewayUnderTest:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.http.request(method, self.url + path, data=content, headers=headers) as response:
             text = await response.text()
-            return Reply(response.status, json.loads(text) if text.startswith(("{", "[")) else text)
+            body = json.loads(text) if text.startswith(("{", "[")) else text
+            return Reply(response.status, body, response.headers.get("Retry-After"))
 
     async def open(self, job: JobRecord, **options: Any) -> dict[str, Any]:
         """Opens a session and returns what was answered."""

@@ -89,7 +89,7 @@ def why_unauthorized(authorization: str | None) -> str:
     """Returns a sentence on what is wrong with an ``Authorization`` header."""
     scheme, _, given = (authorization or "").partition(" ")
     if not scheme:
-        return "no token was sent: send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)"
+        return "no token was sent: send Bearer TOKEN in the header Authorization (clients read ROLLOUT_BUFFER_TOKEN)"
     if scheme.lower() != "bearer" or not given.strip():
         return "the Authorization header must say Bearer TOKEN"
     return "the token is not this server's: send the first line of its --token-file"

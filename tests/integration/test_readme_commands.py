@@ -91,7 +91,7 @@ def test_no_token_a_wrong_one_and_another_scheme_are_told_apart(
         assert reply.status_code == 401
         return str(reply.json()["error"]["message"])
 
-    assert "no token was sent" in refusal()
+    assert "no token was sent: send Bearer TOKEN" in refusal()
     assert "ROLLOUT_BUFFER_TOKEN" in CliRunner().invoke(app, ["jobs", "--url", buffer.url]).stderr
     assert "is not this server's" in refusal(Authorization="Bearer another-token-another")
     assert "must say Bearer TOKEN" in refusal(Authorization=f"Basic {TOKEN}")

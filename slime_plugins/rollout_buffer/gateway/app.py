@@ -40,7 +40,7 @@ from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer, chec
 from slime_plugins.rollout_buffer.serve_settings import read_token
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
-from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than, parse
 
 KEEP_ALIVE_INTERVAL_S = 10.0
 """Seconds between keep-alive comments in a stream while its turn is sampled."""
@@ -129,7 +129,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Response:
     """Encodes an error in the dialect of the route: in the buffer's form on ``/sessions``."""
     status = status_of(error)
-    headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503) else {}
+    headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503, 507) else {}
     dialect = dialect_of(request.path)
     if dialect is not None:
         return _json(dialect.error(error), status, headers)
@@ -368,6 +368,8 @@ def _parsed(content: bytes | bytearray) -> dict[str, Any]:
         raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidPayloadError("the body must be a JSON object")
+    if is_deeper_than(body, MAX_NESTING):
+        raise InvalidPayloadError(f"the body is nested more than {MAX_NESTING} levels deep")
     return body
 
 

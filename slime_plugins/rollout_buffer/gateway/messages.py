@@ -17,6 +17,7 @@ from slime.utils.mask_template import with_reasoning_content
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Image, Message
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, decode_data_uri, is_sha256
+from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 SAME_ROLES = {"developer": "system", "function": "tool"}
@@ -170,6 +171,8 @@ def _arguments(value: Any, where: str) -> dict[str, Any] | str:
         parsed = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError:
         return text
+    if is_deeper_than(parsed, MAX_NESTING):
+        raise wrong_field(where, f"is nested more than {MAX_NESTING} levels deep")
     return parsed if isinstance(parsed, dict) else text
 
 

@@ -7,14 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, model_validator
 
 from slime_plugins.rollout_buffer.types import Outcome, StopReason
-from slime_plugins.rollout_buffer.wire.request_fields import (
-    MAX_NESTING,
-    Body,
-    HttpUrl,
-    Identifier,
-    Number,
-    is_deeper_than,
-)
+from slime_plugins.rollout_buffer.wire.request_fields import Body, HttpUrl, Identifier, Number
 
 
 class OpenBody(Body):
@@ -56,8 +49,6 @@ class CloseBody(Body):
             raise ValueError("with scoring_url the service answers turn_rewards and token_rewards: leave them out")
         if self.outcome in (Outcome.FAILED, Outcome.ABORTED):
             raise ValueError("outcome: a session that failed or was aborted is abandoned, and has no reward")
-        if is_deeper_than(self.extra_info, MAX_NESTING):
-            raise ValueError(f"extra_info is nested more than {MAX_NESTING} levels deep")
         return self
 
 

@@ -59,7 +59,7 @@ class SessionKeys:
         session_id, _, mac = key.removeprefix(KEY_PREFIX).rpartition("-")
         if not key.startswith(KEY_PREFIX) or not hmac.compare_digest(mac.encode(), self._mac(session_id).encode()):
             raise UnauthorizedError(
-                "send the api_key that POST /sessions gave as Authorization: Bearer KEY, or use the base_url it gave"
+                "send the api_key that POST /sessions gave as bearer token or x-api-key, or use its base_url"
             )
         return session_id
 

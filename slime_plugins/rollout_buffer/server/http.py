@@ -40,7 +40,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.wire.item_bodies import split_items
 
 RETRY_AFTER_S = 2
-"""``Retry-After`` of replies with status 503."""
+"""``Retry-After`` of replies with status 503 or 507."""
 LOG_INTERVAL_S = 5.0
 """Minimum seconds between two log lines for one error code."""
 
@@ -127,7 +127,7 @@ class Answer:
     @property
     def headers(self) -> list[tuple[str, str]]:
         """All headers but the content length."""
-        retry = [("Retry-After", str(RETRY_AFTER_S))] if self.status == 503 else []
+        retry = [("Retry-After", str(RETRY_AFTER_S))] if self.status in (503, 507) else []
         return [("Content-Type", "application/json"), *retry]
 
 

@@ -32,6 +32,18 @@ TOOLS: Any = [
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
 
 
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"in": value}
+    return value
+
+
+def called_with(arguments: Any) -> dict[str, Any]:
+    function = {"name": "add", "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
 class Script:
     """What the engine says next; tests fill it."""
 
@@ -211,6 +223,8 @@ async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: Gat
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [USER], "functions": []}, "functions"),
+        ({"messages": [USER], "tools": [{"function": nested(250)}]}, "nested more than 100"),
+        ({"messages": [USER, called_with(nested(300))]}, "messages[1].tool_calls[0].function.arguments"),
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"messages": [USER], "response_format": {"type": "json_schema"}}, "response_format"),
     ],

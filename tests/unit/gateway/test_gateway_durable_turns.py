@@ -154,6 +154,7 @@ async def test_a_turn_that_could_not_be_stored_is_not_answered_and_sampled_again
             patch.setattr(gateway.buffer.store, "check_room", full)
             refused = await gateway.chat(opened, [USER])
             assert (refused.status, refused.body["error"]["code"]) == (507, "storage_full")
+            assert refused.retry_after == "1"
         assert stored_turns(gateway) == 0
         assert said(await gateway.chat(opened, [USER], headers=RETRY))["content"] == "Answer 2."
         assert (await gateway.close(opened, reward=1)).body["turns"] == 1

@@ -448,6 +448,8 @@ async def test_with_a_token_only_its_holder_opens_and_only_a_key_talks(tmp_path:
         forged = first["api_key"][:-1] + ("0" if first["api_key"][-1] != "0" else "1")
         refused = await gateway.call("POST", plain, asked, bearer=forged)
         assert (refused.status, refused.body["error"]["type"]) == (401, "authentication_error")
+        assert "api_key that POST /sessions gave" in refused.body["error"]["message"]
+        assert "***" not in refused.body["error"]["message"]
         close = f"/sessions/{first['session_id']}/close"
         assert (await gateway.call("POST", close, {"reward": 1})).status == 401
         assert (await gateway.call("POST", close, {"reward": 1}, bearer=first["api_key"])).status == 200
