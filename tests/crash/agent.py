@@ -2,16 +2,24 @@
 
 python -m tests.crash.agent PLAN NUMBER
 
-It retries as clients do, whoever dies. A session whose agent died expires, and its slot is played again.
+A session speaks by OpenAI's client or by Anthropic's, about a picture. Both retry, whoever dies. A session whose agent
+died expires, and its slot is played again.
 """
 
 from __future__ import annotations
 
+import base64
+import io
+import random
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import anthropic
+import openai
 import requests
+from PIL import Image
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, StorageFullError, UnavailableError
@@ -21,6 +29,8 @@ RETRY_S = 0.3
 IDLE_TIMEOUT_S = 15.0
 TIMEOUT_S = 20.0
 RETRIES_S = 45.0
+CLIENT_RETRIES = 10
+"""Of one turn: about 50 s, as the clients double their pause up to 8 s."""
 TURNS = 3
 
 
@@ -39,7 +49,9 @@ def main(plan_path: str, number: str) -> int:
     while not is_over(plan, journal):
         try:
             play(plan, journal)
-        except (requests.RequestException, ValueError, CutError) as error:
+        except (openai.BadRequestError, anthropic.BadRequestError) as error:
+            raise RolloutBufferError(f"a right request was refused: {error}") from error
+        except (requests.RequestException, openai.APIError, anthropic.APIError, ValueError, CutError) as error:
             journal.note(failed=f"{type(error).__name__}: {error}"[:300])
             time.sleep(RETRY_S)
         plan.pause(plan.write_pause_s)
@@ -61,33 +73,64 @@ def is_over(plan: Plan, journal: Journal) -> bool:
 def play(plan: Plan, journal: Journal) -> None:
     """Opens a session, has its turns, closes it; notes the session that the gateway says is stored."""
     opened = _post(f"{plan.gateway_url}/sessions", {"job_id": SESSIONS_JOB, "idle_timeout_s": IDLE_TIMEOUT_S})
-    messages = [{"role": "user", "content": opened["instance"]["question"]}]
+    rng = random.Random(opened["session_id"])
+    picture = _picture(rng)
+    ask, shown = rng.choice(((_ask_openai, _openai_part(picture)), (_ask_anthropic, _anthropic_part(picture))))
+    question = [{"type": "text", "text": opened["instance"]["question"]}, shown]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     for _ in range(TURNS):
-        turn = {"model": "policy", "messages": messages}
-        reply = _retried(f"{opened['base_url']}/chat/completions", turn, key=opened["api_key"])
-        messages += [reply["choices"][0]["message"], {"role": "user", "content": "Are you sure?"}]
+        said = ask(opened, messages)
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Are you sure?"}]
     reward = {"reward": float(opened["slot"] % 2)}
     closed = _retried(f"{plan.gateway_url}/sessions/{opened['session_id']}/close", reward)
     if closed["status"] in ("stored", "duplicate"):
         journal.note(stored=opened["session_id"], said=[message["content"] for message in messages[1::2]])
 
 
-def _retried(url: str, body: dict[str, Any], *, key: str = "") -> dict[str, Any]:
-    began, tries = time.monotonic(), 0
+def _picture(rng: random.Random) -> str:
+    """Returns a PNG of noise as base64."""
+    file = io.BytesIO()
+    Image.frombytes("RGB", (64, 64), rng.randbytes(64 * 64 * 3)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _openai_part(picture: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+
+
+def _anthropic_part(picture: str) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": picture}
+    return {"type": "image", "source": source}
+
+
+def _ask_openai(opened: Mapping[str, Any], messages: Sequence[Any]) -> str:
+    url, key = opened["base_url"], opened["api_key"]
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=CLIENT_RETRIES, timeout=TIMEOUT_S) as client:
+        reply = client.chat.completions.create(model="policy", messages=list(messages))
+    return reply.choices[0].message.content or ""
+
+
+def _ask_anthropic(opened: Mapping[str, Any], messages: Sequence[Any]) -> str:
+    url, key = opened["anthropic_base_url"], opened["api_key"]
+    with anthropic.Anthropic(base_url=url, api_key=key, max_retries=CLIENT_RETRIES, timeout=TIMEOUT_S) as client:
+        reply = client.messages.create(model="policy", max_tokens=60, messages=list(messages))
+    return "".join(block.text for block in reply.content if block.type == "text")
+
+
+def _retried(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
     while True:
         try:
-            return _post(url, body, key=key, tries=tries)
+            return _post(url, body)
         except (requests.RequestException, CutError) as error:
             is_over = isinstance(error, CutError) and error.status < 500 and error.status != 429
             if is_over or time.monotonic() - began > RETRIES_S:
                 raise
-        tries += 1
         time.sleep(RETRY_S)
 
 
-def _post(url: str, body: dict[str, Any], *, key: str = "", tries: int = 0) -> dict[str, Any]:
-    headers = {"x-stainless-retry-count": str(tries), **({"Authorization": f"Bearer {key}"} if key else {})}
-    reply = requests.post(url, json=body, headers=headers, timeout=TIMEOUT_S)
+def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    reply = requests.post(url, json=body, timeout=TIMEOUT_S)
     if reply.status_code == 400:
         raise RolloutBufferError(f"a right request was refused: {reply.text[:300]}")
     if not reply.ok:
