@@ -100,6 +100,10 @@ class ServeSettings(BaseModel):
         le=65535,
         description="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]",
     )
+    gateway_public_url: str | None = Field(
+        default=None,
+        description="Base URL of the gateway for agents. [default: the address at which a session is opened]",
+    )
     scoring_hosts: tuple[str, ...] = Field(
         default=(),
         description="Host that a gateway session's scoring_url may name; repeatable.",

@@ -65,6 +65,8 @@ class JobBackend:
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()
         self.is_pinned = settings.options.get(PIN_OPTION) is True
+        self.max_turns = _limit(settings.options, "max_turns")
+        self.max_tokens_total = _limit(settings.options, "max_tokens_total")
         self._size_rule = size_rule_of(settings.tokenizer_path)
         self._template_options: Mapping[str, Any] = settings.options.get(TEMPLATE_OPTION) or {}
         self._chats: OrderedDict[bytes, ChatTokens] = OrderedDict()
@@ -223,3 +225,11 @@ class JobBackends:
             if len(self._tokenizers) > REMEMBERED_TEMPLATES:
                 self._tokenizers.popitem(last=False)
         return self._tokenizers[path]
+
+
+def _limit(options: Mapping[str, Any], name: str) -> int | None:
+    """Returns the job's limit of a session; None if it has none."""
+    limit = options.get(name)
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise ConfigError(f"{name} must be a whole number from 1")
+    return limit

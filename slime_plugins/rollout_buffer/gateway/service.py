@@ -313,7 +313,7 @@ class Gateway:
         if turn is None:
             with session.answers(request):
                 recording.forget(request)
-                self._check_limits(session)
+                self._check_limits(session, backend)
                 await self._load_images(session, conversation, images)
                 prompt = await build_prompt(recording, key, conversation, chat, tools)
                 sampling = GenerateRequest(
@@ -351,14 +351,20 @@ class Gateway:
             is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
         )
 
-    def _check_limits(self, session: Session) -> None:
-        if session.recording.turns >= self.settings.max_turns:
-            raise GoneError(f"session {session.name} has {self.settings.max_turns} turns, which is the limit: close it")
-        if session.recording.ids > self.settings.max_session_ids:
-            raise GoneError(f"session {session.name} holds more than {self.settings.max_session_ids} ids: close it")
-        max_bytes = self.settings.max_session_image_bytes
-        if session.image_bytes + session.recording.record_bytes > max_bytes:
-            raise GoneError(f"session {session.name} holds more than {max_bytes} bytes of images and token records")
+    def _check_limits(self, session: Session, backend: JobBackend) -> None:
+        recording, settings, too_long = session.recording, self.settings, StopReason.MAX_CONTEXT
+        content_bytes = session.image_bytes + recording.record_bytes
+        for stop_reason, count, limit, what in (
+            (StopReason.MAX_TURNS, recording.turns, backend.max_turns or settings.max_turns, "turns"),
+            (too_long, recording.ids, backend.max_tokens_total or settings.max_session_ids, "token ids"),
+            (too_long, content_bytes, settings.max_session_image_bytes, "bytes of images and token records"),
+        ):
+            if count >= limit:
+                session.limit_reached = stop_reason
+                raise GoneError(
+                    f"session {session.name} has {count} {what}, {limit} is the limit: close it",
+                    {"stop_reason": stop_reason},
+                )
 
     async def _store_turn(self, session: Session, recording: Recording, turn: Turn, view: View) -> None:
         """Stores and records a turn, also if its client disconnects meanwhile: then as one that was not sent."""
@@ -623,7 +629,7 @@ def _log_probs(sampled: Generation, chat: ChatTokens) -> list[dict[str, Any]]:
 
 
 def _trajectory(session: Session, body: CloseBody, verdict: Verdict) -> Trajectory:
-    cut = session.view.finish_reason == "length"
+    cut = session.limit_reached or (StopReason.MAX_TOKENS if session.view.finish_reason == "length" else None)
     recording, generations = session.recording, session.recording.generations()
     shown = [*image_hashes_of(session.view.messages), *(sha for one in generations for sha in one.images or ())]
     about = {
@@ -642,7 +648,7 @@ def _trajectory(session: Session, body: CloseBody, verdict: Verdict) -> Trajecto
         turn_rewards=turn_rewards,
         token_rewards=token_rewards,
         outcome=body.outcome or (Outcome.TRUNCATED if cut else Outcome.COMPLETED),
-        stop_reason=body.stop_reason or (StopReason.MAX_TOKENS if cut else StopReason.STOP),
+        stop_reason=body.stop_reason or cut or StopReason.STOP,
         generations=generations,
         images=[session.images[sha256] for sha256 in dict.fromkeys(shown)],
         extra_info={**body.extra_info, **verdict.extra_info, "gateway": about},

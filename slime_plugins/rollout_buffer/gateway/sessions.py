@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.errors import GoneError, PayloadTooLargeError,
 from slime_plugins.rollout_buffer.gateway.recording import Recording
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
 from slime_plugins.rollout_buffer.gateway.turn_encoding import SessionTurns, View
-from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.types import Image, StopReason
 
 KEY_PREFIX = "sk-rollout-"
 MAC_CHARACTERS = 32
@@ -86,6 +86,8 @@ class Session:
     """Why it accepts no more requests; None while it is open."""
     engine_failure: str | None = None
     """Why the engine failed its last turn; None if it did not."""
+    limit_reached: StopReason | None = None
+    """The limit for which its last turn was refused."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn is stored, or the stored turns are read."""

@@ -32,6 +32,7 @@ def gateway_command(settings: ServeSettings, port: int, heartbeat: int) -> list[
         data_dir=settings.data_dir.resolve(),
         host=settings.host,
         port=port,
+        public_url=settings.gateway_public_url,
         token_file=None if settings.token_file is None else settings.token_file.resolve(),
         allowed_hosts=settings.allowed_hosts,
         scoring_hosts=settings.scoring_hosts,

@@ -71,7 +71,7 @@ async def test_what_the_engine_told_of_tokens_is_in_the_trajectory_and_counts_to
     named = RecordBytes.of(told)
     assert named.data is not None
     engine = FakeEngine(lambda request: reply)
-    async with gateway_on(tmp_path, engine, max_session_image_bytes=len(named.data)) as gateway:
+    async with gateway_on(tmp_path, engine, max_session_image_bytes=len(named.data) + 1) as gateway:
         job = start_session_job(gateway.buffer, sampling_params=ASKED)
         opened = await gateway.open(job)
         answers = [await gateway.chat(opened, [{"role": "user", "content": str(turn)}]) for turn in range(3)]
@@ -243,6 +243,27 @@ async def test_rewards_of_turns_come_with_the_close_and_are_held_to_the_turns(ga
     assert closed.status == 200
     item = gateway.item(job, opened["session_id"])
     assert (item["turn_rewards"], item["token_rewards"]) == ([-0.25, 1.0], of_tokens)
+
+
+@pytest.mark.parametrize(("limit", "stop_reason"), [("max_turns", "max_turns"), ("max_tokens_total", "max_context")])
+async def test_a_session_at_a_limit_of_its_job_takes_no_turn_and_is_closed_as_cut_by_it(
+    gateway: GatewayUnderTest, limit: str, stop_reason: str
+) -> None:
+    limits: dict[str, Any] = {limit: 1}
+    opened = await gateway.open(start_session_job(gateway.buffer, n=1, **limits))
+    assert (await gateway.chat(opened, [USER])).status == 200
+    refused = await gateway.chat(opened, [USER])
+    assert (refused.status, "1 is the limit: close it" in refused.body["error"]["message"]) == (410, True)
+    assert (await gateway.close(opened, reward=1)).body["turns"] == 1
+    with gateway.buffer.store.read() as connection:
+        stored = connection.execute("SELECT outcome, stop_reason FROM trajectories").fetchall()
+    assert [tuple(row) for row in stored] == [("truncated", stop_reason)]
+
+
+async def test_a_job_with_a_wrong_limit_takes_no_sessions(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, max_turns="many")
+    refused = await gateway.call("POST", "/sessions", {"job_id": job.job_id})
+    assert (refused.status, "max_turns must be a whole number" in refused.body["error"]["message"]) == (409, True)
 
 
 async def test_a_turn_under_way_ends_with_its_session_and_is_not_recorded(tmp_path: Path) -> None:
@@ -430,11 +451,14 @@ async def test_an_answer_that_cannot_be_sent_is_not_recorded(tmp_path: Path) -> 
 async def test_with_a_token_only_its_holder_opens_and_only_a_key_talks(tmp_path: Path) -> None:
     token = "a-token-of-sixteen-characters"
     (tmp_path / "token").write_text(token)
-    async with gateway_on(tmp_path, talkative(), token_file=tmp_path / "token") as gateway:
+    async with gateway_on(
+        tmp_path, talkative(), token_file=tmp_path / "token", public_url="http://agents.lan/"
+    ) as gateway:
         job = start_session_job(gateway.buffer)
         body = {"job_id": job.job_id}
         assert (await gateway.call("POST", "/sessions", body)).status == 401
         first = (await gateway.call("POST", "/sessions", body, bearer=token)).body
+        assert first["openai_base_url"] == "http://agents.lan/v1"
         second = (await gateway.call("POST", "/sessions", body, bearer=token)).body
         by_id = f"/sessions/{first['session_id']}/v1/chat/completions"
         asked = {"messages": [USER]}
