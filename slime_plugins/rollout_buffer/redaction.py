@@ -23,18 +23,19 @@ _SECRET: Final = (
 )
 _SECRET_NAME: Final = re.compile(rf"{_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer|env|token)$", re.IGNORECASE)
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# In a text: "api_key": "…" as in JSON and Python, api_key=… as in URLs and shells, and headers.
+# In a text: "api_key": "…" as in JSON and Python, api_key=… as in URLs and shells, headers, keys of gateway sessions.
 _NAMED: Final = re.compile(
     rf"((?:{_SECRET})[\"']\s?:\s?[\"'])[^\"']+"
     rf"|((?:{_SECRET})=)[^\s&\"',;]+"
-    r"|(authorization:\s?(?:bearer |basic )?)[^\s\"',]+",
+    r"|(authorization:\s?(?:bearer |basic )?)[^\s\"',]+"
+    r"|(sk-rollout-)[^\s\"'/*]+",
     re.IGNORECASE,
 )
 
 
 def redacted(text: str) -> str:
     """Returns a text with ``***`` in place of credentials in URLs and of values under a secret's name."""
-    text = _NAMED.sub(lambda found: f"{found[1] or found[2] or found[3]}{MASK}", text)
+    text = _NAMED.sub(lambda found: f"{found[found.lastindex or 0]}{MASK}", text)
     return _UP_TO_LAST_AT.sub(lambda part: _CREDENTIALS.sub(f"{MASK}@", part[0]), text) if "@" in text else text
 
 

@@ -40,6 +40,7 @@ SECRET = "s3cret-of-the-engine"
         ("mail a@b about http://host:30000/path", "mail a@b about http://host:30000/path"),
         ("http://host/path about a@b", "http://host/path about a@b"),
         ("no address: user:pw@host", "no address: user:pw@host"),
+        (f"POST /sessions/sk-rollout-{SECRET}/v1/messages failed", "POST /sessions/sk-rollout-***/v1/messages failed"),
     ],
 )
 def test_credentials_are_taken_out_of_every_address(text: str, shown: str) -> None:
