@@ -53,7 +53,7 @@ from slime.rollout.agent_rollout_settings import (
 )
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.client import DEFAULT_TIMEOUT_S, AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
 from slime_plugins.rollout_buffer.install_hints import advice_on_two_slimes
 from slime_plugins.rollout_buffer.trainer.consumed import (
@@ -74,6 +74,7 @@ from slime_plugins.rollout_buffer.trainer.job_feed import (
 )
 from slime_plugins.rollout_buffer.trainer.mask_selection import check_masks
 from slime_plugins.rollout_buffer.trainer.metrics import job_metrics, no_filter_metrics
+from slime_plugins.rollout_buffer.trainer.settings import DEFAULT_WAIT_S
 from slime_plugins.rollout_buffer.trainer.tracking import STEP, chosen_examples, example_of, tracker_for
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
@@ -96,7 +97,6 @@ Result = TypeVar("Result")
 LOGGING_TIMEOUT_S = 10.0
 """Time in which the buffer must send metrics and example screenshots for a finished batch."""
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
-MAX_WAIT_OF_ONE_POLL_S = 20.0
 MAX_REFILL_FACTOR = 4
 """At most this many times ``rollout_batch_size`` groups are fetched for one batch; then dummies stay in it."""
 TASKS_WITH_SCREENSHOTS = frozenset({"android_world", "miniwob"})
@@ -176,7 +176,7 @@ async def generate_agent_rollout(
 async def get_rollout_data(
     api_base_url: str,
     num: int | None = None,
-    timeout: float = 100.0,  # noqa: ASYNC109 - part of the documented signature
+    timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109 - part of the documented signature
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns ready items, at most ``num`` in whole groups, and the ``meta_info`` of the delivery.
 
@@ -193,7 +193,7 @@ async def get_rollout_data(
         asyncio.TimeoutError: no group was ready within ``timeout`` seconds; the message has the buffer's last reply.
         RequestError: the buffer refuses the request, for instance because several jobs are open.
     """
-    poll_s = min(MAX_WAIT_OF_ONE_POLL_S, 0.8 * timeout)  # so that the first reply arrives before the timeout
+    poll_s = min(DEFAULT_WAIT_S, 0.8 * timeout)  # so that the first reply arrives before the timeout
     job_id, last_message = _last_started.get(api_base_url.rstrip("/")), "the buffer has not answered"
     try:
         async with (

@@ -53,11 +53,11 @@ from typing import Any
 
 from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.client import DEFAULT_TIMEOUT_S
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.settings import (
     DEFAULT_LEASE_S,
-    DEFAULT_TIMEOUT_S,
     DEFAULT_WAIT_S,
     FeedSettings,
     ImageSettings,

@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 __all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport"]
 
 Result = TypeVar("Result")
+DEFAULT_TIMEOUT_S = 100.0
 MAX_WRITE_BYTES = 16 * 1024 * 1024
 """Limit of a write with several items: half of what the server parses at once. A larger item is sent alone."""
 
@@ -208,7 +209,7 @@ class AsyncRolloutBufferClient:
         base_url: str,
         *,
         token: str | None = None,
-        timeout_s: float = 100.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: Transport | None = None,
     ) -> None:
         """``base_url`` is like ``http://127.0.0.1:8889``. ``timeout_s`` limits one call, in addition to a poll's
@@ -472,7 +473,7 @@ def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
 class RolloutBufferClient:
     """The methods of ``AsyncRolloutBufferClient`` as blocking calls. Safe to use from several threads."""
 
-    def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = 100.0) -> None:
+    def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """``base_url`` and ``timeout_s`` are those of ``AsyncRolloutBufferClient``."""
         self._client = AsyncRolloutBufferClient(
             base_url, timeout_s=timeout_s, transport=_BlockingTransport(base_url.rstrip("/"), _headers(token))

@@ -38,6 +38,11 @@ __all__ = [
     "WriteStatus",
 ]
 
+DEFAULT_TEMPERATURE = 1.0
+"""Sampling temperature of a job that names none."""
+MAX_EXACT_INTEGER = 2**53
+"""The largest integer that every JSON reader represents exactly."""
+
 Message = dict[str, Any]
 """One OpenAI message. An image in it is ``{"type": "image_url", "image_url": {"url": "sha256:<hex>"}}``."""
 
@@ -190,7 +195,7 @@ class SamplingParams:
     """
 
     max_new_tokens: int
-    temperature: float = 1.0
+    temperature: float = DEFAULT_TEMPERATURE
     top_p: float = 1.0
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -38,7 +38,7 @@ from slime_plugins.rollout_buffer.devices.health_policy import (
 from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
 from slime_plugins.rollout_buffer.devices.lease_table import Lease, LeaseTable
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.devices.settings import DEFAULT_LEASE_TIMEOUT_S, DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class DeviceManager:
         self._clock = clock
         self._settings: DevicePoolSettings | None = None
         # Ids start at the wall clock, so that they also grow across restarts of the manager.
-        self._table = LeaseTable(lease_timeout_s=60.0, first_lease_id=time.time_ns())
+        self._table = LeaseTable(lease_timeout_s=DEFAULT_LEASE_TIMEOUT_S, first_lease_id=time.time_ns())
         self._devices: dict[str, _ManagedDevice] = {}
         self._waiters: dict[Claimant, _Waiter] = {}
         self._line = FairShare()

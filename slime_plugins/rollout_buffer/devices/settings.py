@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection, no_truth_value
 
+DEFAULT_LEASE_TIMEOUT_S = 60.0
+
 
 class PoolKind(StrEnum):
     """Where the devices of a pool run."""
@@ -59,7 +61,7 @@ class PoolSettings(SettingsSection):
     reset_timeout_s: float = Field(default=300, gt=0)
     step_timeout_s: float = Field(default=120, gt=0)
     score_timeout_s: float = Field(default=120, gt=0)
-    lease_timeout_s: float = Field(default=60, gt=0)
+    lease_timeout_s: float = Field(default=DEFAULT_LEASE_TIMEOUT_S, gt=0)
     max_consecutive_faults: int = Field(default=3, ge=1)
     quarantine_s: float = Field(default=60, gt=0)
     recycle_after_episodes: int | None = Field(default=None, ge=1)

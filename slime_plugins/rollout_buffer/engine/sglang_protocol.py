@@ -24,13 +24,11 @@ from slime_plugins.rollout_buffer.engine.token_records import (
 )
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.rules.token_validity import checked_log_prob
-from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Image, SamplingParams, WeightVersionSpan
 
 FINISH_REASONS: Final = ("stop", "length", "abort")
 PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses after which the same request may succeed later."""
-MAX_COUNT: Final = 2**53
-"""Larger token counts in a reply are ignored."""
 
 
 class ForeignReplyError(Exception):
@@ -311,9 +309,9 @@ def _reported_spans(reported: Any) -> list[WeightVersionSpan]:
 
 
 def _optional_int(meta: Mapping[str, Any], key: str) -> int | None:
-    """Returns a count; None if it is missing or invalid."""
+    """Returns a count; None if it is missing, invalid, or above ``MAX_EXACT_INTEGER``."""
     value = meta.get(key)
-    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+    return value if type(value) is int and 0 <= value <= MAX_EXACT_INTEGER else None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -55,7 +55,7 @@ REWARD_RANGE = (0.0, 1.0)
 
 TOKEN_VARIABLE: Final = "ROLLOUT_SERVER_TOKEN"
 TRIES: Final = 5
-MAX_PAUSE_S: Final = 15.0
+MAX_RETRY_PAUSE_S: Final = 15.0
 
 
 class RemoteRolloutGenerator:
@@ -197,7 +197,7 @@ class RemoteRolloutGenerator:
     async def _call_until_answered(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         problem = ""
         for tried in range(TRIES):
-            await asyncio.sleep(backoff_s(tried, first_s=1.0, longest_s=MAX_PAUSE_S))
+            await asyncio.sleep(backoff_s(tried, first_s=1.0, longest_s=MAX_RETRY_PAUSE_S))
             try:
                 return await self._exchange(method, path, body)
             except (aiohttp.ClientError, OSError, _BusyError) as error:

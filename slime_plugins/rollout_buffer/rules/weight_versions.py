@@ -1,9 +1,9 @@
 """Pure: parsing and ordering of the weight versions that sampled a trajectory.
 
 The trainer counts weight versions from 1, and the engine reports them as text; before the first update it reports
-``default``, which is version 0. A text that is no number, or a number above ``MAX_VERSION``, is not a version. Versions
-are ordered within one run of the trainer: a trainer that resumes counts from 0 again, while results of the earlier run
-may still arrive.
+``default``, which is version 0. A text that is no number, or a number above ``MAX_EXACT_INTEGER``, is not a version.
+Versions are ordered within one run of the trainer: a trainer that resumes counts from 0 again, while results of the
+earlier run may still arrive.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from slime_plugins.rollout_buffer.types import Generation
+from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Generation
 
-MAX_VERSION = 2**53
-"""The largest integer that every JSON reader represents exactly."""
 MAX_STEP = 1000
 """A version further ahead of the newest known one is an outlier: a timestamp, or another counter."""
 MAX_FIRST_VERSION = 1_000_000
@@ -31,10 +29,10 @@ def version_number(text: str | None) -> int | None:
     """Parses a weight version; None if the text is none. All versions are parsed here."""
     if text == "default":
         return 0
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_VERSION)):
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_EXACT_INTEGER)):
         return None
     number = int(text)
-    return number if number <= MAX_VERSION else None
+    return number if number <= MAX_EXACT_INTEGER else None
 
 
 def versions_of(generations: Iterable[Generation]) -> VersionRange | None:

@@ -42,8 +42,8 @@ from slime_plugins.rollout_buffer.storage.tables.reward_rows import Score, Unsco
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.5
-MAX_PAUSE_S = 30.0
+FIRST_SCORING_PAUSE_S = 0.5
+MAX_SCORING_PAUSE_S = 30.0
 AHEAD = 4
 """Number of trajectories that are read at a time for each running judge."""
 
@@ -194,7 +194,7 @@ def _asked(
             failures += 1
             if failures > settings.retries:
                 raise
-        pause(backoff_s(failures, first_s=FIRST_PAUSE_S, longest_s=MAX_PAUSE_S, jitter=random.random()))
+        pause(backoff_s(failures, first_s=FIRST_SCORING_PAUSE_S, longest_s=MAX_SCORING_PAUSE_S, jitter=random.random()))
 
 
 def _answer(judge: Judge, trajectory: dict[str, Any], timeout_s: float) -> Any:

@@ -23,8 +23,8 @@ from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
 LOCK_TIMEOUT_S = 8.0
 """Time that a writer waits for the lock. Transactions are much shorter."""
-MIN_PAUSE_S = 0.0005
-MAX_PAUSE_S = 0.004
+MIN_LOCK_PAUSE_S = 0.0005
+MAX_LOCK_PAUSE_S = 0.004
 """Pause between two attempts; it doubles each time."""
 _RECORD_BYTES = 64
 _WAITS_FOR_DISK = "D"
@@ -97,12 +97,12 @@ class WriteLock:
             self._file = -1
 
     def _acquire(self, deadline: float) -> None:
-        pause_s = MIN_PAUSE_S
+        pause_s = MIN_LOCK_PAUSE_S
         while not self._try_lock():
             if time.monotonic() > deadline:
                 raise self._busy()
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_LOCK_PAUSE_S)
         self._note(f"{self._me} {time.monotonic():.3f}")
 
     def _try_lock(self) -> bool:

@@ -160,7 +160,7 @@ class ChildProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
-                preexec_fn=functools.partial(_die_with_parent, os.getpid()),
+                preexec_fn=functools.partial(die_with_parent, os.getpid()),
             )
         self.identity = ProcessIdentity.of(name, self._process.pid)
         logger.info("%s started, process %d, log %s", name, self._process.pid, log_file)
@@ -244,8 +244,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
         logger.debug("process %d was gone already", pid)
 
 
-def _die_with_parent(parent: int) -> None:
-    """Runs in the child between fork and exec: asks the kernel for SIGTERM at the parent's death."""
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel for SIGTERM at the parent's death. May run between fork and exec."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)  # the parent died before the call

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import shutil
@@ -31,11 +32,10 @@ from types import FrameType
 
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
-from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
+from slime_plugins.rollout_buffer.supervisor.child_processes import die_with_parent, free_port
 
 logger = logging.getLogger(__name__)
 
-_SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 _START_TIMEOUT_S = 120.0
 _STARTS = 3
@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cluster until SIGTERM or SIGINT; returns 0, or 1 if Ray does not start."""
     options = _parse(arguments)
     set_up_logging()
-    _die_with(os.getppid())
+    parent = os.getppid()
+    _adopt_orphans()
+    die_with_parent(parent)
     temp_dir = Path(tempfile.mkdtemp(prefix="rb-ray-", dir=options.temp_root))
     try:
         signal.signal(signal.SIGTERM, _handle_stop_signal)
@@ -130,7 +132,7 @@ def _start_head(num_cpus: int, temp_dir: Path, address: str) -> subprocess.Popen
             stderr=subprocess.STDOUT,
             env=os.environ | {"RAY_AUTH_MODE": "token"},
             start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid()),
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )
 
 
@@ -164,28 +166,10 @@ def _handle_stop_signal(_signal: int, _frame: FrameType | None) -> None:
     raise _StopAskedError
 
 
-def _die_with(parent: int) -> None:
-    """Asks the kernel for SIGTERM at the parent's death, and to adopt orphaned descendants."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
-    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != parent:  # the parent died before the call
-        raise SystemExit("the parent process is gone")
-
-
-def _die_with_parent(me: int) -> Callable[[], None]:
-    """Returns the head's preexec function: SIGTERM if this program dies."""
-
-    def before_exec() -> None:
-        _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != me:
-            os._exit(1)
-
-    return before_exec
-
-
-def _prctl(option: int, value: int) -> None:
+def _adopt_orphans() -> None:
+    """Asks the kernel to make orphaned descendants children of this process."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
+    if libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
 
 

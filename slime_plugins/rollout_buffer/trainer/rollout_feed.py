@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.client import DEFAULT_TIMEOUT_S, AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutBatch, RolloutGroup
 from slime_plugins.rollout_buffer.trainer.consumed import JobProgress
@@ -31,7 +31,6 @@ from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.metrics import batch_metrics, facts_of, no_filter_metrics
 from slime_plugins.rollout_buffer.trainer.settings import (
     DEFAULT_LEASE_S,
-    DEFAULT_TIMEOUT_S,
     DEFAULT_WAIT_S,
     FeedSettings,
     ImageSettings,

@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_plugins.rollout_buffer.client import DEFAULT_TIMEOUT_S
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 
 DEFAULT_WAIT_S = 20.0
 DEFAULT_LEASE_S = 600.0
-DEFAULT_TIMEOUT_S = 100.0
 """Defaults of ``FeedSettings``, of ``RolloutFeed`` and of slime's arguments, in seconds."""
 
 

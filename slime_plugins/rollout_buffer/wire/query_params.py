@@ -175,5 +175,5 @@ class DeliveryQuery(Body):
 
     images: Literal["inline", "hash"] = "inline"
     """As in the poll that got it: screenshots as data URIs, or by hash."""
-    reward_version: Annotated[Count, Field(ge=0, le=2**53)] = 0
+    reward_version: Annotated[Count, Field(ge=0)] = 0
     """Which rewards its trajectories get: 0, what was played, or a version that `rollout-buffer rescore` gave."""

@@ -23,11 +23,11 @@ from pydantic import (
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.serve_settings import validation_messages
+from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER
 from slime_plugins.rollout_buffer.wire.checks import checked_identifier
 
 MAX_NESTING = 100
 """Levels of the settings and options of a job; what can be stored must be possible to show."""
-MAX_INTEGER = 2**53
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
 
@@ -39,7 +39,7 @@ def _no_bool(value: Any) -> Any:
 
 
 def _holdable(value: int) -> int:
-    if abs(value) > MAX_INTEGER:
+    if abs(value) > MAX_EXACT_INTEGER:
         raise ValueError("must be an integer that JSON readers hold exactly, up to 2^53")
     return value
 

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.job_settings import DEFAULTS
 from slime_plugins.rollout_buffer.rules.unknown_keys import MAX_KEYS, misspelt_key_messages, nearest_key
-from slime_plugins.rollout_buffer.types import SamplingParams
+from slime_plugins.rollout_buffer.types import DEFAULT_TEMPERATURE, SamplingParams
 from slime_plugins.rollout_buffer.wire.request_fields import (
     MAX_COUNT,
     MAX_NESTING,
@@ -137,7 +137,7 @@ class SamplingPayload(BaseModel):
     """Cap of one generation, in tokens, by the name slime uses."""
     max_new_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
     """The same by the name SGLang uses; it comes first."""
-    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
+    temperature: Annotated[Number, Field(ge=0, le=100)] = DEFAULT_TEMPERATURE
     """Sampling temperature."""
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling: the probability mass that is sampled from."""

@@ -51,9 +51,9 @@ class TrainerReport(Body):
 
     rows: Annotated[list[ReportedRow], Field(min_length=1, max_length=MAX_ROWS)]
     """The rows; a repeated row replaces the earlier report."""
-    step: Annotated[Count, Field(ge=0, le=2**53)] | None = None
+    step: Annotated[Count, Field(ge=0)] | None = None
     """The trainer's number of the rollout or step."""
-    weight_version: Annotated[Count, Field(ge=0, le=2**53)] | None = None
+    weight_version: Annotated[Count, Field(ge=0)] | None = None
     """Version of the weights that computed the log-probs. Default: the job's newest version."""
 
 

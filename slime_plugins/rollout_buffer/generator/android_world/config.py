@@ -111,6 +111,11 @@ class AndroidWorldSettings(GuiAgentSettings):
     def _kind_accepts_them(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         return read_options(info.data["device"], options) if "device" in info.data else options
 
+    @property
+    def android_timeout_s(self) -> float:
+        """Time limit of Android's start. It ends before ``boot_timeout_s``, whose rest is for connecting."""
+        return 0.8 * self.boot_timeout_s
+
     def for_devices(self) -> DevicePoolSettings:
         """Returns the settings of the pool and of its devices, without those of jobs."""
         farm = self.model_dump(include=set(PoolSettings.model_fields))

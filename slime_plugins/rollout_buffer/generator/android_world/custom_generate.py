@@ -55,6 +55,7 @@ from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 from slime_plugins.rollout_buffer.types import (
+    DEFAULT_TEMPERATURE,
     EpisodeRequest,
     Instance,
     Outcome,
@@ -315,7 +316,7 @@ def _episode_request(args: Any, sample: Sample, sampling_params: Mapping[str, An
 def _sampling(params: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(
         max_new_tokens=int(params["max_new_tokens"]),
-        temperature=float(params.get("temperature", 1.0)),
+        temperature=float(params.get("temperature", DEFAULT_TEMPERATURE)),
         top_p=float(params.get("top_p", 1.0)),
         extra={key: value for key, value in params.items() if key not in SET_BY_THE_CLIENT and value is not None},
     )

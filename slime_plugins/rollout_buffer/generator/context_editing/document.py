@@ -22,7 +22,7 @@ _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts without spaces 
 _WORD = re.compile(rf"[{_UNSPACED}]{{1,2}}|[^\s{_UNSPACED}]{{1,40}}")
 _TERM = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _BLOCK_CHARACTERS = 16_000
-_SHELF_CHARACTERS = 64_000_000
+_MAX_CACHED_CHARACTERS = 64_000_000
 _INDICES_PER_DOCUMENT = 4
 
 
@@ -110,7 +110,7 @@ class Document:
 class DocumentCache:
     """The most recently used documents, up to ``max_characters`` together."""
 
-    def __init__(self, max_characters: int = _SHELF_CHARACTERS) -> None:
+    def __init__(self, max_characters: int = _MAX_CACHED_CHARACTERS) -> None:
         self._max_characters = max_characters
         self._documents: OrderedDict[str, Document] = OrderedDict()
 

@@ -28,7 +28,7 @@ class ContextEditingGenerator:
 
     def __init__(self, read_calls: CallReader = read_calls) -> None:
         self._read_calls = read_calls
-        self._shelf = DocumentCache()
+        self._documents = DocumentCache()
         self._setup: EpisodeSetup | None = None
 
     async def start(self, context: GeneratorContext) -> None:
@@ -69,12 +69,12 @@ class ContextEditingGenerator:
             request=episode,
             task=task,
             prompt=self._prompt(task.prompt, self._setup),
-            document=self._shelf.document(task.document),
+            document=self._documents.document(task.document),
             setup=self._setup,
         ).play()
 
     async def close(self) -> None:
-        self._shelf = DocumentCache()
+        self._documents = DocumentCache()
 
     def _prompt(self, prompt: Sequence[Message], setup: EpisodeSetup) -> list[Message]:
         settings = setup.settings

@@ -30,8 +30,8 @@ OFFERED = tuple(tool for tool in TOOLS if tool.name not in (ToolName.DELETE_CONT
 _PLACES = ("extra_info", "tool_kwargs", "metadata")
 _CAPS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 _KEPT_FOR_A_TURN = 1024
-_MAX_SHELVES = 4
-_SHELF_CHARACTERS = 16_000_000
+_MAX_CACHES = 4
+_MAX_CHARACTERS_OF_A_CACHE = 16_000_000
 _CHARACTERS_PER_TOKEN = 4  # used before the first turn reports the token count
 
 
@@ -93,7 +93,7 @@ class DocumentToolProvider:
     def __init__(self) -> None:
         require_search_library()
         self._schemas = tuple(schemas(OFFERED))
-        self._shelves: OrderedDict[tuple[str | None, str | None], DocumentCache] = OrderedDict()
+        self._caches: OrderedDict[tuple[str | None, str | None], DocumentCache] = OrderedDict()
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
@@ -105,16 +105,16 @@ class DocumentToolProvider:
         Raises:
             InvalidPayloadError: the request has no document.
         """
-        return DocumentToolSession(self._shelf(request).document(_document_of(request)), request)
+        return DocumentToolSession(self._cache_for(request).document(_document_of(request)), request)
 
-    def _shelf(self, request: RolloutBody) -> DocumentCache:
+    def _cache_for(self, request: RolloutBody) -> DocumentCache:
         """Returns the cache of the request's tokenizer: a document's token count depends on it."""
         key = (request.tokenizer_name, request.tokenizer_revision)
-        shelf = self._shelves.pop(key, None) or DocumentCache(_SHELF_CHARACTERS)
-        self._shelves[key] = shelf
-        if len(self._shelves) > _MAX_SHELVES:
-            self._shelves.popitem(last=False)
-        return shelf
+        cache = self._caches.pop(key, None) or DocumentCache(_MAX_CHARACTERS_OF_A_CACHE)
+        self._caches[key] = cache
+        if len(self._caches) > _MAX_CACHES:
+            self._caches.popitem(last=False)
+        return cache
 
 
 def _document_of(request: RolloutBody) -> str:

@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 _NAME_KEY = "rollout_buffer_device"
 """The global setting on the device that holds its name in the inventory: found by it after its serial has changed."""
-_SHARE_OF_ANDROID = 0.8
 _RECONNECT_S = 20.0
 _OFFLINE_S = 10.0
 _RESTORE_S = 240.0
@@ -57,7 +56,7 @@ class AttachedHost:
         others = (entry for name, entry in inventory.items() if name != self.name)
         self._of_others = {entry.listed_as for entry in others if entry.adb_server == self._entry.adb_server}
         self._index = index
-        self._start_s = settings.boot_timeout_s * _SHARE_OF_ANDROID
+        self._start_s = settings.android_timeout_s
         self._adb_path = str(Path(settings.adb_path).expanduser())
         self._server = AdbServer(self._adb_path, self._entry.adb_server)
         self._serial = self._entry.listed_as

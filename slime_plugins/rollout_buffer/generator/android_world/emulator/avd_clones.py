@@ -6,16 +6,14 @@ the number of concurrent copies on a host is limited, because disks become slow.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
@@ -24,6 +22,7 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import point_into_clone
+from slime_plugins.rollout_buffer.generator.android_world.emulator.watchdog import dies_with
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ _TEXT_FILES = ("config.ini", "hardware-qemu.ini")
 _MIN_COPY_S = 60.0
 _CLOCK_TOLERANCE_S = 60.0
 _TURN_POLL_S = 0.2
-_SET_PARENT_DEATH_SIGNAL = 1
 _CLONE_RANGE = 0x40049409  # FICLONE
 
 
@@ -217,7 +215,7 @@ def _copy_file(source: Path, target: Path, deadline: float) -> None:
     left_s = max(deadline - time.monotonic(), 0.0)
     try:
         subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=left_s, preexec_fn=_dies_with(os.getpid())
+            command, check=True, capture_output=True, text=True, timeout=left_s, preexec_fn=dies_with(os.getpid())
         )
         part.replace(target)
     except subprocess.TimeoutExpired as error:
@@ -227,19 +225,6 @@ def _copy_file(source: Path, target: Path, deadline: float) -> None:
     except (OSError, subprocess.CalledProcessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip()
         raise DeviceError(f"{source.parent} could not be cloned: {said}") from error
-
-
-def _dies_with(parent: int) -> Callable[[], None]:
-    """Returns a function that ``cp`` runs before it starts: the kernel kills it with its worker, so that it cannot
-    write into the next worker's copy."""
-    libc = ctypes.CDLL(None)
-
-    def before_exec() -> None:
-        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec
 
 
 def _rename_within(target: Path, base: str, clone: str) -> None:

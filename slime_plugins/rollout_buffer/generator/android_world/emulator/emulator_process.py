@@ -38,8 +38,6 @@ _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _POLL_S = 0.5
 _ADB_S = 15.0
 _SHUT_DOWN_S = 60.0
-_SHARE_OF_ANDROID = 0.8
-"""Share of ``boot_timeout_s``; the rest is for connecting, and ensures that this timeout fires first."""
 _SHARE_OFFLINE = 0.25
 """Share of the time for Android's boot after which an emulator that is offline all the time has failed."""
 _WATCHDOG_S = 30.0
@@ -183,7 +181,7 @@ class EmulatorProcess:
 
     def _boot(self) -> AndroidEndpoint:
         settings = self._settings
-        timeout_s = settings.boot_timeout_s * _SHARE_OF_ANDROID
+        timeout_s = settings.android_timeout_s
         deadline = time.monotonic() + timeout_s
         ports = self.ports = hold_ports(
             settings.base_console_port + 2 * self._index,

@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
     records.drop_ended()
     records.add("watchdog", os.getpid())
     child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_dies_with(os.getpid())
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=dies_with(os.getpid())
     )
     try:
         records.add("emulator", child.pid)
@@ -142,13 +142,13 @@ def _listening_inodes(port: int) -> list[str]:
     return found
 
 
-def _dies_with(watchdog: int) -> Callable[[], None]:
-    """Returns a function that the emulator runs before it starts: the kernel kills it if the watchdog is killed."""
+def dies_with(parent: int) -> Callable[[], None]:
+    """Returns a function that a child runs before it starts: the kernel kills the child if its parent is killed."""
     libc = ctypes.CDLL(None)
 
     def before_exec() -> None:
         libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != watchdog:  # the watchdog was killed before this call
+        if os.getppid() != parent:  # the parent was killed before this call
             os._exit(1)
 
     return before_exec
