@@ -96,8 +96,9 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, MetaInfo, ShortGroup, WriteResult
+from slime_plugins.rollout_buffer.wire.job_settings import JobSettings
 from slime_plugins.rollout_buffer.wire.poll_requests import MAX_WAIT_S, PollPayload
-from slime_plugins.rollout_buffer.wire.start_request import JobSettings, StartPayload
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from slime_plugins.rollout_buffer.wire.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.wire.trajectory_replies import TrainerRowsKept
 

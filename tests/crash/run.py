@@ -34,7 +34,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
-from slime_plugins.rollout_buffer.wire.start_request import MAX_ATTEMPTS
+from slime_plugins.rollout_buffer.wire.job_settings import MAX_ATTEMPTS
 from tests.crash import checkpoint_trainer, writer
 from tests.crash.accounting import CHECKS, SHOWN, StoreView
 from tests.crash.disk import SmallDisk

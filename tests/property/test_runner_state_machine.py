@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
-from slime_plugins.rollout_buffer.wire import start_request
+from slime_plugins.rollout_buffer.wire import job_settings
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.example_counts import examples
@@ -241,7 +241,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
             for slot in range(GROUP_SIZE)
             if self.states[name] == "open" and (name, slot) not in self.filled
         ]
-        self.max_attempts = min(max(spent, default=0) + MAX_ATTEMPTS, start_request.MAX_ATTEMPTS)
+        self.max_attempts = min(max(spent, default=0) + MAX_ATTEMPTS, job_settings.MAX_ATTEMPTS)
         assert self.buffer.job("j").settings.max_attempts == self.max_attempts
 
     @rule()

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.gateway.messages import digest
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Image
-from slime_plugins.rollout_buffer.wire.start_request import JobSettings
+from slime_plugins.rollout_buffer.wire.job_settings import JobSettings
 
 PIN_OPTION = "pin_sampling_params"
 TEMPLATE_OPTION = "chat_template_kwargs"

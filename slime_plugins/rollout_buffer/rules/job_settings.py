@@ -1,6 +1,6 @@
 """Pure: the typed settings of a stored job that rules on states and groups use, with their defaults.
 
-``wire.start_request.JobSettings`` has the limits and meaning of each and validates a request; these are read from the
+``wire.job_settings.JobSettings`` has the limits and meaning of each and validates a request; these are read from the
 job's row. A job stored before a setting existed has its default.
 """
 

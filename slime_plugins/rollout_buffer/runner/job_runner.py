@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.state.group_opening import planned_instances
 from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency, store_report
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import Instance
-from slime_plugins.rollout_buffer.wire.start_request import AUTO, JobSettings
+from slime_plugins.rollout_buffer.wire.job_settings import AUTO, JobSettings
 
 MIN_STEP = 4
 """The smallest increase of ``num_process: auto``."""

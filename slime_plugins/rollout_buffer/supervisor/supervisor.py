@@ -41,7 +41,7 @@ from slime_plugins.rollout_buffer.supervisor.restart_policies import (
     server_policy,
 )
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
-from slime_plugins.rollout_buffer.wire.start_request import EXTERNAL_TASK_TYPE
+from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE
 
 TICK_S = 0.1
 CLOCK_INTERVAL_S = 0.5

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.wire import (
     job_replies,
     poll_requests,
     query_params,
+    job_settings,
     start_request,
     trajectory_replies,
 )
@@ -55,7 +56,7 @@ def test_every_payload_record_is_described() -> None:
         for kind in vars(module).values()
         if inspect.isclass(kind) and issubclass(kind, BaseModel) and kind.__module__ == module.__name__
     }
-    parts = {base for kind in used for base in kind.__mro__} | {start_request.SamplingPayload}
+    parts = {base for kind in used for base in kind.__mro__} | {job_settings.SamplingPayload}
     assert records - parts == set()
 
 
@@ -65,7 +66,7 @@ def test_every_field_is_described_with_its_meaning() -> None:
         start_request.StartPayload,
         poll_requests.PollPayload,
         poll_requests.AckPayload,
-        start_request.SamplingPayload,
+        job_settings.SamplingPayload,
     ):
         properties = schemas[model.__name__]["properties"]
         assert set(properties) == set(model.model_fields)

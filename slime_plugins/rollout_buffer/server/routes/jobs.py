@@ -38,11 +38,12 @@ from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.wire.control_requests import DrainPayload
 from slime_plugins.rollout_buffer.wire.group_replies import FailedAttemptPage
 from slime_plugins.rollout_buffer.wire.job_replies import Job, JobDetails, Jobs
+from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.wire.query_params import (
     AttemptPageQuery,
 )
 from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import EXTERNAL_TASK_TYPE, MAX_GROUPS, StartPayload
+from slime_plugins.rollout_buffer.wire.start_request import MAX_GROUPS, StartPayload
 
 KEY_DESCRIPTIONS = {
     "tokenizer_path": "the folder of the trainer's tokenizer, on the buffer host",
