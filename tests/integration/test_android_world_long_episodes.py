@@ -19,12 +19,8 @@ from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import (
-    Engine,
-    EngineSettings,
-    GenerateReply,
-    GenerateRequest,
-)
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.sglang_protocol import generate_body
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE

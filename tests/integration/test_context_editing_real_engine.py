@@ -27,12 +27,8 @@ import pytest
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, rows_of
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.engine.base import (
-    Engine,
-    EngineSettings,
-    GenerateReply,
-    GenerateRequest,
-)
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext

@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.testing.engine_conformance import (
     EngineContract,

@@ -17,7 +17,8 @@ import aiohttp
 import pytest
 from PIL import Image as PillowImage
 
-from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.testing.engine_conformance import SglangServerContract, VisionContract
 from slime_plugins.rollout_buffer.types import Image, SamplingParams

@@ -29,9 +29,10 @@ import pytest
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, rows_of
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext

@@ -16,7 +16,8 @@ from aiohttp.test_utils import TestServer
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.cli.commands.skip_list import _start_payload
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateRequest
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.observability.logs import LogFormat, formatter

@@ -18,7 +18,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.testing.engine_conformance import SglangServerContract, until
 from slime_plugins.rollout_buffer.types import SamplingParams

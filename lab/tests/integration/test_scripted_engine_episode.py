@@ -23,7 +23,7 @@ from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRe
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import EngineSettings
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE

@@ -23,8 +23,9 @@ from typing import Any, ClassVar, Final
 import aiohttp
 
 from slime.utils.mask_token_records import ROUTED_EXPERTS, TokenRecords, joined_records
-from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     PASSING_STATUSES,
     ForeignReplyError,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import (
     HttpAnswer,
     HttpEngine,
@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.engine.openai_protocol import (
     read_reply,
     requires_max_completion_tokens,
 )
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart
 
 ENVELOPE_TOKENIZER_PATH: Final = DEMO_TOKENIZER_PATH

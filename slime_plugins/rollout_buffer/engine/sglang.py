@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 
 from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS
-from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
 from slime_plugins.rollout_buffer.engine.prompt_check import (
     NOT_PROVEN,
@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.engine.prompt_check import (
     PromptChecker,
 )
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, ProbePrompt, PromptIntegrity, PromptProbe
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     PASSING_STATUSES,
     ForeignReplyError,

@@ -23,13 +23,9 @@ from typing import Any, ClassVar, Final
 
 import aiohttp
 
-from slime_plugins.rollout_buffer.engine.base import (
-    Engine,
-    EngineSettings,
-    GenerateReply,
-    GenerateRequest,
-)
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan

@@ -1,8 +1,8 @@
 """What goes over HTTP, each type as one class: items, requests, replies. OpenAPI describes these classes.
 
 * items: ``items`` (keys of an item), ``generations``, ``images``; ``checks`` has their base class
-* requests: ``start_request`` and its ``job_settings``, ``poll_requests`` (poll, ack), ``control_requests`` (drain, sign in),
-  ``trainer_reports``, ``query_params``; ``request_fields`` has their base class
+* requests: ``start_request`` and its ``job_settings``, ``poll_requests`` (poll, ack), ``control_requests`` (drain, sign
+  in), ``trainer_reports``, ``query_params``; ``request_fields`` has their base class
 * replies: ``delivery_replies``, ``job_replies``, ``group_replies``, ``trajectory_replies``, as the server builds them;
   ``trainer_replies`` as the client reads them
 * ``inline_images``, ``item_bodies``: large bodies, screenshots cut out and items found before JSON is parsed

@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError

@@ -13,8 +13,9 @@ from aiohttp.test_utils import TestServer
 
 from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_check import NOT_PROVEN, RESUMED_ELSEWHERE, PromptChecker
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import Image, SamplingParams

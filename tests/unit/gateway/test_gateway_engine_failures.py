@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import unused_port
 
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 from tests.gateway_support import gateway_on, start_session_job

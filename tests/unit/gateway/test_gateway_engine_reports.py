@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
 from slime_plugins.rollout_buffer.engine import circuit_breaker, report_throttle
-from slime_plugins.rollout_buffer.engine.base import EngineSettings
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, SUPERVISOR

@@ -22,9 +22,9 @@ from slime_plugins.rollout_buffer.wire import (
     delivery_replies,
     group_replies,
     job_replies,
+    job_settings,
     poll_requests,
     query_params,
-    job_settings,
     start_request,
     trajectory_replies,
 )

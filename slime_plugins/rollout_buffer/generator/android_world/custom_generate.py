@@ -36,8 +36,9 @@ from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
-from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings
+from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.engine.factory import make_engine
+from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import (
     CONFIG_VARIABLE,
