@@ -1,6 +1,6 @@
 """Clients of inference engines: token ids and images in, sampled ids and log-probs out.
 
-* ``base`` – the ``Engine`` protocol, its request and reply; ``settings`` – limits of retries; ``factory`` – makes a client
+* ``base`` – the ``Engine`` protocol, its request and reply; ``settings`` – retries; ``factory`` – makes a client
 * ``http`` – retries, resuming and probing of all HTTP engines
 * ``sglang``, ``sglang_protocol`` – SGLang; ``openai``, ``openai_protocol`` – OpenAI-compatible servers
 * ``circuit_breaker`` – pauses a job whose engine fails; ``report_throttle`` – limits reports of an engine's state

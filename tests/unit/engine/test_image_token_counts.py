@@ -21,7 +21,10 @@ from slime_plugins.rollout_buffer.engine.image_token_counts import (
     image_tokens,
     resized_size,
 )
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget import ImageBudget, PromptMismatch
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_token_counter import (
+    ImageTokenCounter,
+    PromptMismatch,
+)
 from slime_plugins.rollout_buffer.types import Image
 
 QWEN3, QWEN2_5 = ImageFamily.QWEN3_VL, ImageFamily.QWEN2_5_VL
@@ -106,30 +109,30 @@ def test_a_size_is_read_from_pictures_alone() -> None:
 
 def test_a_budget_counts_to_the_token_and_agrees_with_an_engine_that_does() -> None:
     images = [png(540, 1200), png(270, 600)]
-    budget = ImageBudget(QWEN3, estimate=9)
+    counter = ImageTokenCounter(QWEN3, estimate=9)
 
-    budget.compare(images, 646 + 152)
+    counter.compare(images, 646 + 152)
 
-    assert (budget.tokens(images), budget.mismatch) == (798, None)
+    assert (counter.tokens(images), counter.mismatch) == (798, None)
 
 
 def test_an_engine_that_counts_otherwise_is_believed_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     images = [png(540, 1200)]
-    budget = ImageBudget(QWEN2_5, estimate=9)
+    counter = ImageTokenCounter(QWEN2_5, estimate=9)
     expected = image_tokens(540, 1200, QWEN2_5)
 
     with caplog.at_level(logging.WARNING):
-        budget.compare(images, 646)
-        budget.compare(images * 2, 2 * 646)
+        counter.compare(images, 646)
+        counter.compare(images * 2, 2 * 646)
 
-    assert budget.mismatch == PromptMismatch(expected=expected, reported=646)
-    assert budget.tokens(images) == 646
+    assert counter.mismatch == PromptMismatch(expected=expected, reported=646)
+    assert counter.tokens(images) == 646
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_without_a_known_size_an_estimate_serves_until_the_engine_counts() -> None:
     images = [Image(data=b"one"), Image(data=b"two")]
-    unknown_family, unreadable = ImageBudget(None, estimate=40), ImageBudget(QWEN3, estimate=40)
+    unknown_family, unreadable = ImageTokenCounter(None, estimate=40), ImageTokenCounter(QWEN3, estimate=40)
 
     assert (unknown_family.tokens(images), unreadable.tokens(images)) == (80, 80)
     unreadable.compare(images, 101)
@@ -138,7 +141,7 @@ def test_without_a_known_size_an_estimate_serves_until_the_engine_counts() -> No
 
 
 def test_an_engine_that_counts_nothing_changes_nothing() -> None:
-    budget = ImageBudget(QWEN3, estimate=40)
-    budget.compare([Image(data=b"one")], None)
-    budget.compare([], 999)
-    assert budget.tokens([Image(data=b"one")]) == 40
+    counter = ImageTokenCounter(QWEN3, estimate=40)
+    counter.compare([Image(data=b"one")], None)
+    counter.compare([], 999)
+    assert counter.tokens([Image(data=b"one")]) == 40

@@ -40,7 +40,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, View
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.conversation import Conversation
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.history_context import HistoryContext
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget import ImageBudget
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_token_counter import ImageTokenCounter
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.incremental_context import IncrementalContext
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, RolloutMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import (
@@ -122,12 +122,12 @@ class Episode:
         self._engine = engine
         self._settings = settings
         self._timer = timer
-        self._image_budget = ImageBudget(settings.image_family, estimate=settings.image_tokens)
+        self._image_tokens = ImageTokenCounter(settings.image_family, estimate=settings.image_tokens)
         self._conversation = Conversation(
             chat,
             create_context(settings, chat, view),
             max_context_len=settings.max_context_len,
-            image_budget=self._image_budget,
+            image_tokens=self._image_tokens,
         )
         self._task_runner = TaskRunner(
             task=task,
@@ -278,5 +278,5 @@ class Episode:
 
     def _prompt_mismatch(self) -> dict[str, Any]:
         """Returns the engine's and the size rule's count of image tokens, if they differ."""
-        mismatch = self._image_budget.mismatch
+        mismatch = self._image_tokens.mismatch
         return {} if mismatch is None else {"prompt_tokens_mismatch": asdict(mismatch)}

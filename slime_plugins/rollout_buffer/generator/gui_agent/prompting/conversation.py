@@ -1,7 +1,7 @@
 """The record of a running episode: messages, screenshots, generations, the present prompt, and the room left.
 
 Sampled ids are stored as ids. The context renders prompts. Images count with the engine's number of tokens
-(``image_budget.py``).
+(``image_token_counter.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, LastTurn, Prompt
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget import ImageBudget
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_token_counter import ImageTokenCounter
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import ParsedReply
 from slime_plugins.rollout_buffer.types import Generation, Image, Message
 
@@ -24,11 +24,13 @@ class Conversation:
     ``messages`` hold each observation and each reply once. The k-th generation is the k-th message of the assistant.
     """
 
-    def __init__(self, chat: ChatTokens, context: Context, *, max_context_len: int, image_budget: ImageBudget) -> None:
+    def __init__(
+        self, chat: ChatTokens, context: Context, *, max_context_len: int, image_tokens: ImageTokenCounter
+    ) -> None:
         self._chat = chat
         self._context = context
         self._max_context_len = max_context_len
-        self._image_budget = image_budget
+        self._image_tokens = image_tokens
         self._images: dict[str, Image] = {}
         self.prompt = Prompt(ids=(), images=())
         self.messages: list[Message] = []
@@ -62,7 +64,7 @@ class Conversation:
 
     def add_reply(self, reply: GenerateReply) -> str:
         """Records a reply and returns its text, up to the first image token if one was sampled."""
-        self._image_budget.compare(self.prompt.images, _tokens_of_images(self.prompt, reply))
+        self._image_tokens.compare(self.prompt.images, _tokens_of_images(self.prompt, reply))
         generation = reply.as_generation(
             self.prompt.ids,
             images=tuple(image.sha256 for image in self.prompt.images),
@@ -94,7 +96,7 @@ class Conversation:
         return next((index for index, token in enumerate(output_ids) if token in forbidden), len(output_ids))
 
     def _expanded_length(self, prompt: Prompt) -> int:
-        return len(prompt.ids) - len(prompt.images) + self._image_budget.tokens(prompt.images)
+        return len(prompt.ids) - len(prompt.images) + self._image_tokens.tokens(prompt.images)
 
 
 def _tokens_of_images(prompt: Prompt, reply: GenerateReply) -> int | None:

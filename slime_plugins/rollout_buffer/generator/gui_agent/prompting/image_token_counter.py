@@ -26,7 +26,7 @@ class PromptMismatch:
     reported: int
 
 
-class ImageBudget:
+class ImageTokenCounter:
     """Counts the tokens of one episode's images. ``mismatch`` is the first difference from the engine's count."""
 
     def __init__(self, family: ImageFamily | None, *, estimate: int) -> None:
