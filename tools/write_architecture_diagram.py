@@ -93,7 +93,7 @@ BOXES: Mapping[str, Box] = {
         title="gateway",
         subtitle="for other agents",
         x=652, y=148, width=180, height=142,
-        modules=(f"{BUFFER}/gateway/sessions.py", f"{BUFFER}/gateway/recording.py"),
+        modules=(f"{BUFFER}/gateway/sessions.py", f"{BUFFER}/recording/turns.py"),
     ),
     "store": Box(
         title="store",

@@ -20,10 +20,10 @@ from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.gateway.messages import digest, read_conversation, reply_digest
-from slime_plugins.rollout_buffer.gateway.prompts import build_prompt
-from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn, sampled_in
-from slime_plugins.rollout_buffer.gateway.turn_encoding import View, encode_turn, replay
+from slime_plugins.rollout_buffer.recording.messages import digest, read_conversation, reply_digest
+from slime_plugins.rollout_buffer.recording.prompts import build_prompt
+from slime_plugins.rollout_buffer.recording.turn_encoding import View, encode_turn, replay
+from slime_plugins.rollout_buffer.recording.turns import Recording, Turn, sampled_in
 from tests.example_counts import examples
 from tests.gateway_support import tokenizer
 

@@ -29,7 +29,6 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, read_chat_body
 from slime_plugins.rollout_buffer.gateway.dialects.dialect import Dialect, dialect_of
-from slime_plugins.rollout_buffer.gateway.messages import Conversation, read_conversation
 from slime_plugins.rollout_buffer.gateway.remote_rollout_adapter import RemoteRolloutAdapter
 from slime_plugins.rollout_buffer.gateway.replies import model_list, status_of
 from slime_plugins.rollout_buffer.gateway.scoring import Scorer
@@ -37,6 +36,7 @@ from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gat
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Session, SessionKeys
 from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer, check_page, has_bearer
+from slime_plugins.rollout_buffer.recording.messages import Conversation, read_conversation
 from slime_plugins.rollout_buffer.serve_settings import read_token
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images

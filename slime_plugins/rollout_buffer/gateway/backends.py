@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, resized_size, size_rule_of
 from slime_plugins.rollout_buffer.engine.report_throttle import ReportThrottle
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
-from slime_plugins.rollout_buffer.gateway.messages import digest
+from slime_plugins.rollout_buffer.recording.messages import digest
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Image

@@ -39,23 +39,23 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.gateway.backends import JobBackend, JobBackends
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, sampling_of
-from slime_plugins.rollout_buffer.gateway.messages import (
+from slime_plugins.rollout_buffer.gateway.parsed_reply import ParsedReply, cut_at_stop, first_stop, parse_reply
+from slime_plugins.rollout_buffer.gateway.replies import ChatReply
+from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
+from slime_plugins.rollout_buffer.gateway.sessions import Session
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
+from slime_plugins.rollout_buffer.gateway.turn_store import TurnStore, WrittenTurn
+from slime_plugins.rollout_buffer.recording.messages import (
     Conversation,
     digest,
     image_hashes_of,
     reply_digest,
     with_string_arguments,
 )
-from slime_plugins.rollout_buffer.gateway.parsed_reply import ParsedReply, cut_at_stop, first_stop, parse_reply
-from slime_plugins.rollout_buffer.gateway.prompts import Prompt, build_prompt
-from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn, sampled_in
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply
-from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
-from slime_plugins.rollout_buffer.gateway.sessions import Session
-from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
-from slime_plugins.rollout_buffer.gateway.turn_encoding import SessionTurns, View, encode_turn, replay
-from slime_plugins.rollout_buffer.gateway.turn_store import TurnStore, WrittenTurn
+from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
+from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
+from slime_plugins.rollout_buffer.recording.turns import Recording, Turn, sampled_in
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.types import (
     AttemptState,

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.errors import GoneError, PayloadTooLargeError, UnauthorizedError
-from slime_plugins.rollout_buffer.gateway.recording import Recording
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
-from slime_plugins.rollout_buffer.gateway.turn_encoding import SessionTurns, View
+from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View
+from slime_plugins.rollout_buffer.recording.turns import Recording
 from slime_plugins.rollout_buffer.types import Image, StopReason
 
 KEY_PREFIX = "sk-rollout-"

@@ -18,7 +18,7 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.errors import EngineError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.gateway.dialects.anthropic_messages import read_request
-from slime_plugins.rollout_buffer.gateway.messages import read_conversation, reply_digest
+from slime_plugins.rollout_buffer.recording.messages import read_conversation, reply_digest
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.example_counts import examples
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer

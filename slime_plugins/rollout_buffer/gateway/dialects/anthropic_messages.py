@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.gateway.messages import expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.gateway.replies import CHUNK_CHARACTERS, ChatReply, named_event, status_of
+from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.types import Image
 
 SAME_FIELDS = ("model", "stream", "max_tokens", "temperature", "top_p", "top_k")

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.gateway.messages import expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.gateway.replies import CHUNK_CHARACTERS, ChatReply, named_event
 from slime_plugins.rollout_buffer.gateway.replies import error_body as chat_error_body
+from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.types import Image, Message
 
 SAME_FIELDS = ("model", "stream", "temperature", "top_p", "top_logprobs")

@@ -14,8 +14,8 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
-from slime_plugins.rollout_buffer.gateway.messages import Conversation, image_hashes_of
-from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn
+from slime_plugins.rollout_buffer.recording.messages import Conversation, image_hashes_of
+from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.types import Message
 
 MANY_CHARACTERS = 20_000

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn
+from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.types import Message
 
 

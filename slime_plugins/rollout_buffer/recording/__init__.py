@@ -1,0 +1,6 @@
+"""Exact ids of conversations that somebody else leads: the gateway's sessions.
+
+* ``messages`` – validated messages and their digests; ``turns`` – the sampled turns of a session as a tree
+* ``prompts`` – the token ids of the next request, after the recorded ones
+* ``turn_encoding`` – turns as rows of the store, and a session from them
+"""
