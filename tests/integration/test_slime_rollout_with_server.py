@@ -43,11 +43,22 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A served buffer; a supervisor that lives as far as the server can tell."""
+    """A served buffer, and the heartbeat of a supervisor for as long as the test takes."""
     settings = ServeSettings(data_dir=tmp_path / "data", data_roots=(tmp_path,))
     app = create_app(settings)
     store = Store(settings.data_dir)
-    Buffer(store).beat("supervisor", os.getpid(), {"task_types": {"external": {}}})
+    buffer, over = Buffer(store), threading.Event()
+
+    def beat() -> None:
+        buffer.beat("supervisor", os.getpid(), {"task_types": {"external": {}}})
+
+    def beat_until_over() -> None:
+        while not over.wait(1.0):
+            beat()
+
+    beat()
+    supervisor = threading.Thread(target=beat_until_over, daemon=True)
+    supervisor.start()
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -55,6 +66,8 @@ def url(tmp_path: Path) -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+    over.set()
+    supervisor.join()
     app.extensions["rollout_buffer"].buffer.store.close()
     store.close()
 
@@ -208,9 +221,10 @@ def killed_trainer(args: Any, *, start: int, saves: list[int | None]) -> list[st
     command = [sys.executable, "-c", TRAINER_PROGRAM, options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
-        received = [name for _ in saves for name in json.loads(process.stdout.readline())]
-        process.kill()
-    return received
+        try:
+            return [name for _ in saves for name in json.loads(process.stdout.readline())]
+        finally:
+            process.kill()
 
 
 def test_nothing_is_lost_or_trained_twice_when_trainers_are_killed(url: str, tmp_path: Path) -> None:
