@@ -528,7 +528,6 @@ WRONG_BODIES: list[Any] = [
     {"input_ids": [None]},
     {"text": 7},
     {"text": ""},
-    {"input_ids": [1], "stream": True},
     {"input_ids": [1], "image_data": [NO_IMAGE]},
     {"input_ids": [1], "image_data": "http://127.0.0.1/x.png"},
     {"input_ids": [1] * (CONTEXT + 1)},

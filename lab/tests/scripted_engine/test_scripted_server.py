@@ -179,7 +179,6 @@ class TestRefusals:
             ({}, "Either text, input_ids or input_embeds should be provided."),
             ({"text": "a", "image_data": ["data:image/png;base64,AAAA"]}, "Could not decode image"),
             ({"text": "a", "image_data": ["http://host/a.png"]}, "Could not decode image"),
-            ({"text": "a", "stream": True}, "does not stream"),
         ],
     )
     async def test_a_wrong_request_is_told_what_is_wrong(
@@ -386,7 +385,7 @@ class TestParts:
         assert seen == [0, 1, 2, 3, 3, 4]
         generation.abort()
         now[0] = 300.0
-        assert generation.version_spans() == [("v1", 0, 3), ("v2", 3, 4)]
+        assert generation.version_spans(4) == [("v1", 0, 3), ("v2", 3, 4)]
 
     def test_a_finished_reply_cannot_be_aborted(self) -> None:
         generation = Generation(Pace(), "v1")

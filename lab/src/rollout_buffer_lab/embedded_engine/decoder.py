@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One running generation. ``ids`` are prompt and output; the decoding thread calls ``on_finish`` once.
+    """One running generation. ``ids`` are prompt and output; the decoding thread calls ``on_token`` after each token
+    but the last, and ``on_finish`` once.
 
     The first ``filled`` positions of its slot have keys and values, computed by the weights of ``epoch``.
     """
@@ -42,6 +43,7 @@ class Request:
     ids: list[int]
     sampling: Sampling
     on_finish: Callable[[Request], None]
+    on_token: Callable[[Request], None] | None = None
     image_prompt: ImagePrompt | None = None
     prompt_length: int = 0
     filled: int = 0
@@ -272,6 +274,8 @@ class Decoder:
         for request in batch:
             if (reason := self._why_finished(request)) is not None:
                 self._remove(request, reason)
+            elif request.on_token is not None:
+                request.on_token(request)
 
     def _append(self, request: Request, choice: TokenChoice) -> None:
         if not request.versions or request.versions[-1][0] != self.weight_version:

@@ -108,7 +108,7 @@ class EmbeddedEngine:
             raise BadRequestError({"message": f"Duplicate request ID detected: {rid}"})
         self._rids.add(rid)
         try:
-            request = await self._played(rid, ids, image_prompt, call.sampling)
+            request = await self._played(rid, ids, image_prompt, call)
         finally:
             self._rids.discard(rid)
         if request.error is not None:
@@ -189,13 +189,24 @@ class EmbeddedEngine:
     def _seen(self, ids: list[int], images: Sequence[bytes]) -> ImagePrompt | None:
         return None if self._model.vision is None else self._model.vision.see(ids, images)
 
-    async def _played(self, rid: str, ids: list[int], image_prompt: ImagePrompt | None, sampling: Sampling) -> Request:
+    async def _played(self, rid: str, ids: list[int], image_prompt: ImagePrompt | None, call: GenerateCall) -> Request:
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def finished(request: Request) -> None:
             loop.call_soon_threadsafe(_settle, done, request, None)
 
-        request = Request(rid=rid, ids=ids, sampling=sampling, on_finish=finished, image_prompt=image_prompt)
+        def told(request: Request) -> None:
+            assert call.on_token is not None
+            loop.call_soon_threadsafe(call.on_token, self._sampled(request))
+
+        request = Request(
+            rid=rid,
+            ids=ids,
+            sampling=call.sampling,
+            on_finish=finished,
+            on_token=None if call.on_token is None else told,
+            image_prompt=image_prompt,
+        )
         self._tasks.put(lambda: self._decoder.submit(request))
         try:
             await done
@@ -210,8 +221,8 @@ class EmbeddedEngine:
             rid=request.rid,
             text=self._text(request.output_ids, reason.get("matched"), request.sampling),
             output_ids=request.output_ids,
-            log_probs=request.log_probs,
-            asked_log_probs=request.asked_log_probs if request.sampling.asked_ids else None,
+            log_probs=list(request.log_probs),
+            asked_log_probs=list(request.asked_log_probs) if request.sampling.asked_ids else None,
             finish_reason=reason,
             weight_version=request.versions[-1][0] if request.versions else self.weight_version,
             version_spans=request.version_spans(self.weight_version),

@@ -79,10 +79,10 @@ class Generation:
         """Sets the version of later tokens."""
         self._versions.append((version, self.produced))
 
-    def version_spans(self) -> list[tuple[str, int, int]]:
-        """Returns version, start and end of each span of tokens; one empty span without tokens."""
-        ends = [start for _, start in self._versions[1:]] + [self.produced]
-        spans = [(version, start, end) for (version, start), end in zip(self._versions, ends, strict=True)]
+    def version_spans(self, count: int) -> list[tuple[str, int, int]]:
+        """Returns version, start and end of each span of the first tokens; one empty span without tokens."""
+        ends = [start for _, start in self._versions[1:]] + [count]
+        spans = [(version, start, min(end, count)) for (version, start), end in zip(self._versions, ends, strict=True)]
         return [span for span in spans if span[2] > span[1]] or [(self._versions[-1][0], 0, 0)]
 
     def wake(self) -> None:
@@ -95,12 +95,12 @@ class Generation:
             self._changed.clear()
             await self._changed.wait()
 
-    async def wait_until_finished(self) -> None:
-        """Waits for the last token, or for ``abort``."""
-        while not self.finished:
+    async def wait_for_tokens(self, count: int) -> None:
+        """Waits until there are so many tokens, or for ``abort``."""
+        while not self.aborted and (self._length is None or self.produced < count):
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), timeout=self._seconds_left())
+                await asyncio.wait_for(self._changed.wait(), timeout=self._seconds_until(count))
             except TimeoutError:
                 continue
 
@@ -112,10 +112,10 @@ class Generation:
             return self._length or 0
         return 1 + int(beyond_first_s / self._pace.token_latency_s)
 
-    def _seconds_left(self) -> float | None:
+    def _seconds_until(self, count: int) -> float | None:
         if self._frozen_at is not None or self._length is None:
             return None
-        duration_s = self._pace.latency_s + (self._length - 1) * self._pace.token_latency_s
+        duration_s = self._pace.latency_s + (count - 1) * self._pace.token_latency_s
         return max(0.001, self._started_at + duration_s - self._clock())
 
 

@@ -176,21 +176,31 @@ class ScriptedBackend:
         await generation.wait_until(lambda: generation.aborted or not self.paused)
         if not generation.aborted:
             generation.begin(len(plan.ids))
-        await generation.wait_until_finished()
-        ids = plan.ids[: generation.produced]
-        return Sampled(
-            rid=rid,
-            text=self._decode_reply(ids, call.sampling),
-            output_ids=ids,
-            log_probs=_plausible_log_probs(ids, after=plan.prompt_ids[-1]),
-            finish_reason=ABORTED if generation.aborted else plan.finish_reason,
-            weight_version=self.weight_version,
-            version_spans=generation.version_spans(),
-            prompt_ids=plan.prompt_ids,
-            cached_tokens=self._recall(call.session, plan.prompt_ids, ids),
-            image_tokens=plan.image_tokens,
-            **self._records([*plan.prompt_ids, *ids], len(ids)),
-        )
+        cached = common_prefix(self._seen_prompts.get(call.session, []), plan.prompt_ids[:-1])
+
+        def sampled(count: int, reason: Mapping[str, Any]) -> Sampled:
+            ids = plan.ids[:count]
+            return Sampled(
+                rid=rid,
+                text=self._decode_reply(ids, call.sampling),
+                output_ids=ids,
+                log_probs=_plausible_log_probs(ids, after=plan.prompt_ids[-1]),
+                finish_reason=reason,
+                weight_version=self.weight_version,
+                version_spans=generation.version_spans(count),
+                prompt_ids=plan.prompt_ids,
+                cached_tokens=cached,
+                image_tokens=plan.image_tokens,
+                **self._records([*plan.prompt_ids, *ids], count),
+            )
+
+        for count in range(1, len(plan.ids)) if call.on_token is not None else ():
+            await generation.wait_for_tokens(count)
+            if generation.produced >= count and call.on_token is not None:
+                call.on_token(sampled(count, {}))
+        await generation.wait_for_tokens(len(plan.ids))
+        self._remember(call.session, [*plan.prompt_ids, *plan.ids[: generation.produced]])
+        return sampled(generation.produced, ABORTED if generation.aborted else plan.finish_reason)
 
     def _records(self, ids: Sequence[int], sampled: int) -> dict[str, Any]:
         if not self.settings.token_records:
@@ -274,13 +284,12 @@ class ScriptedBackend:
                 return ids[: at + 1], {"type": "stop", "matched": matched}
         return ids[:most], {"type": "length", "length": most}
 
-    def _recall(self, session: str, prompt_ids: list[int], output_ids: list[int]) -> int:
-        """How much of the prompt the session had sent before, as a prefix cache would have it."""
-        cached = common_prefix(self._seen_prompts.pop(session, []), prompt_ids[:-1])
-        self._seen_prompts[session] = [*prompt_ids, *output_ids]
+    def _remember(self, session: str, ids: list[int]) -> None:
+        """Keeps what a session has sent and got, as a prefix cache would."""
+        self._seen_prompts.pop(session, None)
+        self._seen_prompts[session] = ids
         if len(self._seen_prompts) > REMEMBERED_SESSIONS:
             self._seen_prompts.popitem(last=False)
-        return cached
 
 
 def _plausible_log_probs(ids: list[int], *, after: int) -> list[float]:

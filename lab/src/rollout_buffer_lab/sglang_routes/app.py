@@ -1,7 +1,6 @@
 """SGLang's routes, requests and replies, over a backend (``records.SglangBackend``).
 
-Compatible with an SGLang client: token ids in and out, aborts, pauses, weight versions, and SGLang's errors. No
-streaming.
+Compatible with an SGLang client: token ids in and out, streams, aborts, pauses, weight versions, and SGLang's errors.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def _check_caller(request: web.Request, token: str | None) -> None:
         raise ForbiddenError("a page of another site sent this: only programs may")
 
 
-async def _generate(request: web.Request) -> web.Response:
+async def _generate(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, MAX_BODY)
     call = GenerateCall(
         prompt=_prompt(body),
@@ -153,10 +152,36 @@ async def _generate(request: web.Request) -> web.Response:
         session=request.headers.get(SESSION_HEADER, ""),
     )
     if body.get("stream"):
-        raise BadRequestError({"message": "this engine does not stream: leave stream out."})
+        return await _streamed(request, call, body)
     sampled = await request.app[BACKEND].generate(call)
     # In a thread: log-probs of other tokens make replies of millions of numbers.
     return await asyncio.to_thread(lambda: json_answer(_generate_reply(sampled, body)))
+
+
+async def _streamed(request: web.Request, call: GenerateCall, body: dict[str, Any]) -> web.StreamResponse:
+    """Sends the reply so far after each token, as SGLang does; a refusal that the prompt causes is an event, too."""
+    come: asyncio.Queue[Sampled | None] = asyncio.Queue()
+    sampling = asyncio.ensure_future(request.app[BACKEND].generate(replace(call, on_token=come.put_nowait)))
+    sampling.add_done_callback(lambda _: come.put_nowait(None))
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    try:
+        while (so_far := await come.get()) is not None:
+            await response.prepare(request)
+            await response.write(_event(_generate_reply(so_far, body)))
+        last = _event(_generate_reply(sampling.result(), body))
+    except BadRequestError as error:
+        refusal = error.error if isinstance(error.error, dict) else {"message": error.error}
+        last = _event({"error": {**refusal, "type": "invalid_request_error", "code": 400, "retryable": False}})
+    finally:
+        sampling.cancel()
+    await response.prepare(request)
+    await response.write(last + b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 async def _chat(request: web.Request) -> web.Response:
@@ -282,7 +307,7 @@ def _int32(numbers: Iterable[int]) -> str:
 def _generate_reply(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "id": sampled.rid,
-        "finish_reason": sampled.finish_reason,
+        "finish_reason": sampled.finish_reason or None,
         "prompt_tokens": len(sampled.prompt_ids),
         "completion_tokens": len(sampled.output_ids),
         "cached_tokens": sampled.cached_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -26,18 +26,23 @@ class EngineBreakError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateCall:
-    """One request, its parameters checked. ``prompt`` is text or ids; ``session`` names the conversation's owner."""
+    """One request, its parameters checked. ``prompt`` is text or ids; ``session`` names the conversation's owner.
+
+    ``on_token`` gets the reply so far after each token but the last.
+    """
 
     prompt: str | Sequence[int]
     images: tuple[bytes, ...] = ()
     sampling: Sampling
     rid: str = ""
     session: str = ""
+    on_token: Callable[[Sampled], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """What came of a request. ``finish_reason`` is in SGLang's form; ``prompt_ids`` have their images expanded."""
+    """What came of a request. ``finish_reason`` is in SGLang's form, empty while more tokens will come; ``prompt_ids``
+    have their images expanded."""
 
     rid: str
     text: str
