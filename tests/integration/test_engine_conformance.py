@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from PIL import Image as PillowImage
@@ -12,7 +13,7 @@ from transformers import AutoTokenizer
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
@@ -42,12 +43,28 @@ def picture(width: int, height: int) -> Image:
     return Image(data=file.getvalue())
 
 
+class Overheard:
+    """An engine whose turns are streamed: it looks whether the ids that came are those of the reply."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.close = engine.close
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        if request.on_tokens is not None:
+            return await self._engine.generate(request)
+        heard: list[int] = []
+        reply = await self._engine.generate(replace(request, on_tokens=heard.extend))
+        assert heard == list(reply.output_ids)
+        return reply
+
+
 class TestFakeEngine(EngineContract):
     prompt_ids = chat_ids("Solve x + 5 = 12")
 
     @pytest.fixture
     def engine(self) -> Engine:
-        return FakeEngine(lambda _: "x = 7. The answer is \\boxed{7}.", tokenizer=TOKENIZER)
+        return Overheard(FakeEngine(lambda _: "x = 7. The answer is \\boxed{7}.", tokenizer=TOKENIZER))
 
 
 class TestSglangEngineWithTheStandIn(SglangServerContract, VisionContract):
@@ -60,10 +77,10 @@ class TestSglangEngineWithTheStandIn(SglangServerContract, VisionContract):
         async with running(ScriptedEngineSettings(port=0, token_latency_s=0.005)) as url:
             yield url
 
-    @pytest.fixture
-    async def engine(self, base_url: str) -> AsyncIterator[Engine]:
+    @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
+    async def engine(self, base_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         engine = SglangEngine(base_url, QUICK)
-        yield engine
+        yield Overheard(engine) if request.param else engine
         await engine.close()
 
 

@@ -7,7 +7,7 @@ tests. One conformance suite runs against all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,9 @@ class GenerateRequest:
     ``input_ids`` hold one image placeholder per entry of ``images``, in order. ``session_id`` is the trajectory's uid:
     a router sends all turns of a session to the engine that caches their prefix. ``banned_ids`` are never sampled; the
     log-probs of other tokens are computed as without the ban.
+
+    ``on_tokens`` gets the next ids of the reply as they are sampled, from an engine that can stream; others never call
+    it. A call that fails after some were given is not repeated.
     """
 
     input_ids: Sequence[int]
@@ -29,6 +32,7 @@ class GenerateRequest:
     session_id: str
     images: Sequence[Image] = ()
     banned_ids: frozenset[int] = frozenset()
+    on_tokens: Callable[[Sequence[int]], None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

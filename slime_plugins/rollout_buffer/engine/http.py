@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     PASSING_STATUSES,
     ForeignReplyError,
     SampledPart,
+    StreamedReply,
     engine_sentence,
     is_refusal_of_request,
     parse_generate_reply,
@@ -226,6 +227,10 @@ class HttpEngine:
         """Returns the request body for the tokens after ``sampled``; ``rid`` is new for every call."""
         raise NotImplementedError
 
+    def _stream(self, request: GenerateRequest) -> StreamedReply | None:
+        """Returns what puts the events of a streamed reply together; None for a request that is not streamed."""
+        return None
+
     def _part(self, answer: HttpAnswer) -> SampledPart:
         """Returns the part of a turn in an answer.
 
@@ -286,8 +291,19 @@ class HttpEngine:
             RefusalError: no working engine answered.
             EngineError: the engine refused the call or sent an invalid reply.
         """
+        stream = self._stream(request)
+        try:
+            return await self._called_part(request, sampled, stream)
+        except RefusalError as refusal:
+            if stream is None or not stream.told:
+                raise
+            raise EngineError(f"the engine at {self._base_url} {refusal}, in the middle of a stream") from refusal
+
+    async def _called_part(
+        self, request: GenerateRequest, sampled: Sequence[int], stream: StreamedReply | None
+    ) -> SampledPart:
         rid = uuid.uuid4().hex  # new each time: the engine may still run a call whose connection broke
-        answer = await self._post(self._body(request, sampled, rid), request.session_id, rid)
+        answer = await self._post(self._body(request, sampled, rid), request.session_id, rid, stream)
         self._last_sign_at = time.monotonic()
         try:
             is_large = len(answer.body) > MAX_BYTES_READ_AT_ONCE
@@ -315,14 +331,14 @@ class HttpEngine:
             return False
         return True
 
-    async def _post(self, body: bytes, session_id: str, rid: str) -> HttpAnswer:
+    async def _post(self, body: bytes, session_id: str, rid: str, stream: StreamedReply | None) -> HttpAnswer:
         """Returns the engine's answer to one call.
 
         The call runs in its own task, so that ``set_base_url`` can cancel it without cancelling the episode.
         """
         base_url = self._base_url
         self._last_sign_at = self._last_sign_at if self._in_flight else time.monotonic()
-        call = asyncio.create_task(self._exchange(base_url + self.route, body, session_id))
+        call = asyncio.create_task(self._exchange(base_url + self.route, body, session_id, stream))
         self._in_flight.add(call)
         try:
             await asyncio.wait({call})
@@ -337,18 +353,25 @@ class HttpEngine:
             raise RefusalError("has a new address")
         return call.result()
 
-    async def _exchange(self, url: str, body: bytes, session_id: str) -> HttpAnswer:
+    async def _exchange(self, url: str, body: bytes, session_id: str, stream: StreamedReply | None) -> HttpAnswer:
         headers = {"Content-Type": "application/json", **self._headers(session_id)}
         try:
             # Streamed, so that megabytes of screenshots do not block the event loop.
             async with self._open_session().post(
                 url, data=io.BytesIO(body), headers=headers, allow_redirects=False
             ) as response:
-                return HttpAnswer(status=response.status, body=await _whole_body(response))
+                if stream is None or response.content_type != "text/event-stream":
+                    return HttpAnswer(status=response.status, body=await _whole_body(response))
+                async for content in response.content.iter_any():
+                    self._last_sign_at = time.monotonic()
+                    stream.add(content)
+                return HttpAnswer(status=stream.status, body=stream.body())
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
             raise RefusalError(f"cannot be reached ({network_reason(error)})") from error
         except aiohttp.InvalidURL as error:
             raise EngineError("the engine's address is not a valid URL") from error
+        except ForeignReplyError as error:
+            raise RefusalError(f"streams what is no engine's reply: {error}") from error
         except aiohttp.ClientError as error:
             raise RefusalError(f"does not answer in valid HTTP ({type(error).__name__})") from error
 

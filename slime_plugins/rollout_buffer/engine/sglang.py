@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     PASSING_STATUSES,
     ForeignReplyError,
     SampledPart,
+    StreamedReply,
     generate_body,
     parse_generate_reply,
     parse_loads,
@@ -265,7 +266,28 @@ class SglangEngine(HttpEngine):
             rid=rid,
             banned_ids=request.banned_ids,
             experts_from=self._experts_from(request, ids),
+            is_streamed=self._is_streamed(request),
+            reports_prompt=not self._is_streamed(request) or self._needs_ran_ids(request),
         )
+
+    def _needs_ran_ids(self, request: GenerateRequest) -> bool:
+        """Each event of a stream repeats the ids that were run: those of an engine that changes none are left out."""
+        return bool(request.images) or not self._probe_found(PromptIntegrity.EXACT, request)
+
+    def _is_streamed(self, request: GenerateRequest) -> bool:
+        """Per-token records come with the last token only, and are too large to be repeated with each."""
+        return not (request.on_tokens is None or request.banned_ids or asked_records(request.sampling_params))
+
+    def _stream(self, request: GenerateRequest) -> StreamedReply | None:
+        on_tokens = request.on_tokens
+        if on_tokens is None or not self._is_streamed(request):
+            return None
+
+        def tell(ids: Sequence[int]) -> None:
+            self._check_ids(ids)
+            on_tokens(ids)
+
+        return StreamedReply(tell)
 
     def _experts_from(self, request: GenerateRequest, ids: Sequence[int]) -> int:
         """Returns the first position whose experts are still to be reported.
@@ -287,12 +309,15 @@ class SglangEngine(HttpEngine):
             raise EngineError(f"the engine sent {len(part.ids)} tokens for a limit of {cap}")
         if not part.ids and not sampled and part.finish_reason != "abort":
             raise EngineError(f"the engine sent no token and finish_reason {part.finish_reason!r}")
-        beyond = first_invalid_id(part.ids, self._vocabulary_size)
+        self._check_ids(part.ids)
+        if part.ids:
+            self._check_records(part, request, sampled)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        beyond = first_invalid_id(ids, self._vocabulary_size)
         if beyond is not None:
             of = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
             raise EngineError(f"the engine sent the token id {beyond}, which is not in the vocabulary{of}")
-        if part.ids:
-            self._check_records(part, request, sampled)
 
     def _check_records(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
         missing = asked_records(request.sampling_params) - part.records.keys()

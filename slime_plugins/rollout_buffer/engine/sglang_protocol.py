@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Image, Samplin
 FINISH_REASONS: Final = ("stop", "length", "abort")
 PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses after which the same request may succeed later."""
+MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
 
 
 class ForeignReplyError(Exception):
@@ -60,20 +61,24 @@ def generate_body(
     rid: str,
     banned_ids: Collection[int] = (),
     experts_from: int = 0,
+    is_streamed: bool = False,
+    reports_prompt: bool = True,
 ) -> bytes:
     """Returns the body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all.
 
     ``experts_from`` is the first position whose experts are to be returned, if the parameters request experts.
-    SGLang before 0.5.13 ignores ``return_prompt_token_ids``.
+    SGLang before 0.5.13 ignores ``return_prompt_token_ids``, which ``reports_prompt`` asks for.
     """
     sampling = sampling_params_body(sampling_params, max_new_tokens)
     body: dict[str, Any] = {
         "input_ids": list(input_ids),
         "sampling_params": sampling,
         "return_logprob": True,
-        "return_prompt_token_ids": True,
+        "return_prompt_token_ids": reports_prompt,
         "rid": rid,
     }
+    if is_streamed:
+        body["stream"] = True
     if sampling_params.extra.get(EXPERTS_KEY):
         body |= {EXPERTS_KEY: True, EXPERTS_START_KEY: experts_from}
     if banned_ids:
@@ -170,6 +175,73 @@ def parse_generate_reply(body: bytes) -> SampledPart:
         records=records_of_reply(meta, len(ids)),
         prompt_ids=_prompt_ids(reply),
     )
+
+
+class StreamedReply:
+    """Puts the events of a streamed ``/generate`` together: the reply that the same request gets unstreamed.
+
+    ``tell`` gets the sampled ids as they come. Lists of an event hold all tokens so far, or with SGLang's
+    ``--incremental-streaming-output`` those since the event before.
+    """
+
+    def __init__(self, tell: Callable[[Sequence[int]], None]) -> None:
+        self._tell = tell
+        self._rest = b""
+        self._reply: dict[str, Any] = {}
+        self._ids: list[Any] = []
+        self._entries: list[Any] = []
+        self._is_cumulative = False
+        self.told = 0
+        """Number of ids told."""
+
+    def add(self, content: bytes) -> None:
+        """Adds the next bytes of the body.
+
+        Raises:
+            ForeignReplyError, EngineError: as ``parse_generate_reply``.
+        """
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise ForeignReplyError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+        events = [line[5:] for line in lines if line.startswith(b"data:") and line[5:].strip() != b"[DONE]"]
+        for event in events[-1:] if self._is_cumulative else events:
+            self._add(_json_object(event))
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that the reply would have unstreamed: an error is an event, with its status as code."""
+        error = self._reply.get("error")
+        code = error.get("code") if isinstance(error, dict) else None
+        return code if isinstance(code, int) and 400 <= code < 600 else 200
+
+    def body(self) -> bytes:
+        """The body that the reply would have unstreamed."""
+        return orjson.dumps(self._reply) if self._reply else b""
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._reply = event
+        meta = event.get("meta_info")
+        if not isinstance(meta, dict):
+            return
+        total = meta.get("completion_tokens")
+        if isinstance(event.get("output_ids"), list):
+            self._ids = event["output_ids"] = self._joined(self._ids, event["output_ids"], total)
+        if isinstance(meta.get("output_token_logprobs"), list):
+            entries = self._joined(self._entries, meta["output_token_logprobs"], total)
+            self._entries = meta["output_token_logprobs"] = entries
+            new = [_token(entry)[0] for entry in entries[self.told :]]
+            self.told = len(entries)
+            if new:
+                self._tell(new)
+
+    def _joined(self, known: list[Any], given: list[Any], total: Any) -> list[Any]:
+        if len(known) == total:
+            return known
+        if len(given) != total and type(total) is int:
+            known.extend(given)
+            return known
+        self._is_cumulative = self._is_cumulative or bool(known)
+        return given
 
 
 def engine_sentence(body: bytes) -> str:

@@ -128,6 +128,12 @@ class SglangServerContract(EngineContract):
         assert (len(reply.output_ids), len(reply.output_log_probs)) == (self.long, self.long)
         assert reply.finish_reason == "length"
 
+    async def test_a_streamed_turn_comes_token_by_token(self, engine: Engine) -> None:
+        heard: list[Sequence[int]] = []
+        reply = await engine.generate(replace(self.long_request(), on_tokens=heard.append))
+        assert list(itertools.chain.from_iterable(heard)) == list(reply.output_ids)
+        assert len(heard) > 1
+
     async def test_a_turn_frozen_in_place_goes_on_as_one_call(self, engine: Engine, base_url: str) -> None:
         turn = asyncio.create_task(engine.generate(self.long_request()))
         await until_running(base_url)

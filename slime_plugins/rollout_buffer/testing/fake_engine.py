@@ -47,10 +47,13 @@ class FakeEngine:
         reply = self._script(request)
         if isinstance(reply, Exception):
             raise reply
-        if isinstance(reply, GenerateReply):
-            return reply
-        ids = self._encode(reply) if isinstance(reply, str) else tuple(reply)
-        return self._sampled(ids, request)
+        if not isinstance(reply, GenerateReply):
+            ids = self._encode(reply) if isinstance(reply, str) else tuple(reply)
+            reply = self._sampled(ids, request)
+        if request.on_tokens is not None:
+            for token_id in reply.output_ids:
+                request.on_tokens([token_id])
+        return reply
 
     async def close(self) -> None:
         """Marks the engine as closed; a second call does nothing."""
