@@ -350,9 +350,11 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 def serve_gateway(folder: str, turns: str) -> None:
     """Runs the gateway on a free port and prints it; ``turns`` is one of ``GATEWAYS``."""
-    from slime_plugins.rollout_buffer.gateway.main import serve
+    from slime_plugins.rollout_buffer.gateway.main import main as serve
     from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
     from slime_plugins.rollout_buffer.gateway.turn_store import TurnStore
+    from slime_plugins.rollout_buffer.http_serving import listen
+    from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
     from slime_plugins.rollout_buffer.storage import store
 
     set_up = store._set_up
@@ -369,11 +371,11 @@ def serve_gateway(folder: str, turns: str) -> None:
     if turns == "in memory":
         TurnStore.write = not_stored  # type: ignore[method-assign]  # what is compared to
 
-    def announce(url: str) -> None:
-        sys.stdout.write(f"{url.rsplit(':', 1)[1]}\n")
-        sys.stdout.flush()
-
-    serve(GatewaySettings(data_dir=Path(folder), port=0, max_turns=10_000_000), on_ready=announce)
+    (listening,) = listen("127.0.0.1", 0)
+    sys.stdout.write(f"{listening.getsockname()[1]}\n")
+    sys.stdout.flush()
+    settings = GatewaySettings(data_dir=Path(folder), max_turns=10_000_000)
+    serve([settings.model_dump_json(), "1", str(Heartbeat().descriptor), str(listening.fileno())])
 
 
 def report(found: dict[str, Any]) -> str:

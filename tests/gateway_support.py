@@ -130,9 +130,10 @@ async def gateway_on(
     engine: Engine | Callable[[str], Engine],
     *,
     load: Callable[[str], Any] = lambda path: tokenizer,
+    worker: int = 1,
     **settings: Any,
 ) -> AsyncIterator[GatewayUnderTest]:
-    """Runs a gateway over a data directory for the time of the context."""
+    """Runs a process of the gateway over a data directory for the time of the context; it says nothing at its end."""
     made = GatewaySettings.model_validate({"data_dir": folder, "port": 0, **settings})
     store = Store(folder)
 
@@ -140,7 +141,7 @@ async def gateway_on(
         return engine(url) if callable(engine) else engine
 
     buffer = Buffer(store)
-    gateway = Gateway(made, buffer, backends=JobBackends(buffer.job_settings, connect, load))
+    gateway = Gateway(made, buffer, backends=JobBackends(buffer.job_settings, connect, load), worker=worker)
     app = create_app(gateway, SessionKeys.load(folder))
     async with serving(app, made.host, made.port, handler_cancellation=True) as url, aiohttp.ClientSession() as http:
         under_test = GatewayUnderTest(url, gateway, http)

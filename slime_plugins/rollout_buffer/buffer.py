@@ -655,11 +655,10 @@ class Buffer:
             return []
         now = self._clock()
         with self.store.read() as connection:
-            beat = None if job.has_runner else service_rows.heartbeat(connection, GATEWAY.name)
-            seen_at, detail = (0.0, {}) if beat is None else beat
-            rollouts = []
-            if not GATEWAY.is_silent(abs(now - seen_at)):
-                seen_at, rollouts = now, detail.get("rollouts", [])
+            beats = [] if job.has_runner else service_rows.heartbeats(connection, GATEWAY.name)
+            alive = [detail for at, detail in beats if not GATEWAY.is_silent(abs(now - at))]
+            seen_at = now if alive else max((at for at, _ in beats), default=0.0)
+            rollouts = [rollout for detail in alive for rollout in detail.get("rollouts", [])]
             quiet = group_rows.idle_groups(connection, job.key, now - job.group_timeout_s, seen_at)
         held = {instance_id for job_id, instance_id in rollouts if job_id == job.job_id}
         return [group for group in quiet if held.isdisjoint((group.instance_id, None))]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import signal
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from aiohttp import web
@@ -17,19 +19,47 @@ BACKLOG = 1024
 ANY_HOST = frozenset({"", "0.0.0.0"})
 
 
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listens on an address, on each of its interfaces; processes that inherit the sockets share its connections.
+
+    Raises:
+        ConfigError: the address cannot be listened on; the port is taken, for instance.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((one[0], one[4]) for one in found):
+            try:
+                sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) or len(found) == 1:
+                    raise
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror or error}") from error
+    return sockets
+
+
+def base_url(host: str, port: int) -> str:
+    """Returns the URL of an address listened on."""
+    return f"http://{'127.0.0.1' if host in ANY_HOST else host}:{port}"
+
+
 @asynccontextmanager
 async def serving(
     app: web.Application,
     host: str = "127.0.0.1",
     port: int = 0,
     *,
+    sockets: Sequence[socket.socket] = (),
     handler_cancellation: bool = False,
     shutdown_timeout_s: float = 2.0,
 ) -> AsyncIterator[str]:
     """Serves on the running event loop for the time of the context; yields the base URL. Port 0 takes a free one.
 
-    ``handler_cancellation`` cancels a handler whose client disconnects. At the end, handlers have
-    ``shutdown_timeout_s`` to finish.
+    ``sockets`` listen already. ``handler_cancellation`` cancels a handler whose client disconnects. At the end,
+    handlers have ``shutdown_timeout_s`` to finish.
 
     Raises:
         ConfigError: the address cannot be served on; the port is taken, for instance.
@@ -39,11 +69,9 @@ async def serving(
     )
     await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, host, port, shutdown_timeout=shutdown_timeout_s, backlog=BACKLOG).start()
-        except OSError as error:
-            raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror or error}") from error
-        yield f"http://{'127.0.0.1' if host in ANY_HOST else host}:{runner.addresses[0][1]}"
+        for one in sockets or listen(host, port):
+            await web.SockSite(runner, one, shutdown_timeout=shutdown_timeout_s, backlog=BACKLOG).start()
+        yield base_url(host, runner.addresses[0][1])
     finally:
         await runner.cleanup()
 

@@ -100,6 +100,7 @@ class ServeSettings(BaseModel):
         le=65535,
         description="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]",
     )
+    gateway_workers: int = Field(default=1, ge=1, le=64, description="Processes of the gateway.")
     gateway_public_url: str | None = Field(
         default=None,
         description="Base URL of the gateway for agents. [default: the address at which a session is opened]",

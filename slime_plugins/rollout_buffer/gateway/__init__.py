@@ -1,8 +1,9 @@
 """The proxy for third-party agents: samples their turns and records the exact tokens.
 
-* ``main`` – the process; ``app`` – its routes; ``settings``; ``service`` – sessions, without HTTP
+* ``main`` – one of its processes; ``app`` – its routes; ``settings``; ``service`` – turns of sessions, without HTTP
 * ``slot_claims`` – sessions take slots of a job; ``backends`` – engine and chat template of a job
-* ``sessions`` – an open session; ``turn_store`` – stores its turns before they are answered
+* ``sessions`` – an open session; ``session_registry`` – those that a process knows, and what other processes did
+* ``turn_store`` – stores turns before they are answered; ``closing`` – a session becomes a trajectory
 * ``chat_requests`` – validated requests
 * ``dialects`` – the other APIs that agents speak, as chat requests and replies
 * ``parsed_reply``, ``replies`` – replies to clients; ``session_bodies`` – bodies of ``/sessions``

@@ -204,7 +204,7 @@ async def _abandon(request: web.Request) -> web.Response:
 
 
 async def _health(request: web.Request) -> web.Response:
-    return _json({"status": "ok", "sessions": request.app[GATEWAY].open_sessions})
+    return _json({"status": "ok", "sessions": await request.app[GATEWAY].open_sessions()})
 
 
 # --- agents ----------------------------------------------------------------------------------------------------------

@@ -1,18 +1,13 @@
-"""The gateway's process, started by the supervisor or by ``rollout-buffer gateway``.
-
-A lock allows one gateway per data directory: sessions are held in its memory.
-"""
+"""A process of the gateway: a child of ``supervisor.gateway_processes``, which gives it the sockets to serve on."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
+import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import IO
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -28,56 +23,38 @@ from slime_plugins.rollout_buffer.storage.store import Store
 logger = logging.getLogger(__name__)
 
 
-def serve(
-    settings: GatewaySettings,
-    *,
-    on_ready: Callable[[str], None] | None = None,
-    heartbeat: Heartbeat | None = None,
-) -> None:
-    """Serves until SIGTERM or SIGINT; calls ``on_ready`` with the base URL, and sends heartbeats on ``heartbeat``.
-
-    Raises:
-        ConfigError: another gateway has the data directory, or the port is taken.
-    """
-    store = Store(settings.data_dir, max_bytes=settings.max_data_bytes)
-    lock = _lock(settings.data_dir)
-    try:
-        serve_until_stopped(_running(settings, Buffer(store), heartbeat), on_ready)
-    finally:
-        store.close()
-        lock.close()
-
-
 @asynccontextmanager
-async def _running(settings: GatewaySettings, buffer: Buffer, heartbeat: Heartbeat | None) -> AsyncIterator[str]:
-    beats = None if heartbeat is None else asyncio.create_task(send_heartbeats(heartbeat))
-    app = create_app(Gateway(settings, buffer), SessionKeys.load(settings.data_dir))
-    async with serving(app, settings.host, settings.port, handler_cancellation=True) as url:
+async def _running(gateway: Gateway, sockets: Sequence[socket.socket], heartbeat: Heartbeat) -> AsyncIterator[str]:
+    settings = gateway.settings
+    app = create_app(gateway, SessionKeys.load(settings.data_dir))
+    async with serving(app, settings.host, sockets=sockets, handler_cancellation=True) as url:
         logger.info("the gateway serves on %s", url)
+        beats = asyncio.create_task(send_heartbeats(heartbeat))
         yield url
-    if beats is not None:
-        beats.cancel()
+    beats.cancel()
     logger.info("the gateway stopped")
 
 
-def _lock(data_dir: Path) -> IO[str]:
-    lock = (data_dir / "gateway.lock").open("w", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(f"another gateway serves {data_dir}: stop it, or leave out --gateway-port") from error
-    return lock
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the gateway with settings as JSON and a heartbeat descriptor; returns the exit code."""
-    settings, heartbeat = sys.argv[1:] if arguments is None else arguments
+    """Runs a gateway process until SIGTERM or SIGINT; returns the exit code.
+
+    The arguments are the settings as JSON, the number of the process, the descriptor of its heartbeat, and those of
+    its listening sockets.
+    """
+    text, worker, heartbeat, *descriptors = sys.argv[1:] if arguments is None else arguments
     set_up_logging()
     try:
-        serve(GatewaySettings.model_validate_json(settings), heartbeat=Heartbeat(int(heartbeat)))
+        settings = GatewaySettings.model_validate_json(text)
+        store = Store(settings.data_dir, max_bytes=settings.max_data_bytes)
     except ConfigError as error:
         logger.error("%s", error.message)
         return 2
+    gateway = Gateway(settings, Buffer(store), worker=int(worker))
+    sockets = [socket.socket(fileno=int(one)) for one in descriptors]
+    try:
+        serve_until_stopped(_running(gateway, sockets, Heartbeat(int(heartbeat))))
+    finally:
+        store.close()
     return 0
 
 

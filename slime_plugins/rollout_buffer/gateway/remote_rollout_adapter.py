@@ -15,6 +15,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
+from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.routes import add_trainer_routes, answer_turn
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import SessionState
@@ -34,6 +35,7 @@ class RemoteRolloutAdapter:
             idle_s=settings.idle_timeout_s,
         )
         self._gateway = gateway
+        self._tokens: dict[str, ConversationTokens] = {}
         self.trainer = TrainerSide(self, rules, sink=self)
         gateway.open_rollouts = self._open_rollouts
 
@@ -58,8 +60,10 @@ class RemoteRolloutAdapter:
 
         Raises:
             InvalidPayloadError: it names no job, or a tokenizer that is not the job's.
-            ConflictError: the job takes no sessions.
+            ConflictError: the job takes no sessions, or the gateway has several processes.
         """
+        if self._gateway.settings.workers > 1:
+            raise ConflictError("remote rollouts are held by one process: serve them with --gateway-workers 1")
         if session.job_id is None:
             raise InvalidPayloadError("job_id is missing: the external job whose engine samples the turns")
         job = await self._gateway.stored(self._gateway.buffer.job, session.job_id)
@@ -69,7 +73,9 @@ class RemoteRolloutAdapter:
         path = str(job.settings.tokenizer_path)
         if session.tokenizer_name not in (None, path):
             raise InvalidPayloadError(f"the tokenizer of job {job.job_id} is {path}: leave tokenizer_name out")
-        return Policy(engine=backend.engine, tokens=backend.chat_for(None))
+        if path not in self._tokens:
+            self._tokens[path] = ConversationTokens(backend.tokenizer)
+        return Policy(engine=backend.engine, tokens=self._tokens[path])
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """Stores finished trajectories, as ``/buffer/write`` does.

@@ -1,13 +1,14 @@
-"""The gateway without HTTP: opens, samples, closes and expires sessions.
+"""The gateway without HTTP: opens sessions, samples and stores their turns, closes them.
 
-Sessions are handled on the event loop, the store in threads. A turn is stored before it is answered, and held in memory
-too until its session is closed. The next process reads the open sessions of one that died and continues them: a session
-is trained as a whole with its reward, or not at all.
+Sessions are handled on the event loop, the store in threads. A turn is stored before it is answered; any process of the
+gateway continues the session from there (see ``session_registry``). A session is trained as a whole with its reward, or
+not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -15,23 +16,19 @@ import secrets
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import (
-    BusyError,
     ConfigError,
     ConflictError,
     EngineError,
     GoneError,
     InvalidPayloadError,
-    NotFoundError,
     RequestError,
     RolloutBufferError,
     StaleAttemptError,
@@ -39,13 +36,15 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.gateway.backends import JobBackend, JobBackends
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, sampling_of
+from slime_plugins.rollout_buffer.gateway.closing import ScoreAsked, Verdict, shown_images, trajectory_of
 from slime_plugins.rollout_buffer.gateway.parsed_reply import ParsedReply, cut_at_stop, first_stop, parse_reply
 from slime_plugins.rollout_buffer.gateway.replies import ChatReply
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
+from slime_plugins.rollout_buffer.gateway.session_registry import RECONCILE_INTERVAL_S, SessionRegistry, gone
 from slime_plugins.rollout_buffer.gateway.sessions import Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
-from slime_plugins.rollout_buffer.gateway.turn_store import TurnStore, WrittenTurn
+from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState
+from slime_plugins.rollout_buffer.gateway.turn_store import WrittenTurn
 from slime_plugins.rollout_buffer.recording.messages import (
     Conversation,
     digest,
@@ -55,29 +54,22 @@ from slime_plugins.rollout_buffer.recording.messages import (
 )
 from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
-from slime_plugins.rollout_buffer.recording.turns import Recording, Turn, sampled_in
+from slime_plugins.rollout_buffer.recording.turns import Turn, sampled_in
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
     Generation,
     Image,
     Message,
-    Outcome,
     StopReason,
-    Trajectory,
     WriteStatus,
 )
 
-RECONCILE_INTERVAL_S = 1.0
 CLOSE_FULL_GROUPS_INTERVAL_S = 5.0
 MODEL_NAME = "policy"
-EXPIRED = "session_expired"
 ABANDONED = "session_abandoned"
-GROUP_CLOSED = "group_closed"
-STORE_THREADS = 4
 
 logger = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,49 +80,29 @@ class Answer:
     reply: ChatReply
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreAsked:
-    """The address and body of a scoring callback."""
-
-    url: str
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """The rewards of a session, from its close request or a scoring callback; not yet checked against its turns."""
-
-    reward: float
-    turn_rewards: list[Any] | None = None
-    token_rewards: list[Any] | None = None
-    extra_info: Mapping[str, Any] = field(default_factory=dict)
-
-
 class Gateway:
-    """The sessions of one gateway. Call ``start()`` first and ``stop()`` last."""
+    """One process of the gateway. Call ``start()`` first and ``stop()`` last."""
 
-    def __init__(self, settings: GatewaySettings, buffer: Buffer, *, backends: JobBackends | None = None) -> None:
+    def __init__(
+        self, settings: GatewaySettings, buffer: Buffer, *, backends: JobBackends | None = None, worker: int = 1
+    ) -> None:
         self.settings = settings
         self.buffer = buffer
-        self.claims = SlotClaims(buffer)
+        self.registry = SessionRegistry(settings, buffer, worker)
+        self.stored = self.registry.stored
+        self.claims, self.turns = self.registry.claims, self.registry.turns
         self.backends = backends or JobBackends(buffer.job_settings)
-        self._sessions: dict[str, Session] = {}
-        self._opening = 0
-        self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
-        self.turns = TurnStore(buffer, self._store_threads)
         self._reconciler: asyncio.Task[None] | None = None
         self._closed_full_groups_at = -math.inf
         self._beat_at = -math.inf
+        self._told_rollouts: list[tuple[str | None, str | None]] = []
         self.open_rollouts: Callable[[], list[tuple[str | None, str | None]]] = list
         """Returns job and instance of each open rollout of the remote rollout protocol; None for unknown."""
 
     async def start(self) -> None:
-        """Takes over the open sessions of an earlier process, and starts the expiry loop."""
-        for claim in await self.stored(self.claims.open_claims):
-            opened_at = time.monotonic() - max(0.0, self.buffer.clock() - claim.claimed_at)
-            self._sessions[claim.uid] = Session(claim=claim, opened_at=opened_at)
-        if self._sessions:
-            logger.info("%d sessions of an earlier gateway stay open", len(self._sessions))
+        """Tells the other processes of this one, and starts the background loop, which expires sessions."""
+        with contextlib.suppress(RolloutBufferError):  # the loop does it again
+            await self.registry.beat([])
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
     async def stop(self) -> None:
@@ -139,11 +111,11 @@ class Gateway:
             self._reconciler.cancel()
             await asyncio.gather(self._reconciler, return_exceptions=True)
         await self.backends.keep_only(set())
-        self._store_threads.shutdown(wait=True)
+        await self.registry.close()
 
-    @property
-    def open_sessions(self) -> int:
-        return len(self._sessions)
+    async def open_sessions(self) -> int:
+        """Returns the number of open sessions of all processes."""
+        return await self.stored(self.claims.count_open)
 
     # --- opening and closing sessions ---------------------------------------------------------------------------------
 
@@ -154,37 +126,23 @@ class Gateway:
             BusyError: the limit of sessions is reached, or every slot is taken.
             RequestError: the job takes no sessions; see ``SlotClaims.claim``.
         """
-        if len(self._sessions) + self._opening >= self.settings.max_sessions:
-            raise BusyError(f"{self.settings.max_sessions} sessions are open, which is the limit: close some")
-        self._opening += 1
-        try:
-            job = await self.stored(self.buffer.job, body.job_id)
-            if not job.has_runner:
-                await self.backends.open(job)
-            idle_timeout_s = body.idle_timeout_s or self.settings.idle_timeout_s
-            claim = await self.stored(
-                partial(self.claims.claim, body.job_id, body.instance_id, idle_timeout_s=idle_timeout_s)
-            )
-            session = Session(claim=claim, turns=SessionTurns())
-            self._sessions[session.name] = session
-            return session
-        finally:
-            self._opening -= 1
+        job = await self.stored(self.buffer.job, body.job_id)
+        if not job.has_runner:
+            await self.backends.open(job)
+        claiming = partial(
+            self.claims.claim,
+            body.job_id,
+            body.instance_id,
+            idle_timeout_s=body.idle_timeout_s or self.settings.idle_timeout_s,
+            max_sessions=self.settings.max_sessions,
+        )
+        session = Session(claim=await self.stored(claiming), turns=SessionTurns())
+        self.registry.add(session)
+        return session
 
     async def session(self, session_id: str) -> Session:
-        """Returns an open session.
-
-        Raises:
-            NotFoundError: it never existed.
-            GoneError: it was closed, given up or expired.
-        """
-        session = self._sessions.get(session_id)
-        if session is not None:
-            session.check_open()
-            await self._read_turns(session)
-            return session
-        state = await self._ended_session(session_id)
-        raise GoneError(_end_of_claim(state), {"state": state.state, "reason": state.error_code})
+        """Returns an open session with all its turns, see ``SessionRegistry.session``."""
+        return await self.registry.session(session_id)
 
     async def close(
         self, session_id: str, body: CloseBody, score: Callable[[ScoreAsked], Awaitable[Verdict]]
@@ -197,15 +155,14 @@ class Gateway:
             RequestError: it has no turns, or the scoring callback is not allowed.
             UnavailableError, StorageFullError: it stays open; close it again.
         """
-        session = self._sessions.get(session_id)
-        if session is None:
-            return self._closed_before(await self._ended_session(session_id))
+        session = await self.registry.find(session_id)
+        if isinstance(session, ClaimState):
+            return _closed_before(session)
         async with session.closing:
-            if session.ended is None:
-                await self._end_refused([session])
-            if session.name not in self._sessions:
-                return self._closed_before(await self._ended_session(session_id))
-            await self._read_turns(session)
+            state = await self.registry.refresh(session)
+            if state is not None:
+                return _closed_before(state)
+            await self.registry.learn_sent(session)
             if not session.recording.turns:
                 raise RequestError(f"session {session_id} has no turn to train: abandon it, which opens its slot again")
             if session.engine_failure is not None and body.outcome is None:
@@ -225,17 +182,15 @@ class Gateway:
         session.end("is being closed")
         try:
             async with session.writing:
-                trajectory = await asyncio.to_thread(_trajectory, session, body, verdict)
-                turns = session.recording.last_number
-                status = await self.stored(partial(self.claims.finish, session.claim, trajectory, turns=turns))
+                status = await self._store_trajectory(session, body, verdict)
         except StaleAttemptError as error:
-            self._sessions.pop(session.name, None)
+            self.registry.remove(session)
             raise GoneError(f"session {session.name} was given up before it was closed: {error.message}") from error
         except RolloutBufferError:
             session.ended = None  # it can be closed again, and sampled
-            session.used_at = time.monotonic()
+            session.was_used = True
             raise
-        del self._sessions[session.name]
+        self.registry.remove(session)
         return {
             "session_id": session.name,
             "status": status,
@@ -244,22 +199,36 @@ class Gateway:
             "branches": session.recording.branches(),
         }
 
+    async def _store_trajectory(self, session: Session, body: CloseBody, verdict: Verdict) -> WriteStatus:
+        """Stores it with all turns that were stored before, also by other processes until now."""
+        while True:
+            await self.registry.load_images(session, shown_images(session))
+            closed_at = self.buffer.clock()
+            trajectory = await asyncio.to_thread(trajectory_of, session, body, verdict, closed_at=closed_at)
+            turns = session.recording.last_number
+            try:
+                return await self.stored(partial(self.claims.finish, session.claim, trajectory, turns=turns))
+            except UnavailableError:
+                if body.scoring_url is not None or not (await self.registry.read_new(session)).rows:
+                    raise
+
     async def abandon(self, session_id: str, reason: str) -> dict[str, Any]:
         """Gives a session up without a reward and reopens its slot; idempotent.
 
         Raises:
             GoneError: it was closed with a reward.
         """
-        session = self._sessions.get(session_id)
-        if session is None:
-            state = await self._ended_session(session_id)
-            if state.state is AttemptState.FINISHED:
-                raise GoneError(_end_of_claim(state))
-            return {"session_id": session_id, "status": state.state}
-        async with session.closing:
-            if session.name in self._sessions:
-                await self._give_up(session, ABANDONED, f"was abandoned: {reason}", given_up=False)
-        return {"session_id": session_id, "status": "failed"}
+        found = await self.registry.find(session_id)
+        if isinstance(found, Session):
+            async with found.closing:
+                state = await self.registry.refresh(found)
+                if state is None:
+                    await self.registry.give_up(found, ABANDONED, f"was abandoned: {reason}", given_up=False)
+                    return {"session_id": session_id, "status": "failed"}
+            found = state
+        if found.state is AttemptState.FINISHED:
+            raise gone(found)
+        return {"session_id": session_id, "status": found.state}
 
     def describe(self, session: Session) -> dict[str, Any]:
         """Returns the state of an open session."""
@@ -307,25 +276,27 @@ class Gateway:
         request = digest([key.hex(), asked, [one.hex() for one in conversation.digests]])
         while is_retry and (other := session.answering.get(request)) is not None:
             await asyncio.wait([other])
-        await self._read_turns(session)
         recording = session.recording
-        turn = recording.answered(request, is_retry=is_retry)
+        turn = recording.answered(request, is_retry=is_retry) or await self.registry.unsent(session, request)
         if turn is None:
             with session.answers(request):
                 recording.forget(request)
-                self._check_limits(session, backend)
-                await self._load_images(session, conversation, images)
+                await self._check_limits(session, backend)
+                await self.registry.load_images(session, image_hashes_of(conversation.messages), images)
                 prompt = await build_prompt(recording, key, conversation, chat, tools)
+                await self.registry.load_images(session, prompt.images)
                 sampling = GenerateRequest(
                     input_ids=prompt.ids,
                     sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
                     session_id=session.name,
                     images=[session.images[sha256] for sha256 in prompt.images],
                 )
-                sampled = await _sampled(session, backend, sampling)
+                sampled = await self._sampled(session, backend, sampling)
                 turn = self._turn(body, prompt, sampled, chat, key=key, request=request)
                 view = View((*conversation.messages, turn.message), tools, sampled.finish_reason)
-                await self._store_turn(session, recording, turn, view)
+                turn = await self._store_turn(session, turn, view, is_retry=is_retry)
+        if turn.sent is False or turn.writer != self.registry.writer:  # stored as sent before it is answered again
+            await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
         return Answer(turn=turn, reply=_reply(session, body, turn, chat))
 
     def _turn(
@@ -346,12 +317,13 @@ class Gateway:
             message=message,
             reply=reply_digest(message),
             created=self.buffer.clock(),
+            writer=self.registry.writer,
             from_start=prompt.from_start,
             is_closed=chat.is_closed(sampled.output_ids),
             is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
         )
 
-    def _check_limits(self, session: Session, backend: JobBackend) -> None:
+    async def _check_limits(self, session: Session, backend: JobBackend) -> None:
         recording, settings, too_long = session.recording, self.settings, StopReason.MAX_CONTEXT
         content_bytes = session.image_bytes + recording.record_bytes
         for stop_reason, count, limit, what in (
@@ -360,20 +332,38 @@ class Gateway:
             (too_long, content_bytes, settings.max_session_image_bytes, "bytes of images and token records"),
         ):
             if count >= limit:
-                session.limit_reached = stop_reason
+                await self.registry.refuse(session, engine_failure=session.engine_failure, limit=stop_reason)
                 raise GoneError(
                     f"session {session.name} has {count} {what}, {limit} is the limit: close it",
                     {"stop_reason": stop_reason},
                 )
 
-    async def _store_turn(self, session: Session, recording: Recording, turn: Turn, view: View) -> None:
-        """Stores and records a turn, also if its client disconnects meanwhile: then as one that was not sent."""
-        storing = asyncio.ensure_future(self._write_turn(session, recording, turn, view))
+    async def _sampled(self, session: Session, backend: JobBackend, request: GenerateRequest) -> GenerateReply:
+        """Samples a turn; records in the session whether the engine failed.
+
+        A harness that scores every ended episode would otherwise turn an engine failure into a reward of 0. A refusal
+        of the request itself, such as a prompt that is too long, counts as the episode's own.
+        """
         try:
-            await asyncio.shield(storing)
+            sampled = await session.run(backend.engine.generate(request))
+        except EngineError as error:
+            await self.registry.refuse(session, engine_failure=None if "status" in error.detail else error.message)
+            raise
+        except asyncio.CancelledError:
+            if backend.trouble is not None:
+                await self.registry.refuse(session, engine_failure=backend.trouble)
+            raise
+        await self.registry.refuse(session)
+        return sampled
+
+    async def _store_turn(self, session: Session, turn: Turn, view: View, *, is_retry: bool) -> Turn:
+        """Stores and records a turn, also if its client disconnects meanwhile: then as one that was not sent."""
+        storing = asyncio.ensure_future(self._write_turn(session, turn, view, is_retry=is_retry))
+        try:
+            return await asyncio.shield(storing)
         except asyncio.CancelledError:
             await asyncio.wait([storing])
-            if storing.exception() is None:
+            if storing.exception() is None and storing.result() is turn:
                 self.note_sent(session, turn, sent=False)
             raise
 
@@ -386,10 +376,10 @@ class Gateway:
             RequestError: the request is invalid.
         """
         backend = await self.backends.open(session.claim.job)
-        await self._read_turns(session)
-        await self._load_images(session, conversation, images)
+        await self.registry.load_images(session, image_hashes_of(conversation.messages), images)
         key = digest([body.offered_tools, body.chat_template_kwargs or {}])
         prompt = await build_prompt(session.recording, key, conversation, _chat_of(backend, body), body.offered_tools)
+        await self.registry.load_images(session, prompt.images)
         return len(prompt.ids) + sum(backend.tokens_of(session.images[sha256]) - 1 for sha256 in prompt.images)
 
     async def messages_of(self, session: Session, session_id: str, number: int) -> Sequence[Message]:
@@ -398,10 +388,9 @@ class Gateway:
         Raises:
             InvalidPayloadError: the session has no such turn.
         """
-        await self._read_turns(session)
         if session_id == session.name and 0 < number == session.recording.last_number:
             return session.view.messages
-        rows = [] if session_id != session.name else await self.stored(self.turns.read, session.claim)
+        rows = [] if session_id != session.name else (await self.stored(self.turns.read, session.claim)).rows
         until = [row for row in rows if row["number"] <= number]
         if not until or until[-1]["number"] != number:
             raise InvalidPayloadError(
@@ -409,56 +398,39 @@ class Gateway:
             )
         return replay(until).view.messages
 
-    async def _write_turn(self, session: Session, recording: Recording, turn: Turn, view: View) -> None:
-        async with session.writing:
-            session.check_open()
-            if session.turns is None or session.turns.recording is not recording:
-                raise UnavailableError(f"session {session.name} was read again meanwhile: ask again")
-            turn.number = recording.last_number + 1
-            shown = {*image_hashes_of(view.messages), *turn.images} - session.stored_images
-            came = {sha256: session.images[sha256].data for sha256 in shown}
-            came |= {one.sha256: one.data for one in turn.sampled.records.values() if one.data is not None}
-            row = encode_turn(turn, view, session.view)
-            if not await self.turns.write(WrittenTurn(claim=session.claim, row=row, came=came)):
-                await self._end_refused([session])
-                session.check_open()
-                session.turns = None  # to be read again
-                raise UnavailableError(f"another process has continued session {session.name}: ask again")
-            recording.add(turn)
-            session.turns.view = view
-            session.stored_images |= shown
+    async def _write_turn(self, session: Session, turn: Turn, view: View, *, is_retry: bool) -> Turn:
+        """Stores a turn with the next number and returns it.
 
-    async def _read_turns(self, session: Session) -> None:
-        """Reads the turns that another process stored, unless that was done."""
-        if session.turns is not None:
-            return
+        If another process has stored turns meanwhile, it gets the number after theirs; but if one of them answers the
+        request of which this is a retry, that one is returned, and nothing is stored.
+
+        Raises:
+            GoneError: the session has ended.
+        """
         async with session.writing:
-            if session.turns is None:
-                turns = await self.stored(lambda: replay(self.turns.read(session.claim)))
-                session.stored_images = {*image_hashes_of(turns.view.messages), *turns.recording.images()}
-                for sha256 in session.stored_images:
-                    await self._load_image(session, sha256, None)
-                session.turns, session.generate_s = turns, turns.recording.engine_s()
+            while True:
+                session.check_open()
+                assert session.turns is not None
+                turn.number = session.recording.last_number + 1
+                shown = {*image_hashes_of(view.messages), *turn.images} - session.stored_images
+                await self.registry.load_images(session, shown)
+                came = {sha256: session.images[sha256].data for sha256 in shown}
+                came |= {one.sha256: one.data for one in turn.sampled.records.values() if one.data is not None}
+                row = encode_turn(turn, view, session.view)
+                if await self.turns.write(WrittenTurn(claim=session.claim, row=row, came=came)):
+                    session.turns.add(turn, view)
+                    session.stored_images |= shown
+                    return turn
+                if not (await self.registry.read_new(session)).rows:
+                    await self.registry.end(session)
+                    session.check_open()
+                    raise UnavailableError(f"the turn of session {session.name} cannot be stored: ask again")
+                if is_retry and (stored := session.recording.latest(turn.request)) is not None:
+                    return stored
 
     def note_sent(self, session: Session, turn: Turn, *, sent: bool) -> None:
         """Notes whether an answer reached its client; no effect on a closed session."""
-        if session.ended is None and session.turns is not None:
-            session.recording.note_sent(turn, sent=sent)
-            if not sent:
-                logger.info("session %s: turn %d did not reach its client and is not recorded",
-                            session.name, turn.number, extra=_log_fields(session))  # fmt: skip
-
-    async def _load_images(self, session: Session, conversation: Conversation, images: Mapping[str, Image]) -> None:
-        """Loads every image of the messages into the session, from the request or the store."""
-        for sha256 in image_hashes_of(conversation.messages):
-            await self._load_image(session, sha256, images.get(sha256))
-
-    async def _load_image(self, session: Session, sha256: str, image: Image | None) -> None:
-        if sha256 in session.images:
-            return
-        if image is None:
-            image = Image(data=await self.stored(self.buffer.contents.image, sha256))
-        session.add_image(image, self.settings.max_session_image_bytes)
+        self.registry.note_sent(session, turn, sent=sent)
 
     # --- maintenance in the background --------------------------------------------------------------------------------
 
@@ -474,16 +446,13 @@ class Gateway:
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def reconcile(self) -> None:
-        """Expires sessions, drops those whose attempts were ended by others, and reports engines."""
+        """Ends sessions that are over, and reports to the other processes and of the engines."""
+        open_now = await self.registry.reconcile()
         now = time.monotonic()
-        for session in tuple(self._sessions.values()):
-            if not session.closing.locked() and session.is_expired(now, self.settings.session_timeout_s):
-                await self._give_up(session, EXPIRED, "has expired: no request for too long", given_up=False)
-        await self._end_refused([one for one in self._sessions.values() if not one.closing.locked()])
         rollouts = self.open_rollouts()
-        if (self._sessions or rollouts) and now - self._beat_at > GATEWAY.beats_every_s:
-            self._beat_at = now
-            await self.stored(self.buffer.beat, GATEWAY.name, os.getpid(), {"rollouts": rollouts})
+        if rollouts != self._told_rollouts or now - self._beat_at > GATEWAY.beats_every_s:
+            await self.registry.beat(rollouts)
+            self._beat_at, self._told_rollouts = now, rollouts
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
         for job in jobs.values():
             self.backends.engine_moved(job)
@@ -491,81 +460,22 @@ class Gateway:
             await self.stored(self.buffer.report_engine, job_key, os.getpid(), report)
         for job_key, findings in self.backends.new_prompt_findings().items():
             await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
-        await self.backends.keep_only(jobs.keys() | {session.claim.job.key for session in self._sessions.values()})
+        await self.backends.keep_only(jobs.keys() | {one.uid.job_key for one in open_now.values()})
         if now - self._closed_full_groups_at > CLOSE_FULL_GROUPS_INTERVAL_S:
             self._closed_full_groups_at = now
             await self.stored(self.claims.close_all_full_groups)
 
-    async def _end_refused(self, sessions: Sequence[Session]) -> None:
-        """Ends sessions whose group or job was closed by others."""
-        refusals = await self.stored(self.claims.refusals, [session.claim for session in sessions])
-        for session, why in zip(sessions, refusals, strict=True):
-            if why and session.ended is None:
-                await self._give_up(session, GROUP_CLOSED, f"was ended: {why}", given_up=True)
-
-    async def _give_up(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
-        session.end(why)
-        self._sessions.pop(session.name, None)
-        logger.info("session %s %s (%s)", session.name, why, code, extra=_log_fields(session))
-        try:
-            await self.stored(
-                lambda: self.claims.fail(
-                    session.claim, code, f"the session {why}", given_up=given_up, transcript=session.view.messages
-                )
-            )
-        except StaleAttemptError:
-            logger.info("session %s was taken over", session.name, extra=_log_fields(session))
-
     # --- helpers -----------------------------------------------------------------------------------------------------
-
-    async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Calls a function of the store in a thread and returns its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._store_threads, lambda: function(*arguments))
-
-    async def _ended_session(self, session_id: str) -> ClaimState:
-        """Returns how a session ended that is not open.
-
-        Raises:
-            NotFoundError: it never existed.
-        """
-        state = await self.stored(self.claims.state_of, session_id)
-        if state is None:
-            raise NotFoundError(f"there is no session {session_id[:100]!r}: open one with POST /sessions")
-        return state
-
-    def _closed_before(self, state: ClaimState) -> dict[str, Any]:
-        if state.state is not AttemptState.FINISHED:
-            raise GoneError(_end_of_claim(state), {"state": state.state, "reason": state.error_code})
-        return {"session_id": state.uid, "status": WriteStatus.DUPLICATE, "reward": state.reward}
 
     def _score_asked(self, session: Session, url: str) -> ScoreAsked:
         described = self.describe(session)
         return ScoreAsked(url=url, body={**described, "messages": list(session.view.messages)})
 
 
-async def _sampled(session: Session, backend: JobBackend, request: GenerateRequest) -> GenerateReply:
-    """Samples a turn; records in the session whether the engine failed.
-
-    A harness that scores every ended episode would otherwise turn an engine failure into a reward of 0. A refusal of
-    the request itself, such as a prompt that is too long, counts as the episode's own.
-    """
-    began = time.monotonic()
-    try:
-        sampled = await session.run(backend.engine.generate(request))
-    except EngineError as error:
-        session.engine_failure = None if "status" in error.detail else error.message
-        raise
-    except asyncio.CancelledError:
-        session.engine_failure = backend.trouble or session.engine_failure
-        raise
-    session.engine_failure = None
-    session.generate_s += time.monotonic() - began
-    return sampled
-
-
-def _log_fields(session: Session) -> dict[str, str | int]:
-    claim = session.claim
-    return {"job": claim.job.job_id, "group": claim.group.key, "uid": claim.uid, "attempt": claim.attempt}
+def _closed_before(state: ClaimState) -> dict[str, Any]:
+    if state.state is not AttemptState.FINISHED:
+        raise gone(state)
+    return {"session_id": state.uid, "status": WriteStatus.DUPLICATE, "reward": state.reward}
 
 
 def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:
@@ -626,69 +536,3 @@ def _log_probs(sampled: Generation, chat: ChatTokens) -> list[dict[str, Any]]:
         token = chat.token_text(token_id)
         entries.append({"token": token, "logprob": log_prob, "bytes": list(token.encode()), "top_logprobs": []})
     return entries
-
-
-def _trajectory(session: Session, body: CloseBody, verdict: Verdict) -> Trajectory:
-    cut = session.limit_reached or (StopReason.MAX_TOKENS if session.view.finish_reason == "length" else None)
-    recording, generations = session.recording, session.recording.generations()
-    shown = [*image_hashes_of(session.view.messages), *(sha for one in generations for sha in one.images or ())]
-    about = {
-        "turns": recording.turns,
-        "branches": recording.branches(),
-        "emission_order": recording.numbers(),
-        "tools": list(session.view.tools),
-    }
-    turn_rewards, token_rewards = _rewards_of_turns(session, generations, verdict, by=body.scoring_url)
-    return Trajectory(
-        uid=session.name,
-        instance_id=session.claim.instance.instance_id,
-        messages=list(session.view.messages),
-        reward=verdict.reward,
-        raw_reward=body.raw_reward,
-        turn_rewards=turn_rewards,
-        token_rewards=token_rewards,
-        outcome=body.outcome or (Outcome.TRUNCATED if cut else Outcome.COMPLETED),
-        stop_reason=body.stop_reason or cut or StopReason.STOP,
-        generations=generations,
-        images=[session.images[sha256] for sha256 in dict.fromkeys(shown)],
-        extra_info={**body.extra_info, **verdict.extra_info, "gateway": about},
-        timings_s={"generate": session.generate_s, "session": time.monotonic() - session.opened_at},
-    )
-
-
-def _rewards_of_turns(
-    session: Session, generations: Sequence[Generation], verdict: Verdict, *, by: str | None
-) -> wire.TurnRewards:
-    """Reorders the rewards of turns from sampling order, which clients know, to that of generations, branch by branch.
-
-    Raises:
-        InvalidPayloadError: the close request's rewards do not fit its turns.
-        UnavailableError: the scoring callback's do not, or a turn was sampled meanwhile: close it again.
-    """
-    numbers = session.recording.numbers()
-    place_of = {number: place for place, number in enumerate(sorted(numbers))}
-
-    def in_order_of_generations(named: list[Any] | None) -> list[Any] | None:
-        return named if named is None or len(named) != len(numbers) else [named[place_of[one]] for one in numbers]
-
-    rewards = {
-        "turn_rewards": in_order_of_generations(verdict.turn_rewards),
-        "token_rewards": in_order_of_generations(verdict.token_rewards),
-    }
-    try:
-        return wire.checked_turn_rewards(rewards, session.view.messages, generations)
-    except InvalidPayloadError as error:
-        if by is None:
-            raise
-        raise UnavailableError(
-            f"the scoring callback's {error.message}; the session stays open, close it again"
-        ) from error
-
-
-def _end_of_claim(state: ClaimState) -> str:
-    if state.state is AttemptState.FINISHED:
-        return f"session {state.uid} is closed, with the reward {state.reward:g}"
-    if state.state is AttemptState.RUNNING:
-        return f"session {state.uid} belongs to another gateway"
-    why = state.error_message or "its job is over"
-    return f"session {state.uid} is over without a reward ({state.error_code or state.state}): {why}"

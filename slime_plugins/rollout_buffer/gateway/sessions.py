@@ -12,11 +12,12 @@ import hashlib
 import hmac
 import os
 import secrets
-import time
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import orjson
 
 from slime_plugins.rollout_buffer.errors import GoneError, PayloadTooLargeError, UnauthorizedError
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
@@ -68,9 +69,26 @@ class SessionKeys:
         return hmac.new(self._secret, content, hashlib.sha256).hexdigest()[:MAC_CHARACTERS]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why a request got no turn. ``engine_failure`` counts until a turn after number ``after`` is stored."""
+
+    after: int
+    engine_failure: str | None = None
+    limit: StopReason | None = None
+
+    def encode(self) -> str:
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Refusal:
+        found = orjson.loads(text)
+        return cls(**{**found, "limit": found["limit"] and StopReason(found["limit"])})
+
+
 @dataclass(slots=True, eq=False)
 class Session:
-    """An open session; used on the event loop only."""
+    """An open session as this process knows it; used on the event loop only."""
 
     claim: SlotClaim
     turns: SessionTurns | None = None
@@ -79,21 +97,20 @@ class Session:
     image_bytes: int = 0
     stored_images: set[str] = field(default_factory=set)
     """Hashes of the images that are stored."""
-    opened_at: float = field(default_factory=time.monotonic)
-    used_at: float = field(default_factory=time.monotonic)
-    generate_s: float = 0.0
+    was_used: bool = False
+    """Since ``touched_at``."""
+    touched_at: float = 0.0
+    """When this process last stored that the session is in use."""
     ended: str | None = None
     """Why it accepts no more requests; None while it is open."""
-    engine_failure: str | None = None
-    """Why the engine failed its last turn; None if it did not."""
-    limit_reached: StopReason | None = None
-    """The limit for which its last turn was refused."""
+    refusal: Refusal | None = None
+    """Of its latest request; None if that got its turn."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn is stored, or the stored turns are read."""
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     answering: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
-    """Requests by digest whose turn is being sampled."""
+    """Requests by digest whose turn this process samples."""
 
     @property
     def name(self) -> str:
@@ -105,6 +122,17 @@ class Session:
         """Its turns; they must have been read from the store."""
         assert self.turns is not None
         return self.turns.recording
+
+    @property
+    def is_in_use(self) -> bool:
+        """True if a turn is being sampled, or was since the store was told."""
+        return self.was_used or bool(self.under_way)
+
+    @property
+    def engine_failure(self) -> str | None:
+        """Why the engine failed the latest turn; None if it did not."""
+        refusal = self.refusal
+        return None if refusal is None or refusal.after != self.recording.last_number else refusal.engine_failure
 
     @property
     def view(self) -> View:
@@ -149,7 +177,7 @@ class Session:
             raise
         finally:
             self.under_way.discard(task)
-            self.used_at = time.monotonic()
+            self.was_used = True
         self.check_open()
         return result
 
@@ -169,8 +197,3 @@ class Session:
         self.ended = why
         for task in tuple(self.under_way):
             task.cancel()
-
-    def is_expired(self, now: float, max_lifetime_s: float) -> bool:
-        """Returns True if the session was idle or open for too long."""
-        idle = not self.under_way and now - self.used_at > self.claim.idle_timeout_s
-        return idle or now - self.opened_at > max_lifetime_s

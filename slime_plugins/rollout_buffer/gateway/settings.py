@@ -37,6 +37,7 @@ class GatewaySettings(BaseModel):
         description="Host that a gateway session's scoring_url may name; repeatable.",
         json_schema_extra={"flag": "--scoring-host"},
     )
+    workers: int = Field(default=1, ge=1, le=64, description="Processes that serve the address.")
     max_sessions: int = Field(default=4096, ge=1, description="Sessions that may be open at once.")
     idle_timeout_s: float = Field(
         default=DEFAULT_IDLE_TIMEOUT_S, gt=0, description="Seconds without a request after which one expires."

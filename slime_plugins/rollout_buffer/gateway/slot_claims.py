@@ -6,6 +6,7 @@ claimed again until it has failed ``max_attempts`` times. Claims outlive the pro
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from slime_plugins.rollout_buffer.storage.tables import (
     job_rows,
     trajectory_rows,
 )
-from slime_plugins.rollout_buffer.storage.tables.attempt_rows import AttemptRecord, SlotUse
+from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession, SlotUse
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -55,18 +56,27 @@ class SlotClaim:
         """The id of the attempt and its trajectory, unique in the store."""
         return self.group.attempt_uid(self.slot, self.attempt)
 
+    @property
+    def place(self) -> dict[str, int]:
+        """Its attempt in the store."""
+        return {"group_key": self.group.key, "slot": self.slot, "attempt": self.attempt}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimState:
-    """The state of a claim in the store."""
+    """How a claim ended."""
 
     uid: str
-    job_id: str
     state: AttemptState
     error_code: str | None = None
     error_message: str | None = None
     reward: float | None = None
-    late: bool | None = None
+
+    def __str__(self) -> str:
+        if self.state is AttemptState.FINISHED:
+            return f"is closed, with the reward {self.reward:g}"
+        why = self.error_message or "its job is over"
+        return f"is over without a reward ({self.error_code or self.state}): {why}"
 
 
 class SlotClaims:
@@ -77,27 +87,29 @@ class SlotClaims:
         self._buffer = buffer
         self._clock = clock or buffer.clock
 
-    def open_claims(self) -> list[SlotClaim]:
-        """Returns the claims that have not ended, also those of an earlier process."""
-        with self._buffer.store.read() as connection:
-            found = []
-            for one in attempt_rows.open_sessions(connection):
-                group = group_rows.get_group(connection, one.group_key)
-                found.append(
-                    SlotClaim(
-                        job=job_rows.get_job(connection, group.job_key),
-                        group=group,
-                        instance=instance_of(connection, group),
-                        slot=one.slot,
-                        attempt=one.attempt,
-                        idle_timeout_s=one.idle_timeout_s,
-                        claimed_at=one.started_at,
-                    )
-                )
-            return found
+    def open_sessions(self) -> dict[str, OpenSession]:
+        """Returns the sessions that have not ended, of all processes, by id."""
+        with self._buffer.store.read_one() as connection:
+            return {str(one.uid): one for one in attempt_rows.open_sessions(connection)}
+
+    def count_open(self) -> int:
+        with self._buffer.store.read_one() as connection:
+            return attempt_rows.count_open_sessions(connection)
+
+    def touch(self, claims: Sequence[SlotClaim]) -> float:
+        """Stores that sessions are in use, and returns the time."""
+        now = self._clock()
+        with self._buffer.store.write() as connection:
+            attempt_rows.touch(connection, [claim.place for claim in claims], now)
+        return now
 
     def claim(
-        self, job_id: str, instance_id: str | None = None, *, idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
+        self,
+        job_id: str,
+        instance_id: str | None = None,
+        *,
+        idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
+        max_sessions: int = sys.maxsize,
     ) -> SlotClaim:
         """Claims the next open slot in input order, or the next one of an instance.
 
@@ -107,9 +119,12 @@ class SlotClaims:
             NotFoundError: there is no such job or instance.
             ConflictError: the job is played by a runner of its own, is over, or has no open group any more.
             UnavailableError: the job is paused.
-            BusyError: every open slot is taken, or as many groups wait for the trainer as the job allows.
+            BusyError: every open slot is taken, as many groups wait for the trainer as the job allows, or
+                ``max_sessions`` sessions are open.
         """
         with self._buffer.store.write() as connection:
+            if attempt_rows.count_open_sessions(connection) >= max_sessions:
+                raise BusyError(f"{max_sessions} sessions are open, which is the limit: close some")
             job = _job_for_claim(connection, job_id)
             group, slot = _free_slot(connection, job, instance_id)
             if group.opened_at is None:
@@ -168,8 +183,8 @@ class SlotClaims:
         )
         self._close_if_full(claim.job, claim.group)
 
-    def state_of(self, uid: str) -> ClaimState | None:
-        """Returns the state of a claim; None if it never existed."""
+    def find(self, uid: str) -> SlotClaim | ClaimState | None:
+        """Returns an open claim, also of another process; how it ended, if it has; None if it never existed."""
         named = AttemptUid.parse(uid)
         if named is None:
             return None
@@ -178,14 +193,34 @@ class SlotClaims:
             if group is None:
                 return None
             found = attempt_rows.find_attempt(connection, group.key, named.slot, named.attempt)
-            if found is None:
-                return None
-            return _claim_state(uid, job_rows.get_job(connection, named.job_key).job_id, found)
+            if found is None or (found.state is AttemptState.RUNNING and found.idle_timeout_s is None):
+                return None  # a runner's is no claim
+            job = job_rows.get_job(connection, named.job_key)
+            if found.state is not AttemptState.RUNNING or found.idle_timeout_s is None:
+                return ClaimState(
+                    uid=uid,
+                    state=found.state,
+                    error_code=found.error_code,
+                    error_message=found.error_message,
+                    reward=found.reward,
+                )
+            return SlotClaim(
+                job=job,
+                group=group,
+                instance=instance_of(connection, group),
+                slot=named.slot,
+                attempt=named.attempt,
+                idle_timeout_s=found.idle_timeout_s,
+                claimed_at=found.started_at,
+            )
 
-    def refusals(self, claims: Sequence[SlotClaim]) -> list[str]:
-        """Returns for each claim why its result would be refused; empty if it would not."""
+    def group_end(self, claim: SlotClaim) -> str:
+        """Returns how the group of a claim was closed; empty if it is open."""
         with self._buffer.store.read() as connection:
-            return [_refusal(connection, claim) for claim in claims]
+            group = group_rows.get_group(connection, claim.group.key)
+        if group.state is GroupState.OPEN:
+            return ""
+        return f"its group is {group.state.value}" + (f" ({group.cause})" if group.cause else "")
 
     def close_all_full_groups(self) -> None:
         """Closes all full groups, also those whose process died before it closed them."""
@@ -235,15 +270,6 @@ def _check_room(connection: Connection, job: JobRecord) -> None:
         )
 
 
-def _refusal(connection: Connection, claim: SlotClaim) -> str:
-    group = group_rows.get_group(connection, claim.group.key)
-    if group.state is not GroupState.OPEN:
-        why = f" ({group.cause})" if group.cause else ""
-        return f"its group is {group.state.value}{why}"
-    state = attempt_rows.attempt_state(connection, claim.group.key, claim.slot, claim.attempt)
-    return "" if state is AttemptState.RUNNING else "its job is over, or was taken over"
-
-
 def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) -> tuple[GroupRecord, int]:
     limit = job.settings.max_attempts
     for group in _open_groups(connection, job, instance_id):
@@ -282,15 +308,3 @@ def _has_open_group(connection: Connection, job: JobRecord, instance_id: str | N
         return delivery_rows.has_groups(connection, job.key, GroupState.OPEN)
     known = group_rows.groups_of_instance(connection, job.key, instance_id)
     return any(group.state is GroupState.OPEN for group in known)
-
-
-def _claim_state(uid: str, job_id: str, found: AttemptRecord) -> ClaimState:
-    return ClaimState(
-        uid=uid,
-        job_id=job_id,
-        state=found.state,
-        error_code=found.error_code,
-        error_message=found.error_message,
-        reward=found.reward,
-        late=found.late,
-    )

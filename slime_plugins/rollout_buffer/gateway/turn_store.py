@@ -1,4 +1,4 @@
-"""Stores turns before they are answered, in batches with one fsync each."""
+"""Stores turns before they are answered, in batches with one fsync each, and reads what other processes stored."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
+from slime_plugins.rollout_buffer.observability.process_status import process_status
+from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload
-from slime_plugins.rollout_buffer.storage.tables import turn_rows
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, service_rows, turn_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.write_batcher import WriteBatcher
 
@@ -25,6 +27,15 @@ class WrittenTurn:
 
     def __len__(self) -> int:
         return len(self.row["detail"]) + len(self.row["log_probs"]) + sum(map(len, self.came.values()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTurns:
+    """Rows of turns by number, whether their session takes more, and the refusal of its latest request."""
+
+    rows: list[dict[str, Any]]
+    takes_turns: bool
+    refusal: str | None
 
 
 class TurnStore:
@@ -42,10 +53,35 @@ class TurnStore:
         """
         return await self._batcher.write(turn)
 
-    def read(self, claim: SlotClaim) -> list[dict[str, Any]]:
-        """Returns the rows of a session's turns by number."""
+    def read(self, claim: SlotClaim, *, after: int = 0) -> StoredTurns:
+        """Returns a session's turns with higher numbers than ``after``."""
         with self._buffer.store.read() as connection:
-            return turn_rows.turns_of(connection, **_place(claim))
+            takes_turns, refusal = attempt_rows.session_state(connection, claim.place)
+            rows = turn_rows.turns_of(connection, claim.place, after=after)
+        return StoredTurns(rows=rows, takes_turns=takes_turns, refusal=refusal)
+
+    def refuse(self, claim: SlotClaim, refusal: str) -> None:
+        """Stores why the latest request of a session got no turn."""
+        with self._buffer.store.write() as connection:
+            attempt_rows.set_refusal(connection, claim.place, refusal)
+
+    def note_sent(self, claim: SlotClaim, number: int, *, sent: bool) -> None:
+        """Stores whether an answer reached its client, for the other processes. Once one has, that stays."""
+        with self._buffer.store.write() as connection:
+            turn_rows.set_sent(connection, claim.place, number, sent=sent)
+
+    def sent_flags(self, claim: SlotClaim) -> dict[int, bool]:
+        """Returns by number what ``note_sent`` stored."""
+        with self._buffer.store.read_one() as connection:
+            return turn_rows.sent_flags(connection, claim.place)
+
+    def lives(self, writer: str) -> bool:
+        """Returns whether the gateway process with this token still runs."""
+        with self._buffer.store.read_one() as connection:
+            beats = [detail for _, detail in service_rows.heartbeats(connection, GATEWAY.name)]
+        named = next((one for one in beats if one.get("writer") == writer), None)
+        status = None if named is None else process_status(named["pid"])
+        return named is not None and status is not None and status.lives and status.started == named["started"]
 
     def _write(self, turns: Sequence[WrittenTurn]) -> list[bool]:
         showing = [turn for turn in turns if turn.came]
@@ -58,10 +94,6 @@ class TurnStore:
         def insert(connection: Connection) -> list[bool]:
             for payload in payloads:
                 payload.record(connection, self._buffer.clock())
-            return turn_rows.insert_turns(connection, [{**_place(turn.claim), **turn.row} for turn in turns])
+            return turn_rows.insert_turns(connection, [{**turn.claim.place, **turn.row} for turn in turns])
 
         return self._buffer.store.commit(insert)
-
-
-def _place(claim: SlotClaim) -> dict[str, int]:
-    return {"group_key": claim.group.key, "slot": claim.slot, "attempt": claim.attempt}

@@ -32,6 +32,13 @@ class SessionTurns:
 
     recording: Recording = field(default_factory=Recording)
     view: View = field(default_factory=View)
+    by_number: dict[int, Turn] = field(default_factory=dict)
+
+    def add(self, turn: Turn, view: View) -> None:
+        """Adds the next turn, with what its client sees."""
+        self.recording.add(turn)
+        self.by_number[turn.number] = turn
+        self.view = view
 
 
 def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
@@ -57,6 +64,7 @@ def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
         "created_at": turn.created,
         "request": turn.request,
         "parent": None if turn.parent is None else turn.parent.number,
+        "writer": turn.writer,
         "weight_version": turn.sampled.weight_version,
         "context_ids": turn.context_ids.tobytes(),
         "output_ids": array("i", turn.sampled.output_ids).tobytes(),
@@ -65,15 +73,14 @@ def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
     }
 
 
-def replay(rows: Sequence[Mapping[str, Any]]) -> SessionTurns:
-    """Rebuilds a session's turns from their rows, in order of their numbers."""
-    found = SessionTurns()
-    turns: dict[int | None, Turn] = {}
+def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None) -> SessionTurns:
+    """Adds turns from their rows, in order of their numbers, to those before."""
+    found = before or SessionTurns()
     for row in rows:
         detail = orjson.loads(row["detail"])
         (rest,) = wire.decode_generations([detail["generation"]])
-        turn = turns[row["number"]] = Turn(
-            parent=turns.get(row["parent"]),
+        turn = Turn(
+            parent=None if row["parent"] is None else found.by_number[row["parent"]],
             number=row["number"],
             request=row["request"],
             key=bytes.fromhex(detail["key"]),
@@ -86,17 +93,19 @@ def replay(rows: Sequence[Mapping[str, Any]]) -> SessionTurns:
             message=detail["message"],
             reply=bytes.fromhex(detail["reply"]),
             created=row["created_at"],
+            writer=row["writer"],
             from_start=detail["from_start"],
             is_closed=detail["is_closed"],
             is_unusable=detail["is_unusable"],
-            sent=False,
         )
-        found.recording.add(turn)
-        found.view = View(
+        if turn.parent is not None:  # its client has seen the parent's answer
+            found.recording.note_sent(turn.parent, sent=True)
+        view = View(
             (*found.view.messages[: detail["kept"]], *detail["messages"], turn.message),
             found.view.tools if detail["tools"] is None else detail["tools"],
             turn.sampled.finish_reason,
         )
-        if turn.parent is not None:
-            turn.parent.sent = True
+        found.add(turn, view)
+        if (sent := row.get("sent")) is not None:
+            found.recording.note_sent(turn, sent=bool(sent))
     return found

@@ -28,8 +28,9 @@ class Turn:
     its time. ``context`` has the digests of the messages since its parent, ``reply`` the digest of its own message.
     ``from_start``: the context covers the whole request. This holds for roots, and for a turn whose ids continue its
     parent's path although its messages do not. ``sampled`` has prompt ids only if the engine ran others than the path.
-    ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it. ``sent``: whether its answer
-    reached the client; None while it is being sent.
+    ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it. ``writer`` names the
+    process that sampled it. ``sent``: whether its answer reached the client; None while it is being sent, or if only
+    ``writer`` knows.
     """
 
     parent: Turn | None
@@ -46,6 +47,7 @@ class Turn:
     from_start: bool
     is_closed: bool
     is_unusable: bool = False
+    writer: str = ""
     sent: bool | None = None
     children: list[Turn] = field(default_factory=list)
 
@@ -101,7 +103,7 @@ class Recording:
         self.record_bytes = 0
 
     def find(self, key: bytes, digests: Sequence[bytes], replies: Sequence[bytes | None]) -> Match:
-        """Returns the longest recorded path that is a prefix of the messages.
+        """Returns the longest recorded path that is a proper prefix of the messages.
 
         Of equal paths (one request sampled twice with the same reply) the latest counts.
         """
@@ -112,7 +114,7 @@ class Recording:
             turn = end.turn
             assert turn is not None
             after = end.consumed + len(turn.context)
-            if after >= len(digests) or replies[after] != turn.reply:
+            if after + 1 >= len(digests) or replies[after] != turn.reply:
                 continue
             if tuple(digests[end.consumed : after]) != turn.context:
                 continue
@@ -162,6 +164,10 @@ class Recording:
         self.turns -= 1
         self.ids -= turn.own_length
         self.record_bytes -= turn.record_bytes
+
+    def latest(self, request: bytes) -> Turn | None:
+        """Returns the latest answer to a request."""
+        return self._by_request.get(request)
 
     def answered(self, request: bytes, *, is_retry: bool) -> Turn | None:
         """Returns the turn that answers a repeated request; None if the client wants another sample.

@@ -1,6 +1,8 @@
--- Turns of open gateway sessions are durable: a restarted gateway continues the sessions of the one before.
+-- Turns of open gateway sessions are durable: any gateway process continues any session.
 
 ALTER TABLE attempts ADD COLUMN idle_timeout_s REAL;  -- of a gateway session; NULL for other attempts
+ALTER TABLE attempts ADD COLUMN used_at REAL;         -- latest use of a gateway session, to a few seconds
+ALTER TABLE attempts ADD COLUMN refusal TEXT;         -- JSON: why the latest request of a session got no turn
 
 -- What the engine sampled in a session, one row per answered turn. They are deleted with the end of their attempt.
 CREATE TABLE turns (
@@ -12,6 +14,8 @@ CREATE TABLE turns (
     created_at     REAL    NOT NULL,
     request        BLOB    NOT NULL,            -- digest of the request: a retry of it gets this turn
     parent         INTEGER,                     -- number of the turn whose ids it continues
+    writer         TEXT    NOT NULL,            -- token of the gateway process that sampled it
+    sent           INTEGER,                     -- 0: the answer did not reach its client; 1: it did later
     weight_version TEXT,
     context_ids    BLOB    NOT NULL,            -- int32: prompt ids after those of the parent
     output_ids     BLOB    NOT NULL,            -- int32

@@ -26,12 +26,13 @@ def server_command(settings: ServeSettings) -> list[str]:
     ]  # fmt: skip
 
 
-def gateway_command(settings: ServeSettings, port: int, heartbeat: int) -> list[str]:
-    """Returns the gateway's command line; it sends heartbeats on the descriptor ``heartbeat``."""
-    for_gateway = GatewaySettings(
+def gateway_settings(settings: ServeSettings, port: int) -> GatewaySettings:
+    """Returns the settings of the gateway."""
+    return GatewaySettings(
         data_dir=settings.data_dir.resolve(),
         host=settings.host,
         port=port,
+        workers=settings.gateway_workers,
         public_url=settings.gateway_public_url,
         token_file=None if settings.token_file is None else settings.token_file.resolve(),
         allowed_hosts=settings.allowed_hosts,
@@ -39,8 +40,6 @@ def gateway_command(settings: ServeSettings, port: int, heartbeat: int) -> list[
         max_body_bytes=settings.max_body_bytes,
         max_data_bytes=settings.max_data_bytes,
     )
-    module = "slime_plugins.rollout_buffer.gateway.main"
-    return [sys.executable, "-m", module, for_gateway.model_dump_json(), str(heartbeat)]
 
 
 def runner_command(

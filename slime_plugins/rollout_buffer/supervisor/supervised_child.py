@@ -148,7 +148,7 @@ class SupervisedChild:
                 f"it has sent no heartbeat for {heartbeat_timeout_s:.0f} s: it is stopped, or its event loop is blocked"
             )
             self._begin_kill(cause, crashed=True)
-        elif not self._was_ready and self.spec.is_ready():
+        elif not self._was_ready and self.spec.is_ready() and self._has_beaten():
             self._was_ready = True
         elif not self._was_ready and self._clock() - self._started_at > self.spec.policy.start_timeout_s:
             self._begin_kill(f"it was not ready within {self.spec.policy.start_timeout_s:.0f} s", crashed=True)
@@ -199,6 +199,9 @@ class SupervisedChild:
         policy = self.spec.policy
         pause_s = backoff_s(max(1, self.crashes), first_s=policy.first_s, longest_s=policy.longest_s)
         self._not_before = self._clock() + pause_s
+
+    def _has_beaten(self) -> bool:
+        return self._heartbeat is None or self._heartbeat.last() is not None
 
     def _close_heartbeat(self) -> None:
         if self._heartbeat is not None:

@@ -32,6 +32,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
 from slime_plugins.rollout_buffer.supervisor import child_commands
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
+from slime_plugins.rollout_buffer.supervisor.gateway_processes import GATEWAY_NAME, GatewayProcesses
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
 from slime_plugins.rollout_buffer.supervisor.periodic_tasks import POSTPONED, PeriodicTasks, PeriodicThread
 from slime_plugins.rollout_buffer.supervisor.restart_policies import (
@@ -56,7 +57,6 @@ ORPHAN_TIMEOUT_S = 15.0
 JOB_OVER_TIMEOUT_S = 30.0
 RAY_GONE_TIMEOUT_S = 10.0
 SERVER_NAME = "server"
-GATEWAY_NAME = "gateway"
 WRITERS_OUTSIDE = {EXTERNAL_TASK_TYPE: {"needs_ray": False, "source": "/buffer/write"}}
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Supervisor:
     _heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
     _discovery: GeneratorDiscovery = field(init=False)
     _server: SupervisedChild = field(init=False)
-    _gateway: SupervisedChild | None = field(init=False, default=None)
+    _gateway: GatewayProcesses | None = field(init=False, default=None)
     _ray: SupervisedChild | None = field(init=False, default=None)
     _ray_is_wanted: bool = field(init=False, default=False)
     _ray_heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
@@ -110,10 +110,6 @@ class Supervisor:
         self._write_lock_watch = WriteLockWatch(self.settings.writer_turn_limit_s)
         policy = server_policy(self.settings)
         self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
-        if self.settings.gateway_port is not None:
-            policy = gateway_policy(self.settings)
-            spec = ChildSpec(name=GATEWAY_NAME, start=self._start_gateway, policy=policy, heartbeats=True)
-            self._gateway = SupervisedChild(spec)
         self._tasks = PeriodicTasks(
             {
                 self._beat: SUPERVISOR.beats_every_s / 2,
@@ -169,6 +165,10 @@ class Supervisor:
         data_dir.restrict_permissions(self.settings.data_dir)
         self._records = ChildRecords(self.settings.data_dir / "children.json")
         self._take_over()
+        if self.settings.gateway_port is not None:
+            settings = child_commands.gateway_settings(self.settings, self.settings.gateway_port)
+            policy = gateway_policy(self.settings.service_heartbeat_timeout_s)
+            self._gateway = GatewayProcesses(settings, policy)
         self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
         self._tasks.run(self._keep_reserve)
         self._tasks.run(self._recover_store)
@@ -187,10 +187,10 @@ class Supervisor:
         orphans = [identity for identity in self._records.orphans() if identity.members()]
         for identity in orphans:
             logger.warning("found the previous supervisor's %s, process %d, still running", identity.name, identity.pid)
-            if identity.name in (SERVER_NAME, GATEWAY_NAME):
+            if identity.name.startswith((SERVER_NAME, GATEWAY_NAME)):
                 identity.kill()
         deadline = time.monotonic() + ORPHAN_TIMEOUT_S
-        self._orphans = [(one, deadline) for one in orphans if one.name not in (SERVER_NAME, GATEWAY_NAME)]
+        self._orphans = [(one, deadline) for one in orphans if not one.name.startswith((SERVER_NAME, GATEWAY_NAME))]
         timeout_s = PORT_TIMEOUT_S if orphans else 0.0
         _wait_for_port(self.settings.host, self.settings.port, timeout_s)
         if self.settings.gateway_port is not None:
@@ -285,7 +285,8 @@ class Supervisor:
             self._records.keep(identities)
 
     def _children(self) -> Iterator[SupervisedChild]:
-        services = (self._server, self._gateway, *(runner.child for runner in self._runners.values()), self._ray)
+        gateway = () if self._gateway is None else self._gateway.children
+        services = (self._server, *gateway, *(runner.child for runner in self._runners.values()), self._ray)
         return (child for child in services if child is not None)
 
     def _report_ready(self) -> None:
@@ -385,16 +386,6 @@ class Supervisor:
             stop_signal=signal.SIGINT,  # gunicorn would wait for idle connections until its graceful timeout is over
         )
 
-    def _start_gateway(self, heartbeat: Heartbeat | None) -> ChildProcess:
-        assert heartbeat is not None
-        assert self.settings.gateway_port is not None
-        return ChildProcess(
-            GATEWAY_NAME,
-            child_commands.gateway_command(self.settings, self.settings.gateway_port, heartbeat.descriptor),
-            log_file=self._log_file(GATEWAY_NAME),
-            descriptors=(heartbeat.descriptor,),
-        )
-
     def _runner_child(self, job: JobRecord) -> SupervisedChild:
         def start(heartbeat: Heartbeat | None) -> ChildProcess:
             assert heartbeat is not None
@@ -485,6 +476,8 @@ class Supervisor:
         for identity, _ in self._orphans:
             identity.kill()
         self._records.clear()
+        if self._gateway is not None:
+            self._gateway.close()
         if idle:  # otherwise a write still hangs in the thread
             self._buffer.store.close()
         self._lock.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +48,6 @@ class HeldEngine(FakeEngine):
         return await super().generate(request)
 
 
-@asynccontextmanager
-async def killed_gateway_on(folder: Path, engine: Any) -> AsyncIterator[GatewayUnderTest]:
-    """A gateway that says nothing to the store at its end."""
-    async with gateway_on(folder, engine) as gateway:
-        yield gateway
-        gateway.gateway._sessions.clear()
-
-
 def said(reply: Reply) -> dict[str, Any]:
     assert reply.status == 200, reply.body
     message: dict[str, Any] = reply.body["choices"][0]["message"]
@@ -71,7 +61,7 @@ def stored_turns(gateway: GatewayUnderTest) -> int:
 
 async def test_a_killed_gateways_session_goes_on_where_it_was_with_its_exact_ids_and_pictures(tmp_path: Path) -> None:
     first, second = counting(), counting()
-    async with killed_gateway_on(tmp_path, first) as gateway:
+    async with gateway_on(tmp_path, first) as gateway:
         job = start_session_job(gateway.buffer, n=1)
         opened = await gateway.open(job, idle_timeout_s=1234)
         one = said(await gateway.chat(opened, [USER]))
@@ -100,7 +90,7 @@ async def test_token_records_of_a_killed_gateways_turns_are_in_the_trajectory(tm
     reply = GenerateReply(
         output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop", records={ROUTED_EXPERTS: told}
     )
-    async with killed_gateway_on(tmp_path, FakeEngine([reply])) as gateway:
+    async with gateway_on(tmp_path, FakeEngine([reply])) as gateway:
         job = start_session_job(gateway.buffer, n=1, sampling_params={"return_routed_experts": True})
         opened = await gateway.open(job)
         said(await gateway.chat(opened, [USER]))
@@ -113,7 +103,7 @@ async def test_token_records_of_a_killed_gateways_turns_are_in_the_trajectory(tm
 
 async def test_a_request_whose_answer_was_lost_with_the_gateway_gets_the_stored_turn(tmp_path: Path) -> None:
     engine = counting()
-    async with killed_gateway_on(tmp_path, engine) as gateway:
+    async with gateway_on(tmp_path, engine) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer))
         one = said(await gateway.chat(opened, [USER]))
         lost = await gateway.chat(opened, [USER, one, USER])
@@ -192,22 +182,6 @@ async def test_a_client_that_hangs_up_while_its_turn_is_stored_gets_it_on_its_re
         assert (await gateway.close(opened, reward=1)).body["turns"] == 1
 
 
-async def test_two_gateways_never_continue_one_turn(tmp_path: Path) -> None:
-    engine = counting()
-    async with gateway_on(tmp_path, engine) as old:
-        job = start_session_job(old.buffer, n=1)
-        opened = await old.open(job)
-        one = said(await old.chat(opened, [USER]))
-        async with gateway_on(tmp_path, engine) as new:
-            two = said(await new.chat(opened, [USER, one, USER]))
-            assert (await old.close(opened, reward=1)).status == 503, "it would lose a turn"
-            fenced = await old.chat(opened, [USER, one, USER])
-            assert (fenced.status, "another process" in fenced.body["error"]["message"]) == (503, True)
-            assert said(await old.chat(opened, [USER, one, USER], headers=RETRY)) == two
-            assert (await old.close(opened, reward=1)).body["turns"] == 2
-            assert (await new.close(opened, reward=1)).body["status"] == "duplicate"
-
-
 async def test_turns_of_a_session_that_is_given_up_are_deleted(tmp_path: Path) -> None:
     async with gateway_on(tmp_path, counting()) as gateway:
         job = start_session_job(gateway.buffer, n=2)
@@ -221,7 +195,7 @@ async def test_turns_of_a_session_that_is_given_up_are_deleted(tmp_path: Path) -
 
 
 async def test_pictures_of_an_open_session_outlive_the_retention(tmp_path: Path) -> None:
-    async with killed_gateway_on(tmp_path, counting()) as gateway:
+    async with gateway_on(tmp_path, counting()) as gateway:
         job = start_session_job(gateway.buffer, n=1)
         opened = await gateway.open(job)
         one = said(await gateway.chat(opened, [LOOK]))

@@ -177,7 +177,7 @@ async def test_the_last_session_of_a_group_makes_it_ready(gateway: GatewayUnderT
         await gateway.chat(one, [USER])
         assert (await gateway.close(one, reward=reward)).body["status"] == "stored"
     assert uids(gateway.buffer, poll(gateway.buffer, job)) == [one["session_id"] for one in opened]
-    assert gateway.gateway.open_sessions == 0
+    assert await gateway.gateway.open_sessions() == 0
 
 
 async def test_closing_twice_is_closing_once(gateway: GatewayUnderTest) -> None:
@@ -203,7 +203,7 @@ async def test_a_session_whose_group_was_closed_gets_410_with_the_reason_at_its_
         assert (reply.status, "its group is ready" in reply.body["error"]["message"]) == (410, True)
     await gateway.gateway.reconcile()
     assert describe_job(gateway.buffer.store, job)["attempts"] == {"given_up": 2, "given_up:group_closed": 2}
-    assert gateway.gateway.open_sessions == 0
+    assert await gateway.gateway.open_sessions() == 0
 
 
 @pytest.mark.parametrize(
@@ -368,8 +368,10 @@ async def test_a_callback_that_answers_nonsense_leaves_the_session_open(
 
 def let_pass(gateway: GatewayUnderTest, seconds: float) -> None:
     """For every session it is that much later than it was."""
-    for session in gateway.gateway._sessions.values():
-        session.used_at -= seconds
+    with gateway.buffer.store.write() as connection:
+        connection.execute("UPDATE attempts SET used_at = coalesce(used_at, started_at) - ?", (seconds,))
+    for session in gateway.gateway.registry._sessions.values():
+        session.was_used = False
 
 
 async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_again(gateway: GatewayUnderTest) -> None:

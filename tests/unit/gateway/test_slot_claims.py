@@ -6,7 +6,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, StaleAttemptError
-from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim, SlotClaims
+from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaim, SlotClaims
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
@@ -63,12 +63,12 @@ def test_a_claim_is_finished_once_and_a_given_up_one_never(buffer: Buffer, claim
     claims.fail(lost, "session_expired", "it was forgotten")
     with pytest.raises(StaleAttemptError):
         claims.finish(lost, brought(lost))
-    state = claims.state_of(lost.uid)
-    assert state is not None
+    state = claims.find(lost.uid)
+    assert isinstance(state, ClaimState)
     assert (state.state, state.error_code, state.reward) == ("failed", "session_expired", None)
-    state = claims.state_of(kept.uid)
-    assert state is not None
-    assert (state.state, state.reward, state.late) == ("finished", 1.0, False)
+    state = claims.find(kept.uid)
+    assert isinstance(state, ClaimState)
+    assert (state.state, state.reward) == ("finished", 1.0)
 
 
 def test_claims_outlive_the_process_that_handed_them_out(buffer: Buffer, claims: SlotClaims) -> None:
@@ -76,9 +76,10 @@ def test_claims_outlive_the_process_that_handed_them_out(buffer: Buffer, claims:
     ended, kept, left = (claims.claim(job.job_id, idle_timeout_s=60.0 + at) for at in range(3))
     claims.finish(ended, brought(ended))
     successor = SlotClaims(buffer)
-    assert [one.uid for one in successor.open_claims()] == [kept.uid, left.uid]
-    assert [one.idle_timeout_s for one in successor.open_claims()] == [61.0, 62.0]
-    assert [successor.finish(one, brought(one)) for one in successor.open_claims()] == ["stored", "stored"]
+    assert [*successor.open_sessions()] == [kept.uid, left.uid]
+    found = [one for uid in successor.open_sessions() if isinstance(one := successor.find(uid), SlotClaim)]
+    assert [one.idle_timeout_s for one in found] == [61.0, 62.0]
+    assert [successor.finish(one, brought(one)) for one in found] == ["stored", "stored"]
 
 
 def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: Buffer, claims: SlotClaims) -> None:

@@ -146,7 +146,7 @@ def serve(
 @with_settings(GatewaySettings, "ROLLOUT_BUFFER_GATEWAY")
 def gateway(given: dict[str, Any], log_format: LogFormatOption = LogFormat.TEXT) -> None:
     """Serve the OpenAI-compatible gateway alone, for a buffer on this host, until SIGTERM or Ctrl-C."""
-    from slime_plugins.rollout_buffer.gateway import main as gateway_main
+    from slime_plugins.rollout_buffer.supervisor.gateway_processes import serve_gateway
 
     set_up_logging(log_format)
     with report_errors():
@@ -154,7 +154,7 @@ def gateway(given: dict[str, Any], log_format: LogFormatOption = LogFormat.TEXT)
         if not (data_dir / "buffer.sqlite3").is_file():
             raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
         settings = build_gateway_settings(**given)
-        gateway_main.serve(settings, on_ready=lambda url: _print_ready(f"gateway serving on {url}", log_format))
+        serve_gateway(settings, on_ready=lambda url: _print_ready(f"gateway serving on {url}", log_format))
 
 
 def remote_rollout(

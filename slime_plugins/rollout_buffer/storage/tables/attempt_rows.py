@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
 from slime_plugins.rollout_buffer.storage.tables import group_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -13,6 +15,9 @@ from slime_plugins.rollout_buffer.types import AttemptState
 
 TRANSCRIPTS_OF_A_JOB = 100
 """Only the newest are stored: a job whose attempts all fail must not fill the disk."""
+_OPEN = "attempts.state = 'running' AND idle_timeout_s IS NOT NULL"
+PLACE = "group_key = :group_key AND slot = :slot AND attempt = :attempt"
+"""Identifies an attempt in SQL."""
 
 
 def insert_attempt(
@@ -125,6 +130,8 @@ class AttemptRecord:
     """An attempt; ``reward`` and ``late`` belong to its trajectory, None without one."""
 
     state: AttemptState
+    started_at: float
+    idle_timeout_s: float | None
     error_code: str | None
     error_message: str | None
     reward: float | None
@@ -134,7 +141,8 @@ class AttemptRecord:
 def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int) -> AttemptRecord | None:
     """Returns an attempt with the reward of its trajectory."""
     query = (
-        "SELECT a.state, error_code, error_message, reward, late FROM attempts a LEFT JOIN trajectories t "
+        "SELECT a.state, started_at, idle_timeout_s, error_code, error_message, reward, late "
+        "FROM attempts a LEFT JOIN trajectories t "
         "ON t.group_key = a.group_key AND t.slot = a.slot AND t.attempt = a.attempt "
         "WHERE a.group_key = ? AND a.slot = ? AND a.attempt = ?"
     )
@@ -144,6 +152,8 @@ def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int
     late = None if row["late"] is None else bool(row["late"])
     return AttemptRecord(
         state=AttemptState(row["state"]),
+        started_at=row["started_at"],
+        idle_timeout_s=row["idle_timeout_s"],
         error_code=row["error_code"],
         error_message=row["error_message"],
         reward=row["reward"],
@@ -153,22 +163,56 @@ def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSession:
-    """A running attempt of a gateway session."""
+    """A running attempt of a gateway session. ``takes_turns`` is False if its group is closed."""
 
-    group_key: int
-    slot: int
-    attempt: int
+    uid: AttemptUid
     started_at: float
     idle_timeout_s: float
+    used_at: float
+    takes_turns: bool
 
 
 def open_sessions(connection: Connection) -> list[OpenSession]:
     """Returns the running attempts of gateway sessions, oldest first."""
     query = (
-        "SELECT group_key, slot, attempt, started_at, idle_timeout_s FROM attempts "
-        "WHERE state = 'running' AND idle_timeout_s IS NOT NULL ORDER BY started_at"
+        "SELECT job_key, epoch, position, slot, attempt, started_at, idle_timeout_s, coalesce(used_at, started_at), "
+        f"groups.state = 'open' FROM attempts JOIN groups ON groups.key = group_key WHERE {_OPEN} ORDER BY started_at"
     )
-    return [OpenSession(**dict(row)) for row in connection.execute(query)]
+    return [
+        OpenSession(
+            uid=AttemptUid(job_key=row[0], epoch=row[1], position=row[2], slot=row[3], attempt=row[4]),
+            started_at=row[5],
+            idle_timeout_s=row[6],
+            used_at=row[7],
+            takes_turns=bool(row[8]),
+        )
+        for row in connection.execute(query)
+    ]
+
+
+def count_open_sessions(connection: Connection) -> int:
+    return int(connection.execute(f"SELECT count(*) FROM attempts WHERE {_OPEN}").fetchone()[0])
+
+
+def touch(connection: Connection, places: Sequence[Mapping[str, int]], now: float) -> None:
+    """Sets when sessions were used."""
+    query = f"UPDATE attempts SET used_at = :now WHERE {PLACE}"
+    connection.executemany(query, [{**place, "now": now} for place in places])
+
+
+def set_refusal(connection: Connection, place: Mapping[str, int], refusal: str) -> None:
+    """Stores why the latest request of a session got no turn."""
+    connection.execute(f"UPDATE attempts SET refusal = :refusal WHERE {PLACE}", {**place, "refusal": refusal})
+
+
+def session_state(connection: Connection, place: Mapping[str, int]) -> tuple[bool, str | None]:
+    """Returns whether a session takes turns, and the refusal of its latest request."""
+    query = (
+        "SELECT attempts.state = 'running' AND groups.state = 'open', refusal "
+        f"FROM attempts JOIN groups ON groups.key = group_key WHERE {PLACE}"
+    )
+    takes_turns, refusal = connection.execute(query, place).fetchone()
+    return bool(takes_turns), refusal
 
 
 def slot_progress(connection: Connection, group_key: int) -> dict[int, tuple[bool, int]]:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime_plugins.rollout_buffer.storage.tables.attempt_rows import PLACE
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
@@ -33,10 +34,22 @@ def insert_turns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> l
     return [True] * len(rows)
 
 
-def turns_of(connection: Connection, group_key: int, slot: int, attempt: int) -> list[dict[str, Any]]:
-    """Returns the turns of an attempt by number, with all columns."""
-    query = "SELECT * FROM turns WHERE group_key = ? AND slot = ? AND attempt = ? ORDER BY number"
-    return [dict(row) for row in connection.execute(query, (group_key, slot, attempt))]
+def turns_of(connection: Connection, place: Mapping[str, int], *, after: int = 0) -> list[dict[str, Any]]:
+    """Returns the turns of an attempt with higher numbers than ``after``, by number, with all columns."""
+    query = f"SELECT * FROM turns WHERE {PLACE} AND number > :after ORDER BY number"
+    return [dict(row) for row in connection.execute(query, {**place, "after": after})]
+
+
+def set_sent(connection: Connection, place: Mapping[str, int], number: int, *, sent: bool) -> None:
+    """Stores whether the answer of a turn reached its client; once one has, that stays."""
+    query = f"UPDATE turns SET sent = max(coalesce(sent, 0), :sent) WHERE {PLACE} AND number = :number"
+    connection.execute(query, {**place, "number": number, "sent": sent})
+
+
+def sent_flags(connection: Connection, place: Mapping[str, int]) -> dict[int, bool]:
+    """Returns by number whether answers reached their clients, of the turns for which this was stored."""
+    query = f"SELECT number, sent FROM turns WHERE {PLACE} AND sent IS NOT NULL"
+    return {number: bool(sent) for number, sent in connection.execute(query, place)}
 
 
 def count_turns(connection: Connection, group_key: int, slot: int, attempt: int) -> int:

@@ -1,0 +1,96 @@
+"""Pure: what a session becomes when it is closed with a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError
+from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody
+from slime_plugins.rollout_buffer.gateway.sessions import Session
+from slime_plugins.rollout_buffer.recording.messages import image_hashes_of
+from slime_plugins.rollout_buffer.types import Generation, Outcome, StopReason, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreAsked:
+    """The address and body of a scoring callback."""
+
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The rewards of a session, from its close request or a scoring callback; not yet checked against its turns."""
+
+    reward: float
+    turn_rewards: list[Any] | None = None
+    token_rewards: list[Any] | None = None
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shown_images(session: Session) -> list[str]:
+    """Returns the hashes of the images of a trajectory, which must be loaded."""
+    return [*dict.fromkeys((*image_hashes_of(session.view.messages), *sorted(session.recording.images())))]
+
+
+def trajectory_of(session: Session, body: CloseBody, verdict: Verdict, *, closed_at: float) -> Trajectory:
+    """Returns the trajectory of a session whose turns and images are loaded.
+
+    Raises:
+        InvalidPayloadError: the close request's rewards do not fit its turns.
+        UnavailableError: the scoring callback's do not, or a turn was sampled meanwhile: close it again.
+    """
+    limit = None if session.refusal is None else session.refusal.limit
+    cut = limit or (StopReason.MAX_TOKENS if session.view.finish_reason == "length" else None)
+    recording, generations = session.recording, session.recording.generations()
+    about = {
+        "turns": recording.turns,
+        "branches": recording.branches(),
+        "emission_order": recording.numbers(),
+        "tools": list(session.view.tools),
+    }
+    turn_rewards, token_rewards = _rewards_of_turns(session, generations, verdict, by=body.scoring_url)
+    return Trajectory(
+        uid=session.name,
+        instance_id=session.claim.instance.instance_id,
+        messages=list(session.view.messages),
+        reward=verdict.reward,
+        raw_reward=body.raw_reward,
+        turn_rewards=turn_rewards,
+        token_rewards=token_rewards,
+        outcome=body.outcome or (Outcome.TRUNCATED if cut else Outcome.COMPLETED),
+        stop_reason=body.stop_reason or cut or StopReason.STOP,
+        generations=generations,
+        images=[session.images[sha256] for sha256 in shown_images(session)],
+        extra_info={**body.extra_info, **verdict.extra_info, "gateway": about},
+        timings_s={"generate": recording.engine_s(), "session": closed_at - session.claim.claimed_at},
+    )
+
+
+def _rewards_of_turns(
+    session: Session, generations: Sequence[Generation], verdict: Verdict, *, by: str | None
+) -> wire.TurnRewards:
+    """Reorders the rewards of turns from sampling order, which clients know, to that of generations, branch after
+    branch."""
+    numbers = session.recording.numbers()
+    place_of = {number: place for place, number in enumerate(sorted(numbers))}
+
+    def in_order_of_generations(named: list[Any] | None) -> list[Any] | None:
+        return named if named is None or len(named) != len(numbers) else [named[place_of[one]] for one in numbers]
+
+    rewards = {
+        "turn_rewards": in_order_of_generations(verdict.turn_rewards),
+        "token_rewards": in_order_of_generations(verdict.token_rewards),
+    }
+    try:
+        return wire.checked_turn_rewards(rewards, session.view.messages, generations)
+    except InvalidPayloadError as error:
+        if by is None:
+            raise
+        raise UnavailableError(
+            f"the scoring callback's {error.message}; the session stays open, close it again"
+        ) from error

@@ -1,0 +1,307 @@
+"""The open sessions that a gateway process knows, and what other processes did to them.
+
+Any process continues any session, and the store decides: before a turn is sampled, the turns that others have stored
+are read; it is stored with the next number, which only one process can add, and not at all once the session has ended.
+A session is idle by the time that all processes store while they use it; any process expires it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import GoneError, NotFoundError, RolloutBufferError, StaleAttemptError
+from slime_plugins.rollout_buffer.gateway.sessions import Refusal, Session
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
+from slime_plugins.rollout_buffer.gateway.turn_store import StoredTurns, TurnStore
+from slime_plugins.rollout_buffer.observability.process_status import process_status
+from slime_plugins.rollout_buffer.recording.messages import image_hashes_of
+from slime_plugins.rollout_buffer.recording.turn_encoding import replay
+from slime_plugins.rollout_buffer.recording.turns import Turn
+from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
+from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession
+from slime_plugins.rollout_buffer.types import Image, StopReason
+
+RECONCILE_INTERVAL_S = 1.0
+MAX_TOUCH_INTERVAL_S = 5.0
+"""A session in use is touched that often, or four times in its idle timeout."""
+EXPIRED = "session_expired"
+GROUP_CLOSED = "group_closed"
+STORE_THREADS = 4
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class SessionRegistry:
+    """Finds, refreshes, expires and ends sessions. ``worker`` numbers the gateway's processes, from 1."""
+
+    def __init__(self, settings: GatewaySettings, buffer: Buffer, worker: int) -> None:
+        self.claims = SlotClaims(buffer)
+        self._settings = settings
+        self._buffer = buffer
+        self._service = GATEWAY.name if worker == 1 else f"{GATEWAY.name} {worker}"
+        self.writer = secrets.token_hex(8)
+        """Names this process in the turns that it writes."""
+        self._sessions: dict[str, Session] = {}
+        self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
+        self.turns = TurnStore(buffer, self._threads)
+        self._notes: set[asyncio.Future[None]] = set()
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._notes, return_exceptions=True)
+        self._threads.shutdown(wait=True)
+
+    async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Calls a function of the store in a thread and returns its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments))
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+
+    def add(self, session: Session) -> None:
+        self._sessions[session.name] = session
+
+    def remove(self, session: Session) -> None:
+        self._sessions.pop(session.name, None)
+
+    async def find(self, session_id: str) -> Session | ClaimState:
+        """Returns an open session, whichever process opened it, or how it ended.
+
+        Raises:
+            NotFoundError: it never existed.
+        """
+        session = self._sessions.get(session_id)
+        if session is not None:
+            return session
+        found = await self.stored(self.claims.find, session_id)
+        if found is None:
+            raise NotFoundError(f"there is no session {session_id[:100]!r}: open one with POST /sessions")
+        if isinstance(found, ClaimState):
+            return found
+        return self._sessions.setdefault(session_id, Session(claim=found))
+
+    async def session(self, session_id: str) -> Session:
+        """Returns an open session with all its stored turns.
+
+        Raises:
+            NotFoundError: it never existed.
+            GoneError: it was closed, given up or expired.
+        """
+        found = await self.find(session_id)
+        if isinstance(found, Session):
+            found.check_open()
+            if found.turns is not None and self._settings.workers == 1:
+                return found  # nobody else writes
+            state = await self.refresh(found)
+            if state is None:
+                found.check_open()
+                return found
+            found = state
+        raise gone(found)
+
+    # --- what other processes did -------------------------------------------------------------------------------------
+
+    async def refresh(self, session: Session) -> ClaimState | None:
+        """Reads what other processes stored of a session; returns how it ended, None if it is open."""
+        async with session.writing:
+            found = await self.read_new(session)
+        return None if found.takes_turns else await self.end(session)
+
+    async def read_new(self, session: Session) -> StoredTurns:
+        """Adds the turns that others have stored, and returns them; the caller holds ``writing``."""
+        known = session.turns
+        after = 0 if known is None else known.recording.last_number
+        await asyncio.gather(*self._notes)
+        found = await self.stored(partial(self.turns.read, session.claim, after=after))
+        session.refusal = None if found.refusal is None else Refusal.decode(found.refusal)
+        turns = replay(found.rows, known) if known is not None else await self.stored(replay, found.rows)
+        session.turns = turns
+        session.stored_images.update(image_hashes_of(turns.view.messages))
+        session.stored_images.update(image for row in found.rows for image in turns.by_number[row["number"]].images)
+        return found
+
+    async def end(self, session: Session) -> ClaimState | None:
+        """Ends a session that takes no turns any more; returns how it ended, None if it is open after all."""
+        state = await self.stored(self.claims.find, session.name)
+        if not isinstance(state, ClaimState):
+            why = await self.stored(self.claims.group_end, session.claim)
+            if not why:
+                return None
+            await self.give_up(session, GROUP_CLOSED, f"was ended: {why}", given_up=True)
+            state = await self.stored(self.claims.find, session.name)
+        if not isinstance(state, ClaimState):
+            return None
+        session.end(str(state))
+        self.remove(session)
+        return state
+
+    async def unsent(self, session: Session, request: bytes) -> Turn | None:
+        """Returns another process's answer to a request if it did not reach the client: that process says so, or died.
+
+        A process that lives and is still sending leaves this open: then the client wants another sample.
+        """
+        turn = session.recording.latest(request)
+        if turn is None or turn.sent is not None or turn.writer == self.writer:
+            return None
+        sent = (await self.stored(self.turns.sent_flags, session.claim)).get(turn.number)
+        if sent is None and await self.stored(self.turns.lives, turn.writer):
+            return None
+        turn.sent = bool(sent)
+        return None if turn.sent else turn
+
+    async def learn_sent(self, session: Session) -> None:
+        """Learns which answers reached their clients, as all processes have stored it."""
+        assert session.turns is not None
+        for number, sent in (await self.stored(self.turns.sent_flags, session.claim)).items():
+            if (turn := session.turns.by_number.get(number)) is not None:
+                session.recording.note_sent(turn, sent=sent)
+
+    # --- what other processes must know -------------------------------------------------------------------------------
+
+    def note_sent(self, session: Session, turn: Turn, *, sent: bool) -> None:
+        """Notes whether an answer reached its client; no effect on a closed session."""
+        if session.ended is not None:
+            return
+        session.recording.note_sent(turn, sent=sent)
+        if not sent:
+            self._note(self.turns.note_sent, session.claim, turn.number, sent=False)
+            logger.info("session %s: turn %d did not reach its client and is not recorded",
+                        session.name, turn.number, extra=log_fields(session))  # fmt: skip
+
+    async def refuse(
+        self, session: Session, *, engine_failure: str | None = None, limit: StopReason | None = None
+    ) -> None:
+        """Records why a request got no turn, or by default that it got one."""
+        failed = session.engine_failure
+        limit = limit or (None if session.refusal is None else session.refusal.limit)
+        session.refusal = Refusal(after=session.recording.last_number, engine_failure=engine_failure, limit=limit)
+        if engine_failure or failed or limit:
+            await asyncio.shield(self._note(self.turns.refuse, session.claim, session.refusal.encode()))
+
+    def _note(self, function: Callable[..., None], *arguments: Any, **options: Any) -> asyncio.Future[None]:
+        """Writes in the background; an error is logged, since only other processes lack what was to be noted."""
+
+        def write() -> None:
+            try:
+                function(*arguments, **options)
+            except RolloutBufferError as error:
+                logger.warning("other gateway processes are not told: %s", error.message)
+
+        noting = asyncio.ensure_future(self.stored(write))
+        self._notes.add(noting)
+        noting.add_done_callback(self._notes.discard)
+        return noting
+
+    async def beat(self, rollouts: Any) -> None:
+        """Stores that this process lives."""
+        status = process_status(os.getpid())
+        detail = {
+            "rollouts": rollouts,
+            "writer": self.writer,
+            "pid": os.getpid(),
+            "started": None if status is None else status.started,
+        }
+        await self.stored(self._buffer.beat, self._service, os.getpid(), detail)
+
+    # --- images -------------------------------------------------------------------------------------------------------
+
+    async def load_images(
+        self, session: Session, hashes: Iterable[str], images: Mapping[str, Image] | None = None
+    ) -> None:
+        """Loads images into the session, from the request or the store."""
+        for sha256 in hashes:
+            if sha256 in session.images:
+                continue
+            image = (images or {}).get(sha256)
+            if image is None:
+                image = Image(data=await self.stored(self._buffer.contents.image, sha256))
+            session.add_image(image, self._settings.max_session_image_bytes)
+
+    # --- maintenance --------------------------------------------------------------------------------------------------
+
+    async def reconcile(self) -> dict[str, OpenSession]:
+        """Ends the sessions that are idle for too long, or whose group is closed; returns all that were open."""
+        await self._touch()
+        now = self._buffer.clock()
+        open_now = await self.stored(self.claims.open_sessions)
+        for session in tuple(self._sessions.values()):
+            if session.name not in open_now and not session.closing.locked():
+                await self.refresh(session)
+        for session_id, one in open_now.items():
+            known = self._sessions.get(session_id)
+            if known is not None and known.closing.locked():
+                continue
+            if not one.takes_turns or self._is_expired(one, known, now):
+                found = await self.find(session_id)
+                if isinstance(found, Session):
+                    await self._end_over(found, one)
+        return open_now
+
+    async def _end_over(self, session: Session, one: OpenSession) -> None:
+        if one.takes_turns:
+            await self.give_up(session, EXPIRED, "has expired: no request for too long", given_up=False)
+        else:
+            await self.end(session)
+
+    def _is_expired(self, one: OpenSession, known: Session | None, now: float) -> bool:
+        if now - one.started_at > self._settings.session_timeout_s:
+            return True
+        if known is not None and known.is_in_use:
+            return False
+        # Another process may be about to touch it.
+        grace_s = _touch_interval_s(one.idle_timeout_s) + 2 * RECONCILE_INTERVAL_S
+        return now - one.used_at > one.idle_timeout_s + (grace_s if self._settings.workers > 1 else 0.0)
+
+    async def _touch(self) -> None:
+        now = self._buffer.clock()
+        due = [
+            session
+            for session in self._sessions.values()
+            if session.is_in_use and now - session.touched_at >= _touch_interval_s(session.claim.idle_timeout_s)
+        ]
+        if due:
+            touched_at = await self.stored(self.claims.touch, [session.claim for session in due])
+            for session in due:
+                session.was_used, session.touched_at = False, touched_at
+
+    async def give_up(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
+        """Ends a session without a reward and opens its slot again."""
+        session.end(why)
+        self.remove(session)
+        logger.info("session %s %s (%s)", session.name, why, code, extra=log_fields(session))
+        if session.turns is None:
+            with contextlib.suppress(RolloutBufferError):  # only the transcript is missing
+                async with session.writing:
+                    await self.read_new(session)
+        try:
+            await self.stored(
+                lambda: self.claims.fail(
+                    session.claim, code, f"the session {why}", given_up=given_up, transcript=session.view.messages
+                )
+            )
+        except StaleAttemptError:
+            logger.info("session %s was taken over", session.name, extra=log_fields(session))
+
+
+def gone(state: ClaimState) -> GoneError:
+    """Returns the error of a request for a session that has ended."""
+    return GoneError(f"session {state.uid} {state}", {"state": state.state, "reason": state.error_code})
+
+
+def log_fields(session: Session) -> dict[str, str | int]:
+    """Returns the fields of a log line about a session."""
+    claim = session.claim
+    return {"job": claim.job.job_id, "group": claim.group.key, "uid": claim.uid, "attempt": claim.attempt}
+
+
+def _touch_interval_s(idle_timeout_s: float) -> float:
+    return min(MAX_TOUCH_INTERVAL_S, idle_timeout_s / 4)
