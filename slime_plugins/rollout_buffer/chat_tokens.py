@@ -53,7 +53,7 @@ class ChatTokens:
             raise ConfigError("this generator works on token ids: give the job a tokenizer_path")
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError("the tokenizer has no chat template")
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._template_options = dict(template_options or {})
         self._bridges: dict[str, tuple[int, ...]] = {}
         known_tokens = tokenizer.get_added_vocab()
@@ -121,14 +121,14 @@ class ChatTokens:
     def text(self, output_ids: Sequence[int]) -> str:
         """Returns the text of a sampled turn without its end-of-turn token; other special tokens are included."""
         content_ids = output_ids[:-1] if self.is_closed(output_ids) else output_ids
-        decoded = self._tokenizer.decode(
+        decoded = self.tokenizer.decode(
             list(content_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return str(decoded)
 
     def token_text(self, token_id: int) -> str:
         """Returns one token as text; a part of a character is U+FFFD."""
-        return str(self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def count(self, text: str) -> int:
         """Returns the number of tokens of ``text``."""
@@ -142,7 +142,7 @@ class ChatTokens:
     def _find_end_of_turn(self) -> int:
         after = self._text_after_a_turn([{"role": "user", "content": "next"}])
         first = self._encode(after)[0]
-        written = str(self._tokenizer.decode([first], skip_special_tokens=False))
+        written = str(self.tokenizer.decode([first], skip_special_tokens=False))
         if not written.strip() or not after.startswith(written):
             raise ConfigError(f"the chat template does not end a turn with a token of its own, but with {after[:20]!r}")
         return first
@@ -176,7 +176,7 @@ class ChatTokens:
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         try:
-            rendered = self._tokenizer.apply_chat_template(
+            rendered = self.tokenizer.apply_chat_template(
                 [_for_template(message) for message in messages],
                 tools=list(tools) if tools else None,
                 tokenize=False,
@@ -188,7 +188,7 @@ class ChatTokens:
         return str(rendered)
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _check_images(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         images = sum(_image_count(message) for message in messages)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from rollout_buffer_lab.documents import generate
 from rollout_buffer_lab.mock_trainer import MockTrainer, flat_samples, trainer_args
 from slime.rollout.agent_rollout import post_process_rewards, reset_jobs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import emission_views_of, snapshots_of
-from slime_plugins.rollout_buffer.tools.generate_documents import generate
 from slime_plugins.rollout_buffer.wire import RolloutItem
 from tests.integration.conftest import BufferProcess
 

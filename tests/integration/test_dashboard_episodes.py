@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import requests
 
+from rollout_buffer_lab.documents import generate
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
-from slime_plugins.rollout_buffer.tools.generate_documents import generate
 from tests.integration.conftest import BufferProcess, answers, wait_until
 from tests.integration.test_dashboard_browser import Visit, browser, current
 

@@ -17,14 +17,10 @@ from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, Gene
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
-from slime_plugins.rollout_buffer.testing.engine_conformance import (
-    EngineContract,
-    HttpClientContract,
-    SglangServerContract,
-    VisionContract,
-)
+from slime_plugins.rollout_buffer.testing.engine_conformance import EngineContract
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
+from tests.engine_contracts import HttpClientContract, SglangServerContract, VisionContract
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=30.0, backoff_first_s=0.02, backoff_longest_s=0.1)

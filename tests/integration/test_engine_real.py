@@ -20,8 +20,8 @@ from PIL import Image as PillowImage
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
-from slime_plugins.rollout_buffer.testing.engine_conformance import SglangServerContract, VisionContract
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
+from tests.engine_contracts import SglangServerContract, VisionContract
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
 

@@ -244,7 +244,7 @@ def test_an_openai_compatible_server_plays_phones_and_edited_contexts(tmp_path: 
     assert set(report["by_app"]) == {"clock", "settings"}
     assert report["work"]["model"] == "stand-in"
     documents = tmp_path / "documents.jsonl"
-    make = [sys.executable, "-m", "slime_plugins.rollout_buffer.tools.generate_documents"]
+    make = [sys.executable, "-m", "rollout_buffer_lab.documents"]
     subprocess.run([*make, "--output", str(documents), "--lines", "2", "--max_tokens", "6000"], check=True, timeout=60)
     arguments = ["--task-type", "statelm", "--tasks", str(documents), "--option", 'statelm={"max_model_length": 16384}']
     report, _ = run(evaluation(url, tmp_path / "documents", "--api", "openai", *arguments))

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
 from slime_plugins.rollout_buffer.remote_rollout.token_counts import PromptSource, TokenCounter
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply
@@ -46,9 +46,9 @@ TEXT = st.lists(WORDS, min_size=1, max_size=6).map("".join)
 
 
 @functools.cache
-def tokens_of(name: str) -> ConversationTokens:
+def tokens_of(name: str) -> ChatTokens:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH) if name == "demo" else load(name)
-    return ConversationTokens(tokenizer)
+    return ChatTokens(tokenizer)
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Step:
     closed: bool
     answers: tuple[tuple[str, str], ...]
 
-    def sampled(self, tokens: ConversationTokens) -> tuple[int, ...]:
+    def sampled(self, tokens: ChatTokens) -> tuple[int, ...]:
         """The ids of the reply."""
         pieces = list(self.said) if self.letters else [self.said]
-        ids = [one for piece in pieces for one in tokens.encode(piece)]
+        ids = [one for piece in pieces for one in tokens.tokenizer.encode(piece, add_special_tokens=False)]
         return (*ids, *([tokens.end_of_turn_id] if self.closed else []))
 
     def messages(self) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ QUESTIONS = st.lists(st.tuples(st.just("user"), TEXT), min_size=1, max_size=2).m
 )
 
 
-def engine_of(tokens: ConversationTokens, steps: list[Step]) -> FakeEngine:
+def engine_of(tokens: ChatTokens, steps: list[Step]) -> FakeEngine:
     replies = iter(steps)
 
     def reply(request: GenerateRequest) -> GenerateReply:
@@ -92,24 +92,26 @@ def engine_of(tokens: ConversationTokens, steps: list[Step]) -> FakeEngine:
     return FakeEngine(reply)
 
 
-def trainer_of(tokens: ConversationTokens, steps: list[Step]) -> tuple[TrainerSide, FakeEngine]:
+def trainer_of(tokens: ChatTokens, steps: list[Step]) -> tuple[TrainerSide, FakeEngine]:
     engine = engine_of(tokens, steps)
     return trainer_side(engine, tokens.tokenizer), engine
 
 
 def check_rows(session: TrainerSession, engine: FakeEngine, steps: list[Step]) -> None:
     """C1 to C5 and C7 of the mask page, on what the session really sent and got."""
-    generations = session.generations
+    places = [number - 1 for number in session.recording.numbers()]
+    by_place = dict(zip(places, session.generations, strict=True))
+    generations = [by_place[place] for place in range(len(places))]
     sampled = [list(step.sampled(session.tokens)) for step in steps[: len(generations)]]
     assert [list(one.prompt_ids) for one in generations] == [list(request.input_ids) for request in engine.requests]
     assert [list(one.output_ids) for one in generations] == sampled
     rows = session.rows()
     assert sum(sum(row.loss_mask) for row in rows) == sum(map(len, sampled)) == sum(session.response_mask)
     assert sorted(at for row in rows for at in row.generation_indices) == list(range(len(sampled)))
-    assert len(rows) == 1 + sum(turn.kind is TurnKind.EDITED for turn in session.turns)
+    assert len(rows) == session.recording.branches() <= 1 + sum(turn.kind is TurnKind.EDITED for turn in session.turns)
     for row in rows:
         assert len(row.token_ids) == len(row.loss_mask) == len(row.log_probs or [])
-        for at in row.generation_indices:
+        for at in (places[index] for index in row.generation_indices):
             start = len(generations[at].prompt_ids)
             end = start + len(sampled[at])
             assert row.token_ids[:end] == [*generations[at].prompt_ids, *sampled[at]]
@@ -129,11 +131,11 @@ def test_our_two_sides_agree_by_ids_on_every_turn(name: str, question: list[dict
     asyncio.run(_play(tokens_of(name), question, steps))
 
 
-async def _play(tokens: ConversationTokens, question: list[dict[str, Any]], steps: list[Step]) -> None:
+async def _play(tokens: ChatTokens, question: list[dict[str, Any]], steps: list[Step]) -> None:
     trainer, engine = trainer_of(tokens, steps)
     count, messages = TokenCounter(tokens, (), ()), list(question)
     for turn, step in enumerate(steps, 1):
-        expected = count.expect(messages, turn)
+        expected = await count.expect(messages, turn)
         body = {"rollout_id": "r", "messages": messages, "response_mask": expected.mask(PromptSource.IDS)}
         completion = await trainer.complete(body, asked_turn=turn)
         count.take(messages, expected, read_reply(orjson.dumps(completion), turn), turn)
@@ -154,7 +156,7 @@ def test_the_agents_mask_is_the_guides_formula_where_a_trainer_renders_again(
     tokens, messages = tokens_of(name), list(question)
     count, last_prompt_length = TokenCounter(tokens, (), ()), 0
     for turn, step in enumerate(steps, 1):
-        prompt, expected = rendered(tokens.tokenizer, messages), count.expect(messages, turn)
+        prompt, expected = rendered(tokens.tokenizer, messages), asyncio.run(count.expect(messages, turn))
         by_formula = len(prompt) - last_prompt_length if turn > 1 else 0
         assert expected.entered[PromptSource.TEXT] == by_formula
         if expected.prompts[PromptSource.IDS] == prompt:
@@ -176,17 +178,15 @@ def test_a_wrong_mask_never_passes_and_changes_nothing(
     asyncio.run(_plant(tokens_of(name), question, steps, wrong, ones))
 
 
-async def _plant(
-    tokens: ConversationTokens, question: list[dict[str, Any]], steps: list[Step], wrong: int, ones: bool
-) -> None:
+async def _plant(tokens: ChatTokens, question: list[dict[str, Any]], steps: list[Step], wrong: int, ones: bool) -> None:
     trainer, engine = trainer_of(tokens, steps)
     completion = await trainer.complete({"rollout_id": "r", "messages": question})
     session = trainer.get_session("r")
     messages = [*question, completion["choices"][0]["message"], *steps[0].messages()]
-    plan = plan_turn(session, messages, (), text_counts=False)
+    plan = await plan_turn(session, messages, (), text_counts=True)
     right = {
         plan.entered.count,
-        *(count_tokens() for _, count_tokens in plan_turn(session, messages, (), text_counts=True).entered.others),
+        *(count_tokens() for _, count_tokens in plan.entered.others),
     }
     length = max(0, plan.entered.count + wrong)
     mask: list[int] = [int(ones)] * length
@@ -230,7 +230,7 @@ def test_edited_contexts_open_rows_and_train_each_sampled_token_once(
 
 
 async def _edit_and_play(
-    tokens: ConversationTokens, question: list[dict[str, Any]], steps: list[Step], edits: list[Edit]
+    tokens: ChatTokens, question: list[dict[str, Any]], steps: list[Step], edits: list[Edit]
 ) -> None:
     trainer, engine = trainer_of(tokens, steps)
     messages = list(question)
@@ -238,7 +238,7 @@ async def _edit_and_play(
         messages = messages if turn == 1 else edit.apply(messages)
         mask: list[int] | None = None
         if turn > 1:
-            mask = _mask_by_prefix(trainer.get_session("r"), messages)
+            mask = await _mask_by_prefix(trainer.get_session("r"), messages)
         completion = await trainer.complete(
             {"rollout_id": "r", "messages": messages, "response_mask": mask}, asked_turn=turn
         )
@@ -249,11 +249,11 @@ async def _edit_and_play(
     assert ended["trained_tokens"] == sum(session.response_mask)
 
 
-def _mask_by_prefix(session: TrainerSession, messages: list[dict[str, Any]]) -> list[int] | None:
+async def _mask_by_prefix(session: TrainerSession, messages: list[dict[str, Any]]) -> list[int] | None:
     """One 0 for each id of the next prompt behind what it shares with the ids that are held."""
-    plan = plan_turn(session, messages, (), text_counts=False)
-    prompt, held = plan.prompt_ids(session.held_ids), session.held_ids
-    if plan.kind is not TurnKind.CONTINUED:
+    plan = await plan_turn(session, messages, (), text_counts=False)
+    prompt, held = plan.prompt.ids, session.held_ids
+    if plan.prompt.parent is None:
         assert prompt == rendered(session.tokens.tokenizer, messages)
     shared = next(
         (at for at, (a, b) in enumerate(zip(prompt, held, strict=False)) if a != b), min(len(prompt), len(held))
@@ -279,7 +279,7 @@ async def _write(question: list[dict[str, Any]], steps: list[Step]) -> None:
     trainer = trainer_side(engine_of(tokens, steps), tokens.tokenizer, sink=Sink())
     messages, mask = list(question), None
     for turn, step in enumerate(steps, 1):
-        mask = None if turn == 1 else _mask_by_prefix(trainer.get_session("r"), messages)
+        mask = None if turn == 1 else await _mask_by_prefix(trainer.get_session("r"), messages)
         completion = await trainer.complete(
             {"rollout_id": "r", "messages": messages, "response_mask": mask}, asked_turn=turn
         )

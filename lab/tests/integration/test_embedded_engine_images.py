@@ -18,8 +18,8 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
-from slime_plugins.rollout_buffer.testing.engine_conformance import SglangServerContract, VisionContract
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
+from tests.engine_contracts import SglangServerContract, VisionContract
 
 torch: Any = pytest.importorskip("torch", reason="the embedded engine needs torch")
 

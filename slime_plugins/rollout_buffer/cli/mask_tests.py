@@ -18,13 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import DEMO_NAME, TokenizerCatalog
@@ -55,7 +55,7 @@ class RolloutResponse(dict[str, Any]):
 class TestedServer:
     """A rollout server and its trainer in this process, with the calculator as its tool."""
 
-    def __init__(self, agent: AgentSide, trainer: TrainerSide, tokens: ConversationTokens, server_url: str) -> None:
+    def __init__(self, agent: AgentSide, trainer: TrainerSide, tokens: ChatTokens, server_url: str) -> None:
         self.trainer = trainer
         self._agent = agent
         self._tokens = tokens
@@ -87,9 +87,8 @@ class TestedServer:
         Only the messages and the chat template are used, not the recorded session.
         """
         replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        closed = [self._tokens.end_of_turn_id]
         return sum(
-            len(self._tokens.bridge(messages[:at], messages[at + 1 : after], closed, CALCULATOR_SCHEMAS))
+            len(self._tokens.bridge_over(messages[at + 1 : after], turn_is_closed=True))
             for at, after in pairwise(replies)
         )
 

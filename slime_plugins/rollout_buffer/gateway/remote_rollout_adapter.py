@@ -15,7 +15,6 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.routes import add_trainer_routes, answer_turn
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import SessionState
@@ -35,7 +34,6 @@ class RemoteRolloutAdapter:
             idle_s=settings.idle_timeout_s,
         )
         self._gateway = gateway
-        self._tokens: dict[str, ConversationTokens] = {}
         self.trainer = TrainerSide(self, rules, sink=self)
         gateway.open_rollouts = self._open_rollouts
 
@@ -73,9 +71,7 @@ class RemoteRolloutAdapter:
         path = str(job.settings.tokenizer_path)
         if session.tokenizer_name not in (None, path):
             raise InvalidPayloadError(f"the tokenizer of job {job.job_id} is {path}: leave tokenizer_name out")
-        if path not in self._tokens:
-            self._tokens[path] = ConversationTokens(backend.tokenizer)
-        return Policy(engine=backend.engine, tokens=self._tokens[path])
+        return Policy(engine=backend.engine, tokens=backend.chat_for(None))
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """Stores finished trajectories, as ``/buffer/write`` does.

@@ -28,6 +28,7 @@ from typing import Any, Final
 import aiohttp
 from pydantic import ValidationError
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
     EngineError,
@@ -39,7 +40,6 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody, OpenBody
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
@@ -93,7 +93,7 @@ class RemoteRolloutGenerator:
         """
         self._options = context.options
         self._server_url = _server_url(context.options)
-        tokens = ConversationTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
+        tokens = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
         self._tokenizer_name = str(
             context.options.get("remote_rollout_tokenizer") or getattr(context.tokenizer, "name_or_path", "")
         )

@@ -1,4 +1,4 @@
-"""Exact ids of conversations that somebody else leads: the gateway's sessions.
+"""Exact ids of conversations that somebody else leads: sessions of the gateway and of the remote rollout protocol.
 
 * ``messages`` – validated messages and their digests; ``turns`` – the sampled turns of a session as a tree
 * ``prompts`` – the token ids of the next request, after the recorded ones

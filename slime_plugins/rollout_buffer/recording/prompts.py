@@ -8,14 +8,16 @@ exactly.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
-from slime_plugins.rollout_buffer.recording.messages import Conversation, image_hashes_of
-from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
+from slime_plugins.rollout_buffer.recording.messages import Conversation, image_hashes_of, reply_digest
+from slime_plugins.rollout_buffer.recording.turns import Recording, Turn, sampled_in
 from slime_plugins.rollout_buffer.types import Message
 
 MANY_CHARACTERS = 20_000
@@ -45,6 +47,35 @@ class Prompt:
         """The images after the parent's path."""
         return self.images[self.held_images :]
 
+    def turn(
+        self,
+        sampled: GenerateReply,
+        message: Message,
+        chat: ChatTokens,
+        *,
+        number: int,
+        key: bytes,
+        request: bytes,
+        created: float,
+    ) -> Turn:
+        """Returns the turn that was sampled after this prompt; it is not yet recorded."""
+        return Turn(
+            parent=self.parent,
+            number=number,
+            request=request,
+            key=key,
+            context=self.context,
+            context_ids=array("i", self.new_ids),
+            images=self.new_images,
+            sampled=sampled_in(sampled),
+            message=message,
+            reply=reply_digest(message),
+            created=created,
+            from_start=self.from_start,
+            is_closed=chat.is_closed(sampled.output_ids),
+            is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
+        )
+
 
 async def build_prompt(
     recording: Recording,
@@ -71,6 +102,11 @@ async def build_prompt(
         ids = await _rendered(lambda: chat.prompt(conversation.messages, tools), conversation.messages)
     except ConfigError as error:
         raise InvalidPayloadError(error.message, {"param": "messages"}) from error
+    return prompt_of_ids(recording, ids, conversation)
+
+
+def prompt_of_ids(recording: Recording, ids: list[int], conversation: Conversation) -> Prompt:
+    """Returns a prompt that was rendered as a whole: after the longest path that it continues, or a new branch."""
     images = tuple(image_hashes_of(conversation.messages))
     return _after_ids(recording, ids, images, conversation) or Prompt(
         parent=None, ids=ids, images=images, held=0, held_images=0, context=conversation.digests, from_start=True

@@ -103,7 +103,7 @@ class Recording:
         self.record_bytes = 0
 
     def find(self, key: bytes, digests: Sequence[bytes], replies: Sequence[bytes | None]) -> Match:
-        """Returns the longest recorded path that is a proper prefix of the messages.
+        """Returns the longest recorded path that is a prefix of the messages.
 
         Of equal paths (one request sampled twice with the same reply) the latest counts.
         """
@@ -114,7 +114,7 @@ class Recording:
             turn = end.turn
             assert turn is not None
             after = end.consumed + len(turn.context)
-            if after + 1 >= len(digests) or replies[after] != turn.reply:
+            if after >= len(digests) or replies[after] != turn.reply:
                 continue
             if tuple(digests[end.consumed : after]) != turn.context:
                 continue

@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import NumberedCall, calls_of
 from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
@@ -129,8 +129,7 @@ class RolloutLoop:
         start = time.monotonic()
         timeout_s = self._settings.tool_timeout_s
         if isinstance(self._tool_session, ContextAware):
-            count = self._session.tokens.encode
-            self._tool_session.see_context(self._session.last_prompt_length, lambda text: len(count(text)))
+            self._tool_session.see_context(self._session.last_prompt_length, self._session.tokens.count)
         results = await asyncio.gather(*(answer_call(self._tool_session, call, timeout_s) for call in calls))
         self._session.append_tool_outputs(results)
         self._metrics.tool_s += time.monotonic() - start
@@ -143,7 +142,7 @@ class RolloutLoop:
 async def play_rollout(
     request: RolloutBody,
     server_url: str,
-    tokens: ConversationTokens,
+    tokens: ChatTokens,
     tool_session: ToolSession,
     session: aiohttp.ClientSession,
     settings: AgentSettings,

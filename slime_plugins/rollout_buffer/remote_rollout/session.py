@@ -19,7 +19,8 @@ from typing import Any
 
 import aiohttp
 
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools, is_same_message
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools, is_same_reply
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn, PromptSource, TokenCounter
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls
@@ -59,7 +60,7 @@ class RolloutSession:
         """
         self.rollout_id = rollout_id
         self.server_url = server_url.rstrip("/")
-        self.tokens = tokenizer if isinstance(tokenizer, ConversationTokens) else ConversationTokens(tokenizer)
+        self.tokens = tokenizer if isinstance(tokenizer, ChatTokens) else ChatTokens(tokenizer)
         self.messages: list[Message] = []
         self.turns = 0
         self._tools = tuple(tools)
@@ -100,7 +101,7 @@ class RolloutSession:
             InvalidPayloadError: the chat template refuses the messages.
         """
         self._drop_repeated_reply()
-        return await asyncio.to_thread(self._count.expect, self.messages, self.turns + 1)
+        return await self._count.expect(self.messages, self.turns + 1)
 
     async def sample(self, expected: ExpectedTurn, sampling_params: Mapping[str, Any]) -> TrainerReply:
         """Requests the expected turn, checks the answer, and appends the reply.
@@ -159,7 +160,7 @@ class RolloutSession:
         if self._reply is None or len(self.messages) <= at:
             return
         first, second = self.messages[at - 1 : at + 1]
-        if is_same_message(first, self._reply) and is_same_message(second, self._reply):
+        if is_same_reply(first, self._reply) and is_same_reply(second, self._reply):
             del self.messages[at]
 
     @asynccontextmanager

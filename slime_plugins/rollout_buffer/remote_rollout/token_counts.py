@@ -10,23 +10,24 @@ after its common prefix with the held ids.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from slime_plugins.rollout_buffer.remote_rollout.conversation import (
-    ConversationTokens,
-    is_same_message,
-    is_same_reply,
-)
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
+from slime_plugins.rollout_buffer.recording.messages import Conversation, digest, read_conversation
+from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt, prompt_of_ids
+from slime_plugins.rollout_buffer.recording.turns import Recording
+from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools, prompt_by_text
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
 from slime_plugins.rollout_buffer.types import Message
 from slime_plugins.rollout_buffer.wire import common_prefix_length
 
-Tools = Sequence[Mapping[str, Any]]
 _CAUSES = "it uses another tokenizer, another chat template, or another conversation"
 
 
@@ -39,8 +40,10 @@ class PromptSource(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTurn:
-    """The next turn: its prompt and the number of added tokens, by prompt source."""
+    """The next turn: its prompt and the number of added tokens, by prompt source. ``continued`` is that by ids."""
 
+    conversation: Conversation
+    continued: Prompt
     prompts: Mapping[PromptSource, list[int]]
     entered: Mapping[PromptSource, int]
     preferred: PromptSource
@@ -58,14 +61,13 @@ class ExpectedTurn:
 class TokenCounter:
     """Counts one rollout. ``optional_tools`` are the server's own: a trainer may show them without a request."""
 
-    def __init__(self, tokens: ConversationTokens, tools: Tools, optional_tools: Tools) -> None:
+    def __init__(self, tokens: ChatTokens, tools: Tools, optional_tools: Tools) -> None:
         self._tokens = tokens
         self._tools = tools
         self._optional_tools = optional_tools
-        self._asked: list[Message] = []
-        self._rendered: list[int] = []
+        self._recording = Recording()
+        self._rendered = 0
         self._held: list[int] = []
-        self._reply: Message = {}
         self._sampled = 0
         self._trusts_text = False
         self._seen: PromptSource | None = None
@@ -75,20 +77,19 @@ class TokenCounter:
         """Tokens of the sequence so far, prompt and replies."""
         return len(self._held)
 
-    def expect(self, messages: Sequence[Message], turn: int) -> ExpectedTurn:
+    async def expect(self, messages: Sequence[Message], turn: int) -> ExpectedTurn:
         """Returns the expected next prompt and its added tokens. Changes nothing."""
-        rendered = self._tokens.prompt(messages, self._tools)
-        if turn == 1:
-            return _first_turn(rendered)
-        by_text = len(rendered) - len(self._rendered) - self._sampled
-        if not self._continues(messages):
-            bridged, by_ids = rendered, len(rendered) - common_prefix_length(self._held, rendered)
-        else:
-            added = messages[len(self._asked) + 1 :]
-            bridge = self._tokens.bridge(self._asked, added, self._held, self._tools)
-            bridged, by_ids = [*self._held, *bridge], len(bridge)
+        conversation = read_conversation(list(messages))
+        continued = await build_prompt(self._recording, digest(self._tools), conversation, self._tokens, self._tools)
+        rendered = await asyncio.to_thread(prompt_by_text, self._tokens, messages, self._tools)
+        by_ids = by_text = 0
+        if turn > 1:
+            by_ids = len(continued.ids) - common_prefix_length(self._held, continued.ids)
+            by_text = len(rendered) - self._rendered - self._sampled
         return ExpectedTurn(
-            prompts={PromptSource.IDS: bridged, PromptSource.TEXT: rendered},
+            conversation=conversation,
+            continued=continued,
+            prompts={PromptSource.IDS: continued.ids, PromptSource.TEXT: rendered},
             entered={PromptSource.IDS: by_ids, PromptSource.TEXT: by_text},
             preferred=self._seen or (PromptSource.TEXT if self._trusts_text and by_text > 0 else PromptSource.IDS),
         )
@@ -100,22 +101,27 @@ class TokenCounter:
             TrainerReplyError: the prompts differ; names the turn, both numbers, and possible causes.
         """
         self._check_vocabulary(reply, turn)
-        source, prompt = self._prompt_of(messages, expected, reply, turn)
+        source, ids = self._prompt_of(messages, expected, reply, turn)
         if len(expected.sources()) > 1 and reply.prompt_ids is not None:
             self._seen = source
-        self._asked = [dict(message) for message in messages]
-        self._rendered = self._tokens.prompt(messages, self._tools)
-        self._held = [*prompt, *reply.token_ids]
-        self._reply = reply.message
+        prompt = expected.continued
+        if ids != prompt.ids:
+            prompt = prompt_of_ids(self._recording, ids, expected.conversation)
+        sampled = GenerateReply(
+            output_ids=reply.token_ids,
+            output_log_probs=reply.log_probs or (0.0,) * len(reply.token_ids),
+            finish_reason=reply.finish_reason,
+        )
+        (message,) = read_conversation([reply.message]).messages
+        self._recording.add(
+            prompt.turn(
+                sampled, message, self._tokens, number=turn, key=digest(self._tools), request=b"", created=time.time()
+            )
+        )
+        self._rendered = len(expected.prompts[PromptSource.TEXT])
+        self._held = [*ids, *reply.token_ids]
         self._sampled = len(reply.token_ids)
         self._trusts_text = not _holds_the_message(self._tokens.text(reply.token_ids), reply.message)
-
-    def _continues(self, messages: Sequence[Message]) -> bool:
-        """Returns False if the conversation was edited or cut: the trainer then renders it again."""
-        at = len(self._asked)
-        if len(messages) <= at or not is_same_reply(self._reply, messages[at]):
-            return False
-        return all(is_same_message(left, right) for left, right in zip(self._asked, messages, strict=False))
 
     def _check_vocabulary(self, reply: TrainerReply, turn: int) -> None:
         tokenizer = self._tokens.tokenizer
@@ -144,7 +150,7 @@ class TokenCounter:
         """Returns True if the trainer put this server's tools (``GET /tools``) into the prompt."""
         if self._tools or not self._optional_tools:
             return False
-        if self._tokens.prompt(messages, self._optional_tools) != theirs:
+        if prompt_by_text(self._tokens, messages, self._optional_tools) != theirs:
             return False
         self._tools = self._optional_tools
         return True
@@ -156,7 +162,7 @@ class TokenCounter:
             return
         if turn == 1 and self._optional_tools and not self._tools:
             self._tools = self._optional_tools
-            if len(self._tokens.prompt(messages, self._tools)) == reply.prompt_tokens:
+            if len(prompt_by_text(self._tokens, messages, self._tools)) == reply.prompt_tokens:
                 return
         raise TrainerReplyError(
             f"turn {turn}: the trainer counted {reply.prompt_tokens} prompt tokens, "
@@ -171,14 +177,6 @@ def _holds_the_message(decoded: str, message: Message) -> bool:
         return False
     content, decoded = content.strip(), decoded.strip()
     return decoded.startswith(content) and (len(decoded) > len(content)) == bool(message.get("tool_calls"))
-
-
-def _first_turn(rendered: list[int]) -> ExpectedTurn:
-    return ExpectedTurn(
-        prompts=dict.fromkeys(PromptSource, rendered),
-        entered=dict.fromkeys(PromptSource, 0),
-        preferred=PromptSource.IDS,
-    )
 
 
 def _difference(ours: Sequence[int], theirs: Sequence[int], turn: int) -> str:

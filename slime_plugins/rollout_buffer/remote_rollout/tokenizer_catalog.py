@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.errors import TokenizerRefusedError
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
@@ -38,9 +38,9 @@ class TokenizerCatalog:
     def __init__(self, settings: TokenizerSettings | None = None, *, load: Load | None = None) -> None:
         self._settings = settings or TokenizerSettings()
         self._load = load or _load
-        self._kept: OrderedDict[Key, asyncio.Task[ConversationTokens]] = OrderedDict()
+        self._kept: OrderedDict[Key, asyncio.Task[ChatTokens]] = OrderedDict()
 
-    async def get(self, name: str | None, revision: str | None = None) -> ConversationTokens:
+    async def get(self, name: str | None, revision: str | None = None) -> ChatTokens:
         """Returns the named tokenizer, from the cache or loaded.
 
         Raises:
@@ -99,11 +99,11 @@ class TokenizerCatalog:
         if Path(name).exists():  # transformers would load a folder of the working directory
             raise TokenizerRefusedError(f"tokenizer {name!r} is a path outside of this server's tokenizer roots")
 
-    async def _loaded(self, key: Key, asked: str) -> ConversationTokens:
+    async def _loaded(self, key: Key, asked: str) -> ChatTokens:
         name, revision, trusted = key
         try:
             tokenizer = await asyncio.to_thread(self._load, name, revision, trusted, self._settings.download)
-            tokens = ConversationTokens(tokenizer)
+            tokens = ChatTokens(tokenizer)
         except ConfigError as error:
             raise TokenizerRefusedError(f"tokenizer {asked!r} cannot be used: {error.message}") from error
         except Exception as error:
@@ -114,7 +114,7 @@ class TokenizerCatalog:
         logger.info("loaded tokenizer %s%s", name, f" at {revision}" if revision else "")
         return tokens
 
-    def _evict_failed(self, key: Key, done: asyncio.Task[ConversationTokens]) -> None:
+    def _evict_failed(self, key: Key, done: asyncio.Task[ChatTokens]) -> None:
         """Removes a failed load, so that the next request tries again."""
         failed = done.cancelled() or done.exception() is not None
         if failed and self._kept.get(key) is done:

@@ -23,13 +23,13 @@ from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, play
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import update_job
-from slime_plugins.rollout_buffer.testing.engine_conformance import answering, http_answer
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     JobState,
     SamplingParams,
     Trajectory,
 )
+from tests.engine_contracts import answering, http_answer
 from tests.unit.runner.test_runner import ScriptedGenerator, plugin_of, start, trajectory_for
 
 PAGE = http_answer(404, b"<html>no such page</html>", "text/html")

@@ -28,6 +28,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rollout_buffer_lab.documents import generate
 from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, flat_samples, trainer_args
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -44,7 +45,6 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
-from slime_plugins.rollout_buffer.tools.generate_documents import generate
 
 ASSETS = DEMO_TOKENIZER_PATH.parent
 GROUPS_PER_ROLLOUT = 4

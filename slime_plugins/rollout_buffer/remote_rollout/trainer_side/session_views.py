@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from slime.utils.mask_rows import TrainingRow
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, Turn, counts_of
 from slime_plugins.rollout_buffer.reporting.mask_view import (
     Category,
@@ -38,7 +39,7 @@ def described(session: TrainerSession) -> dict[str, Any]:
     return {
         **listed(session),
         "messages": session.messages,
-        "prompt_ids": list(session.turns[0].new_ids) if session.turns else [],
+        "prompt_ids": list(session.turns[0].recorded.context_ids) if session.turns else [],
         "response_ids": session.response_ids,
         "response_mask": mask,
         "log_probs": session.response_log_probs,
@@ -51,7 +52,7 @@ def described(session: TrainerSession) -> dict[str, Any]:
                 "loss_mask": row.loss_mask,
                 "log_probs": row.log_probs,
                 "response_length": row.response_length,
-                "turns": [index + 1 for index in row.generation_indices],
+                "turns": _numbers(session, row),
             }
             for row in session.rows()
         ],
@@ -78,29 +79,34 @@ def _turn(number: int, turn: Turn) -> dict[str, Any]:
         "counted_by": turn.counted_by.value,
         "finish_reason": turn.reply.finish_reason,
         "weight_version": turn.reply.weight_version,
-        "seconds": round(turn.seconds, 6),
+        "seconds": round(turn.reply.engine_s or 0.0, 6),
     }
 
 
 def _sections(session: TrainerSession) -> Iterator[Section]:
     for number, row in enumerate(session.rows(), 1):
         categories = [Category.TRAINED if value else Category.CONTEXT for value in row.loss_mask]
-        turns = ", ".join(str(index + 1) for index in row.generation_indices)
+        numbers = _numbers(session, row)
+        turns = ", ".join(map(str, numbers))
         title = (
             f"{session.rollout_id}, row {number}, turns {turns}: {sum(row.loss_mask)} of {len(row.loss_mask)} trained"
         )
         pieces = list(pieces_of(row.token_ids, categories, session.tokens.tokenizer.decode, row.log_probs))
-        yield Section(title, pieces, _remarks(session, row.generation_indices))
+        yield Section(title, pieces, _remarks(session, numbers))
 
 
-def _remarks(session: TrainerSession, indices: tuple[int, ...]) -> list[str]:
+def _numbers(session: TrainerSession, row: TrainingRow) -> list[int]:
+    """Returns the numbers of the turns in a row."""
+    numbers = session.recording.numbers()
+    return [numbers[index] for index in row.generation_indices]
+
+
+def _remarks(session: TrainerSession, numbers: Sequence[int]) -> list[str]:
     remarks = []
-    for index in indices:
-        turn = session.turns[index]
+    for number in numbers:
+        turn = session.turns[number - 1]
         if turn.kind.value == "edited":
-            remarks.append(f"turn {index + 1}: the context was edited, {turn.kept} tokens are unchanged")
+            remarks.append(f"turn {number}: the context was edited, {turn.kept} tokens are unchanged")
         if turn.counted_by.value != "ids":
-            remarks.append(
-                f"turn {index + 1}: its mask was counted by {turn.counted_by.value}; the stored mask is exact"
-            )
+            remarks.append(f"turn {number}: its mask was counted by {turn.counted_by.value}; the stored mask is exact")
     return remarks

@@ -1,26 +1,28 @@
-"""Sessions of the trainer side: the prompts and sampled ids of one ``rollout_id``, turn by turn.
+"""Sessions of the trainer side: the recorded turns of one ``rollout_id``.
 
-A session stores ids. If the conversation only grew, its prompt continues from the stored ids; if it was edited or cut,
-it is rendered again and opens a new training row, because its prompt no longer starts with the stored ids.
+The recording makes the next prompt. If the conversation only grew, that is the recorded ids and a bridge over the new
+messages; if it was edited or cut, the prompt continues another recorded path, or is rendered again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply
-from slime_plugins.rollout_buffer.remote_rollout.conversation import (
-    ConversationTokens,
-    Tools,
-    is_same_message,
-    is_same_reply,
-)
+from slime_plugins.rollout_buffer.recording.messages import Conversation, digest, read_conversation
+from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
+from slime_plugins.rollout_buffer.recording.turn_encoding import View
+from slime_plugins.rollout_buffer.recording.turns import Recording
+from slime_plugins.rollout_buffer.recording.turns import Turn as RecordedTurn
+from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools, prompt_by_text, reply_key
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, CountMethod
 from slime_plugins.rollout_buffer.types import Message
@@ -35,29 +37,33 @@ class SessionState(StrEnum):
 
 
 class TurnKind(StrEnum):
-    """How a turn's prompt was made."""
+    """What a turn's prompt has of the sequence before it."""
 
-    FIRST = "first"  # the whole prompt, from the template
-    CONTINUED = "continued"  # the held ids, and a bridge
-    EDITED = "edited"  # the agent changed the conversation: rendered again, a new row
+    FIRST = "first"  # there is none
+    CONTINUED = "continued"  # all of it
+    EDITED = "edited"  # a part: the agent changed the conversation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One sampled turn. Its prompt is the first ``kept`` ids of the previous turn (prompt and output), and
-    ``new_ids``."""
+    """A recorded turn in its session. ``kept`` ids of its prompt are those of the previous turn, prompt and output;
+    ``entered_ids`` follow them, none at the first turn."""
 
+    recorded: RecordedTurn
     kind: TurnKind
     kept: int
-    new_ids: tuple[int, ...]
-    reply: GenerateReply
+    entered_ids: Sequence[int]
     counted_by: CountMethod
-    seconds: float
 
     @property
-    def entered_ids(self) -> tuple[int, ...]:
-        """The ids added since the previous turn; empty at the first turn."""
-        return () if self.kind is TurnKind.FIRST else self.new_ids
+    def reply(self) -> Generation:
+        """What was sampled."""
+        return self.recorded.sampled
+
+    @property
+    def log_probs(self) -> Sequence[float]:
+        """The engine's log-probs of what was sampled."""
+        return self.reply.output_log_probs or ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,28 +79,40 @@ class Binding:
         return Binding(job_id=self.job_id or job_id, instance_id=self.instance_id or instance_id, uid=self.uid or uid)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTurn:
+    """The next turn: its prompt, and the tokens added to the sequence before it. ``asked`` are its messages as they
+    came, ``conversation`` the same with our own replies as we sent them."""
+
+    prompt: Prompt
+    kind: TurnKind
+    kept: int
+    entered: AddedTokens
+    asked: Sequence[Message]
+    conversation: Conversation
+    tools: Tools
+
+
 @dataclass(kw_only=True, slots=True)
 class TrainerSession:
     """State of one rollout. One turn at a time changes it, on one event loop."""
 
     rollout_id: str
     engine: Engine
-    tokens: ConversationTokens
+    tokens: ChatTokens
     binding: Binding = field(default_factory=Binding)
     tools: Tools = ()
     api_key: str | None = None
     max_new_tokens: int | None = None
     state: SessionState = SessionState.OPEN
     reason: str = ""
+    recording: Recording = field(default_factory=Recording)
     turns: list[Turn] = field(default_factory=list)
-    held_ids: list[int] = field(default_factory=list)
-    """Prompt and output of the last turn, from which the next one continues."""
-    recorded_tokens: int = 0
-    asked_messages: list[Message] = field(default_factory=list)
-    reply_message: Message | None = None
-    last_tools: Tools = ()
-    fingerprint: bytes = b""
-    last_reply: dict[str, Any] | None = None
+    view: View = field(default_factory=View)
+    asked: Sequence[Message] = ()
+    """The messages of the last turn, as they came."""
+    replies: dict[bytes, Message] = field(default_factory=dict)
+    """Our replies by the forms in which an agent may send them back: with calls in the text or beside it."""
     in_flight: asyncio.Task[dict[str, Any]] | None = None
     in_flight_fingerprint: bytes = b""
     result: dict[str, Any] | None = None
@@ -103,22 +121,38 @@ class TrainerSession:
     opened_at: float = field(default_factory=time.time)
     used_at: float = field(default_factory=time.monotonic)
 
-    def add_turn(self, turn: Turn) -> None:
-        """Appends a sampled turn."""
-        self.turns.append(turn)
-        self.held_ids = [*self.held_ids[: turn.kept], *turn.new_ids, *turn.reply.output_ids]
-        self.recorded_tokens += len(turn.new_ids) + len(turn.reply.output_ids)
+    def add_turn(self, plan: PlannedTurn, sampled: GenerateReply, counted_by: CountMethod, request: bytes) -> None:
+        """Records a sampled turn; ``request`` is the digest of its call."""
+        number = len(self.turns) + 1
+        text = self.tokens.text(sampled.output_ids)
+        with_calls = message_with_calls(text, number, plan.tools)
+        plain: Message = {"role": "assistant", "content": text}
+        forms = read_conversation([with_calls if plan.tools else plain, with_calls, {**with_calls, "content": text}])
+        message = forms.messages[0]
+        recorded = plan.prompt.turn(
+            sampled, message, self.tokens, number=number, key=digest(plan.tools), request=request, created=time.time()
+        )
+        self.recording.add(recorded)
+        entered: Sequence[int] = ()
+        if plan.kind is not TurnKind.FIRST:
+            is_new = plan.kept == plan.prompt.held
+            entered = recorded.context_ids if is_new else array("i", plan.prompt.ids[plan.kept :])
+        self.turns.append(
+            Turn(recorded=recorded, kind=plan.kind, kept=plan.kept, entered_ids=entered, counted_by=counted_by)
+        )
+        self.view = View((*plan.conversation.messages, message), plan.tools, sampled.finish_reason)
+        self.asked = plan.asked
+        self.replies |= {reply_key(form): message for form in forms.messages}
+
+    @property
+    def held_ids(self) -> list[int]:
+        """Prompt and output of the last turn."""
+        return self.turns[-1].recorded.held_ids() if self.turns else []
 
     @property
     def generations(self) -> list[Generation]:
-        """Every turn as the engine received and returned it."""
-        found: list[Generation] = []
-        held: list[int] = []
-        for turn in self.turns:
-            prompt = [*held[: turn.kept], *turn.new_ids]
-            found.append(turn.reply.as_generation(prompt))
-            held = [*prompt, *turn.reply.output_ids]
-        return found
+        """Every turn as the engine received and returned it, branch after branch."""
+        return self.recording.generations()
 
     @property
     def response_ids(self) -> list[int]:
@@ -137,101 +171,66 @@ class TrainerSession:
     @property
     def response_log_probs(self) -> list[float]:
         """The engine's log-prob of each sampled token of ``response_ids``, 0.0 for added ones."""
-        return [
-            value for turn in self.turns for value in (*([0.0] * len(turn.entered_ids)), *turn.reply.output_log_probs)
-        ]
+        return [value for turn in self.turns for value in (*([0.0] * len(turn.entered_ids)), *turn.log_probs)]
 
     @property
     def messages(self) -> list[Message]:
         """The current conversation: the last messages sent, and the reply to them."""
-        return [*self.asked_messages, *([self.reply_message] if self.reply_message is not None else [])]
+        return list(self.view.messages)
 
     def rows(self) -> list[TrainingRow]:
         """Returns the training rows of this session."""
         return pack_training_rows(self.generations)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedTurn:
-    """The prompt of the next turn, and the tokens added to it."""
-
-    kind: TurnKind
-    kept: int
-    new_ids: tuple[int, ...]
-    entered: AddedTokens
-
-    def prompt_ids(self, held: Sequence[int]) -> list[int]:
-        return [*held[: self.kept], *self.new_ids]
-
-
-def plan_turn(session: TrainerSession, messages: Sequence[Message], tools: Tools, *, text_counts: bool) -> PlannedTurn:
+async def plan_turn(
+    session: TrainerSession, messages: Sequence[Message], tools: Tools, *, text_counts: bool
+) -> PlannedTurn:
     """Computes the next prompt and its added tokens. Changes nothing.
 
     Raises:
         InvalidPayloadError: the template refuses the messages.
     """
+    conversation = _with_our_replies(session, read_conversation(list(messages)))
+    prompt = await build_prompt(session.recording, digest(tools), conversation, session.tokens, tools)
     if not session.turns:
-        prompt = session.tokens.prompt(messages, tools)
-        return PlannedTurn(kind=TurnKind.FIRST, kept=0, new_ids=tuple(prompt), entered=AddedTokens(count=0))
-    if _continues(session, messages) and list(tools) == list(session.last_tools):
-        return _continued(session, messages, tools, text_counts)
-    return _edited(session, messages, tools)
-
-
-def _continues(session: TrainerSession, messages: Sequence[Message]) -> bool:
-    """Returns True if the messages are those of the last turn, our reply, and no later assistant message."""
-    asked, reply = session.asked_messages, session.reply_message
-    if reply is None or len(messages) <= len(asked) or not _is_our_reply(session, messages[len(asked)]):
-        return False
-    if any(message.get("role") == "assistant" for message in messages[len(asked) + 1 :]):
-        return False
-    return all(is_same_message(left, right) for left, right in zip(asked, messages, strict=False))
-
-
-def _is_our_reply(session: TrainerSession, message: Message) -> bool:
-    """Returns True for our reply, with its tool calls in the text or as ``tool_calls``."""
-    if session.reply_message is None or message.get("role") != "assistant":
-        return False
-    text = session.tokens.text(session.turns[-1].reply.output_ids)
-    taken_out = message_with_calls(text, len(session.turns), session.last_tools)
-    beside = {**taken_out, "content": text}
-    return any(is_same_reply(form, message) for form in (session.reply_message, taken_out, beside))
-
-
-def _continued(session: TrainerSession, messages: Sequence[Message], tools: Tools, text_counts: bool) -> PlannedTurn:
-    held = session.held_ids
-    added = messages[len(session.asked_messages) + 1 :]
-    bridge = session.tokens.bridge(session.asked_messages, added, held, tools)
-    others: tuple[tuple[CountMethod, Callable[[], int]], ...] = ()
-    if text_counts:
-        others = ((CountMethod.TEXT, lambda: _count_by_text(session, messages, tools)),)
+        kind, kept, entered = TurnKind.FIRST, 0, AddedTokens(count=0)
+    else:
+        held = session.held_ids
+        kept = common_prefix_length(held, prompt.ids)
+        kind = TurnKind.CONTINUED if kept == len(held) else TurnKind.EDITED
+        how = "" if kept == len(held) else f" (the context was edited: of {len(held)} tokens held, {kept} are left)"
+        others: tuple[tuple[CountMethod, Callable[[], int]], ...] = ()
+        if text_counts:
+            others = ((CountMethod.TEXT, lambda: _count_by_text(session, messages, tools, held, kind)),)
+        entered = AddedTokens(count=len(prompt.ids) - kept, how=how, others=others)
     return PlannedTurn(
-        kind=TurnKind.CONTINUED,
-        kept=len(held),
-        new_ids=tuple(bridge),
-        entered=AddedTokens(count=len(bridge), others=others),
+        prompt=prompt, kind=kind, kept=kept, entered=entered, asked=messages, conversation=conversation, tools=tools
     )
 
 
-def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: Tools) -> int:
-    """Returns the count of the guide's formula: the length of the conversation rendered now, minus that of its render
-    at the last turn and the number of sampled tokens."""
-    before = len(session.tokens.prompt(session.asked_messages, session.last_tools))
-    sampled = len(session.turns[-1].reply.output_ids)
-    return len(session.tokens.prompt(messages, tools)) - before - sampled
+def _with_our_replies(session: TrainerSession, conversation: Conversation) -> Conversation:
+    """Returns the conversation with each of our own replies as we sent it, in whatever form it came back."""
+    messages = [
+        session.replies.get(reply_key(message), message) if message["role"] == "assistant" else message
+        for message in conversation.messages
+    ]
+    return conversation if messages == list(conversation.messages) else read_conversation(messages)
 
 
-def _edited(session: TrainerSession, messages: Sequence[Message], tools: Tools) -> PlannedTurn:
-    held, prompt = session.held_ids, session.tokens.prompt(messages, tools)
-    kept = common_prefix_length(held, prompt)
-    entered = tuple(prompt[kept:])
-    how = "" if kept == len(held) else f" (the context was edited: of {len(held)} tokens held, {kept} are left)"
-    return PlannedTurn(
-        kind=TurnKind.CONTINUED if kept == len(held) else TurnKind.EDITED,
-        kept=kept,
-        new_ids=entered,
-        entered=AddedTokens(count=len(entered), how=how),
-    )
+def _count_by_text(
+    session: TrainerSession, messages: Sequence[Message], tools: Tools, held: Sequence[int], kind: TurnKind
+) -> int:
+    """Returns the count of an agent that renders the whole conversation again.
+
+    If it only grew, by the guide's formula: the length of the conversation now, minus that at the last turn and the
+    number of sampled tokens. After an edit, the tokens behind what the new prompt shares with the held ids.
+    """
+    now = prompt_by_text(session.tokens, messages, tools)
+    if kind is TurnKind.EDITED:
+        return len(now) - common_prefix_length(held, now)
+    before = len(prompt_by_text(session.tokens, session.asked, session.view.tools))
+    return len(now) - before - len(session.turns[-1].reply.output_ids)
 
 
 def counts_of(turns: Sequence[Turn]) -> Mapping[str, int]:

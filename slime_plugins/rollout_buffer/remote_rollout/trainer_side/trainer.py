@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import (
     EngineError,
@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.http_auth import check_bearer
 from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, OpenBody, check_text_only
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools
+from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError, SessionEndedError
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
@@ -41,7 +41,6 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     PlannedTurn,
     SessionState,
     TrainerSession,
-    Turn,
     plan_turn,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink, item_of, trajectory_of
@@ -62,7 +61,7 @@ class Policy:
     """What a session samples with: an engine, and the tokenizer of its model."""
 
     engine: Engine
-    tokens: ConversationTokens
+    tokens: ChatTokens
 
 
 class PolicySource(Protocol):
@@ -224,14 +223,14 @@ class TrainerSide:
             if fingerprint == session.in_flight_fingerprint and asked_turn in (None, done + 1):
                 return asyncio.shield(session.in_flight)
             raise RolloutConflictError(f"turn {done + 1} of this rollout is being sampled; one turn at a time")
-        reply = session.last_reply if fingerprint == session.fingerprint else None
-        if asked_turn is not None and asked_turn != done + 1 and not (asked_turn == done and reply):
+        is_answered = bool(done) and session.turns[-1].recorded.request == fingerprint
+        if asked_turn is not None and asked_turn != done + 1 and not (asked_turn == done and is_answered):
             raise RolloutConflictError(
                 f"this call names turn {asked_turn}, but turn {done + 1} is next"
                 + (f", and turn {done} had another body" if asked_turn == done else ""),
                 {"next_turn": done + 1},
             )
-        return _as_is(reply) if reply and asked_turn in (None, done) else None
+        return _as_is(_completion(session, self.settings.model)) if is_answered and asked_turn in (None, done) else None
 
     async def _first_seen(self, asked: CompletionBody) -> TrainerSession:
         ended = self._closed.get(asked.rollout_id)
@@ -246,45 +245,31 @@ class TrainerSide:
     async def _sample(self, session: TrainerSession, asked: CompletionBody, fingerprint: bytes) -> dict[str, Any]:
         number = len(session.turns) + 1
         tools = list(asked.tools if asked.tools is not None else session.tools)
-        plan, counted_by = await asyncio.to_thread(self._checked_plan, session, asked, number, tools)
-        prompt = plan.prompt_ids(session.held_ids)
-        start = time.monotonic()
+        plan, counted_by = await self._checked_plan(session, asked, number, tools)
+        prompt = plan.prompt.ids
         reply = await self._generate(session, prompt, self._sampling(session, asked, number, len(prompt)), number)
         if session.state is not SessionState.OPEN:
             raise SessionEndedError(f"turn {number}: the rollout was {session.state.value} while it was sampled")
-        session.add_turn(
-            Turn(
-                kind=plan.kind,
-                kept=plan.kept,
-                new_ids=plan.new_ids,
-                reply=reply,
-                counted_by=counted_by,
-                seconds=time.monotonic() - start,
-            )
-        )
-        session.asked_messages = [dict(one) for one in asked.messages]
-        session.reply_message = self._message(session, reply, number, tools)
-        session.last_tools, session.fingerprint = tools, fingerprint
-        session.last_reply = _completion(session, prompt, self.settings.model)
+        session.add_turn(plan, reply, counted_by, fingerprint)
         self._touch(session)
-        return session.last_reply
+        return _completion(session, self.settings.model)
 
-    def _checked_plan(
+    async def _checked_plan(
         self, session: TrainerSession, asked: CompletionBody, number: int, tools: Tools
     ) -> tuple[PlannedTurn, CountMethod]:
         if number > self.settings.max_turns:
             raise InvalidPayloadError(f"turn {number}: a rollout has {self.settings.max_turns} turns at most")
-        if session.recorded_tokens > self.settings.max_session_tokens:
+        if session.recording.ids > self.settings.max_session_tokens:
             raise InvalidPayloadError(
-                f"turn {number}: the rollout holds {session.recorded_tokens} tokens; "
+                f"turn {number}: the rollout holds {session.recording.ids} tokens; "
                 f"{self.settings.max_session_tokens} is the limit"
             )
         try:
             check_text_only(asked.messages)
-            plan = plan_turn(session, asked.messages, tools, text_counts=self.settings.text_counts)
+            plan = await plan_turn(session, asked.messages, tools, text_counts=self.settings.text_counts)
         except InvalidPayloadError as error:
             raise InvalidPayloadError(f"turn {number}: {error.message}", error.detail) from error
-        return plan, check_mask(asked.response_mask, number, plan.entered)
+        return plan, await asyncio.to_thread(check_mask, asked.response_mask, number, plan.entered)
 
     def _sampling(
         self, session: TrainerSession, asked: CompletionBody, number: int, prompt_tokens: int
@@ -321,10 +306,6 @@ class TrainerSide:
                 f"after {len(reply.output_ids)} tokens"
             )
         return reply
-
-    def _message(self, session: TrainerSession, reply: GenerateReply, number: int, tools: Tools) -> Message:
-        text = session.tokens.text(reply.output_ids)
-        return message_with_calls(text, number, tools) if tools else {"role": "assistant", "content": text}
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -452,7 +433,6 @@ class TrainerSide:
 
     def _close(self, session: TrainerSession, state: SessionState, reason: str) -> None:
         session.state, session.reason, session.used_at = state, reason, self._clock()
-        session.last_reply = None
         if self._open.pop(session.rollout_id, None) is not None:
             self._closed[session.rollout_id] = session
         if reason:
@@ -478,24 +458,28 @@ def _fingerprint(*parts: Any) -> bytes:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("ascii")).digest()
 
 
-def _completion(session: TrainerSession, prompt: list[int], model: str) -> dict[str, Any]:
+def _completion(session: TrainerSession, model: str) -> dict[str, Any]:
     """Returns the reply to the session's last turn."""
-    turn, message = session.turns[-1], session.reply_message or {}
-    reply = turn.reply
-    sampled = len(reply.output_ids)
-    reason = "length" if reply.finish_reason == "length" else "tool_calls" if message.get("tool_calls") else "stop"
+    turn, number = session.turns[-1], len(session.turns)
+    text = session.tokens.text(turn.reply.output_ids)
+    message: Message = {"role": "assistant", "content": text}
+    if session.view.tools:
+        message = message_with_calls(text, number, session.view.tools)
+    sampled = len(turn.reply.output_ids)
+    prompt = session.held_ids[:-sampled]
+    reason = "length" if turn.reply.finish_reason == "length" else "tool_calls" if message.get("tool_calls") else "stop"
     return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "id": f"chatcmpl-{session.rollout_id}-{number}",
         "object": "chat.completion",
-        "created": int(time.time()),
+        "created": int(turn.recorded.created),
         "model": model,
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],
         "usage": {"prompt_tokens": len(prompt), "completion_tokens": sampled, "total_tokens": len(prompt) + sampled},
-        "token_ids": list(reply.output_ids),
-        "logprobs": list(reply.output_log_probs),
+        "token_ids": list(turn.reply.output_ids),
+        "logprobs": list(turn.log_probs),
         "prompt_token_ids": prompt,
         "rollout_id": session.rollout_id,
-        "turn": len(session.turns),
+        "turn": number,
         "entered_tokens": len(turn.entered_ids),
-        "weight_version": reply.weight_version,
+        "weight_version": turn.reply.weight_version,
     }

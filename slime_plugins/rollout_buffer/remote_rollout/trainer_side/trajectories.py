@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.recording.messages import read_conversation
 from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody
-from slime_plugins.rollout_buffer.remote_rollout.conversation import is_same_message
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, counts_of
 from slime_plugins.rollout_buffer.types import Message, Outcome, StopReason, Trajectory
 
@@ -46,7 +46,7 @@ def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Tr
         raw_reward=end.raw_reward,
         outcome=outcome,
         stop_reason=stop_reason,
-        generations=tuple(session.generations),
+        generations=session.generations,
         extra_info={
             **reported,
             "finish_reason": finish_reason,
@@ -57,7 +57,7 @@ def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Tr
                 "metrics": dict(end.metrics),
             },
         },
-        timings_s={"generate": sum(turn.seconds for turn in session.turns)},
+        timings_s={"generate": session.recording.engine_s()},
     )
 
 
@@ -76,10 +76,7 @@ def item_of(trajectory: Trajectory) -> dict[str, Any]:
 
 def messages_of(session: TrainerSession, end: EndBody) -> list[Message]:
     """Returns our own messages, and those that the other side has after them, such as the last tool results."""
-    ours, final = session.messages, end.final_messages or []
+    ours, final = session.messages, read_conversation(end.final_messages).messages if end.final_messages else ()
     behind = final[len(ours) :]
-    grew = len(final) > len(ours) and all(
-        is_same_message(left, right) for left, right in zip(ours[:-1], final, strict=False)
-    )
-    added = behind if grew and all(message.get("role") != "assistant" for message in behind) else ()
-    return [*ours, *(dict(message) for message in added)]
+    grew = len(final) > len(ours) and final[: len(ours) - 1] == tuple(ours[:-1])
+    return [*ours, *behind] if grew and all(message["role"] != "assistant" for message in behind) else ours

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from rollout_buffer_lab.documents import KINDS, generate, main
 from rollout_buffer_lab.scripted_engine.conversation import read_conversation
 from rollout_buffer_lab.scripted_engine.policy import reply_to
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
-from slime_plugins.rollout_buffer.tools.generate_documents import KINDS, generate, main
 from tests.context_editing_player import tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
