@@ -59,10 +59,6 @@ class Rect:
         """The same rectangle at another place."""
         return Rect(left=self.left + dx, top=self.top + dy, right=self.right + dx, bottom=self.bottom + dy)
 
-    def shrunk(self, dx: int, dy: int) -> Rect:
-        """The rectangle with a margin taken off on every side (negative margins grow it)."""
-        return Rect(left=self.left + dx, top=self.top + dy, right=self.right - dx, bottom=self.bottom - dy)
-
     def clipped(self, other: Rect) -> Rect:
         """The part that both share; its width or height is not positive when they do not meet."""
         return Rect(

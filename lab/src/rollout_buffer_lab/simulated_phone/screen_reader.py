@@ -17,7 +17,6 @@ from rollout_buffer_lab.simulated_phone.reading.ocr import (
     line_boxes,
     read_line,
 )
-from rollout_buffer_lab.simulated_phone.reading.ocr_scaled import read_faded_line
 from rollout_buffer_lab.simulated_phone.reading.pixels import (
     SurfaceMap,
     read_surfaces,
@@ -52,10 +51,7 @@ _ROLE_BY_SURFACE = {
 
 
 def read_screen(image_bytes: bytes) -> ReadScreen:
-    """Returns what the screenshot shows; exactly for PNG at 1080x2400 or halved.
-
-    JPEG of these sizes is read with rare mistakes and some ten times slower. Other sizes: most of it down to about
-    750,000 pixels, little below 500,000.
+    """Returns what a PNG at 1080x2400 or halved shows. Of JPEG and of other sizes no text can be read.
 
     Raises:
         ValueError: the bytes are no image.
@@ -63,8 +59,7 @@ def read_screen(image_bytes: bytes) -> ReadScreen:
     surfaces = read_surfaces(image_bytes)
     keyboard_visible = surfaces.at(*_KEYBOARD_DOT) is Surface.KEYBOARD
     bottom = KEYBOARD_TOP // 2 if keyboard_visible else surfaces.indices.shape[0]
-    read = read_line if surfaces.exact else read_faded_line
-    lines = (read(surfaces, box) for box in line_boxes(surfaces, bottom))
+    lines = (read_line(surfaces, box) for box in line_boxes(surfaces, bottom))
     texts = tuple(_text_line(line) for line in lines if line is not None and line.text)
     signs = shapes.status_icons(surfaces)
     ground = surfaces.at(*_GROUND_DOT)

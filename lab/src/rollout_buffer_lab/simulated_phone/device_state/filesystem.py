@@ -135,11 +135,6 @@ class FileSystem:
         prefix = _normal(folder).rstrip("/") + "/"
         return sorted(path for path in (*self._files, *self._mounts) if path.startswith(prefix))
 
-    def folders_under(self, folder: str) -> list[str]:
-        """Paths of all folders in the folder and its folders, sorted."""
-        prefix = _normal(folder).rstrip("/") + "/"
-        return sorted(path for path in self._folders if path.startswith(prefix) and path != "/")
-
     def remove(self, path: str) -> None:
         """Removes a file, or a folder with all in it; nothing there is no error."""
         path = _normal(path)

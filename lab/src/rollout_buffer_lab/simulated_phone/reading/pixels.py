@@ -55,14 +55,10 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SurfaceMap:
-    """``indices`` (1200 rows, 540 columns) name the surface of each dot, ``colors`` are the dots themselves (RGB).
-
-    ``exact`` is true when the screenshot came without loss, at full size or halved.
-    """
+    """``indices`` (1200 rows, 540 columns) name the surface of each dot, ``colors`` are the dots themselves (RGB)."""
 
     indices: Indices
     colors: NDArray[np.uint8]
-    exact: bool
 
     def mask(self, *surfaces: Surface) -> Mask:
         """Where one of these surfaces is."""
@@ -80,24 +76,22 @@ def index_of(surface: Surface) -> int:
 
 
 def read_surfaces(image_bytes: bytes) -> SurfaceMap:
-    """Returns the screenshot's map, whatever size and format it has.
+    """Returns the screenshot's map. Letters can be read if it is a PNG at full size or halved.
 
     Raises:
         ValueError: the bytes are no image.
     """
     try:
         with Image.open(io.BytesIO(image_bytes)) as opened:
-            lossless = opened.format == "PNG"
             image = opened.convert("RGBA")
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"the screenshot is no image: {error}") from error
     if image.size == (SCREEN_WIDTH, SCREEN_HEIGHT):
         image = image.reduce(2)
     elif image.size != _DOTS:
-        image, lossless = image.resize(_DOTS, Image.Resampling.LANCZOS), False
+        image = image.resize(_DOTS, Image.Resampling.NEAREST)
     pixels = np.asarray(image)
-    indices = _exact_indices(pixels) if lossless else _cleaned(_nearest_indices(pixels))
-    return SurfaceMap(indices=indices, colors=pixels[:, :, :3], exact=lossless)
+    return SurfaceMap(indices=_exact_indices(pixels), colors=pixels[:, :, :3])
 
 
 def boxes(mask: Mask, *, row_gap: int = 1, column_gap: int = 1) -> list[Box]:
@@ -145,7 +139,6 @@ def _runs(filled: Mask, gap: int) -> list[tuple[int, int]]:
 # Colours to surfaces
 
 _HASH_SHIFT = 18  # 14 bits are left
-_NEAREST_TOLERANCE = 14  # how far a channel may be off in a lossy screenshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,45 +179,3 @@ def _exact_indices(rgba: NDArray[np.uint8]) -> Indices:
     indices = table.index_by_hash[(colors * table.multiplier) >> np.uint32(_HASH_SHIFT)]
     indices[table.color_by_index[indices] != colors] = INK
     return np.asarray(indices, dtype=np.uint8)
-
-
-def _nearest_indices(rgba: NDArray[np.uint8]) -> Indices:
-    """The nearest surface within the tolerance."""
-    packed = np.ascontiguousarray(rgba).view(np.uint32)[:, :, 0]
-    colors, inverse = np.unique(packed, return_inverse=True)
-    channels = colors.view(np.uint8).reshape(-1, 4)[:, :3].astype(np.int16)
-    palette = np.array([surface.rgb for surface in _SURFACES], dtype=np.int16)
-    nearest = np.zeros(len(colors), dtype=np.uint8)
-    least = np.full(len(colors), _NEAREST_TOLERANCE + 1, dtype=np.int16)
-    for index, surface_color in enumerate(palette, start=1):
-        distance = np.abs(channels - surface_color).max(axis=1)
-        nearest[distance < least] = index
-        least = np.minimum(least, distance)
-    return np.asarray(nearest[inverse.reshape(packed.shape)], dtype=np.uint8)
-
-
-_STROKE_REACH = 4  # no stroke of a letter is wider than this to both sides
-
-
-def _cleaned(indices: Indices) -> Indices:
-    """Gives letters back what was taken for a surface, and surfaces what was taken for letters.
-
-    Light strokes on dark ground have the colour of the page; blends where two surfaces meet have the colour of none.
-    """
-    dark = np.isin(indices, [index_of(Surface.BUTTON), index_of(Surface.HOME)])
-    enclosed = (_near(dark, 0, 1) & _near(dark, 0, -1)) | (_near(dark, 1, 1) & _near(dark, 1, -1))
-    indices = np.where(enclosed & ~dark, INK, indices).astype(np.uint8)
-    cleaned = indices.copy()
-    for axis in (0, 1):
-        before, after = np.roll(indices, 2, axis=axis), np.roll(indices, -2, axis=axis)
-        edge = (indices == INK) & (before != INK) & (after != INK) & (before != after)
-        cleaned[edge] = before[edge]
-    return cleaned
-
-
-def _near(mask: Mask, axis: int, step: int) -> Mask:
-    """Where the mask is true a few dots away in one direction."""
-    near = np.roll(mask, step, axis=axis)
-    for distance in range(2, _STROKE_REACH + 1):
-        near = near | np.roll(mask, step * distance, axis=axis)
-    return near

@@ -131,18 +131,15 @@ def _icon_arrays() -> dict[str, NDArray[np.bool_]]:
 
 
 def _name_on_tile(surfaces: SurfaceMap, tile: Surface, left: int, top: int) -> str | None:
-    """The icon whose 32x32 dots stand there; small differences do not matter, in a lossy screenshot nor does a dot."""
-    slack = 0 if surfaces.exact else 1
+    """The icon whose 32x32 dots stand there; small differences do not matter."""
     least, best = round(_WORST_ICON_MATCH * ICON_DOTS * ICON_DOTS), None
-    for y in range(max(0, top - slack), top + slack + 1):
-        for x in range(max(0, left - slack), left + slack + 1):
-            dots = _ink_dots(surfaces.colors[y : y + ICON_DOTS, x : x + ICON_DOTS], tile)
-            if dots.shape != (ICON_DOTS, ICON_DOTS):
-                continue
-            for name, known in _icon_arrays().items():
-                difference = int(np.count_nonzero(dots ^ known))
-                if difference < least:
-                    least, best = difference, name
+    dots = _ink_dots(surfaces.colors[top : top + ICON_DOTS, left : left + ICON_DOTS], tile)
+    if dots.shape != (ICON_DOTS, ICON_DOTS):
+        return None
+    for name, known in _icon_arrays().items():
+        difference = int(np.count_nonzero(dots ^ known))
+        if difference < least:
+            least, best = difference, name
     return best
 
 
