@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide, one_engine
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink
 
 QUESTION = [
@@ -48,7 +48,7 @@ def trainer_side(
     """A trainer side whose default tokenizer is ``tokenizer``, or the demo's."""
     known = TokenizerSettings(default_name="demo" if tokenizer is None else "given", folders={"given": Path("given")})
     catalog = TokenizerCatalog(known) if tokenizer is None else TokenizerCatalog(known, load=lambda *_: tokenizer)
-    return TrainerSide(FixedPolicy(engine, catalog), settings, sink=sink, **options)
+    return TrainerSide(one_engine(engine, catalog), settings, sink=sink, **options)
 
 
 def rollout_body(server_url: str, rollout_id: str = "demo-1234", **changes: Any) -> dict[str, Any]:

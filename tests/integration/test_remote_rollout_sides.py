@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettings, named_folders, running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
@@ -38,6 +39,18 @@ def engine(*script: Any) -> FakeEngine:
 
 def agent_app(settings: AgentSettings = QUICK, **options: Any) -> web.Application:
     return create_app(agent=AgentSide(settings, **options))
+
+
+class Functions:
+    """A provider of functions that it does not describe."""
+
+    schemas: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._functions = functions
+
+    def open_session(self, request: RolloutBody) -> FunctionToolSession:
+        return FunctionToolSession((), self._functions)
 
 
 class KeptItems:
@@ -262,7 +275,7 @@ async def test_a_tool_that_hangs_is_an_answer_to_the_model() -> None:
         return ""
 
     trainer = StrangeTrainer(demo_tokenizer(), [Said(CALL), Said(ANSWER)])
-    app = agent_app(open_session=lambda request: FunctionToolSession([], {"multiply": never}))
+    app = agent_app(tools=Functions({"multiply": never}))
     async with served(trainer.app()) as trainer_url, served(app) as agent_url:
         _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url))
     assert final["final_messages"][3]["content"] == "Error: multiply did not answer within 0.3 s"

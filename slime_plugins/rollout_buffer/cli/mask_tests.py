@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SC
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import DEMO_NAME, TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide, one_engine
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.types import Message
@@ -175,7 +175,7 @@ async def _served(engine_url: str, folder: Path | None) -> AsyncIterator[TestedS
     catalog = TokenizerCatalog(TokenizerSettings(default_name=name, folders={} if folder is None else {name: folder}))
     engine = make_engine(engine_url)
     agent = AgentSide(AgentSettings(), tokenizers=catalog)
-    trainer = TrainerSide(FixedPolicy(engine, catalog))
+    trainer = TrainerSide(one_engine(engine, catalog))
     try:
         async with serving(create_app(agent=agent, trainer=trainer)) as url:
             yield TestedServer(agent, trainer, await catalog.get(name), url)

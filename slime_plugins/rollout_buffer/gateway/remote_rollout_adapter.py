@@ -34,7 +34,7 @@ class RemoteRolloutAdapter:
             idle_s=settings.idle_timeout_s,
         )
         self._gateway = gateway
-        self.trainer = TrainerSide(self, rules, sink=self)
+        self.trainer = TrainerSide(self.policy_of, rules, sink=self)
         gateway.open_rollouts = self._open_rollouts
 
     def mount(self, app: web.Application) -> None:

@@ -98,7 +98,12 @@ class RemoteRolloutGenerator:
             context.options.get("remote_rollout_tokenizer") or getattr(context.tokenizer, "name_or_path", "")
         )
         settings = TrainerSettings(open_unknown=False, max_sessions=max(64, 2 * context.concurrency))
-        self._trainer = TrainerSide(_PolicyOfJob(Policy(engine=context.engine, tokens=tokens)), settings)
+        policy = Policy(engine=context.engine, tokens=tokens)
+
+        async def policy_of(session: OpenBody) -> Policy:
+            return policy
+
+        self._trainer = TrainerSide(policy_of, settings)
         self._callback_url = await self._listen(self._trainer)
         token = os.environ.get(TOKEN_VARIABLE)
         self._http = aiohttp.ClientSession(
@@ -240,16 +245,6 @@ def _end_of(final: Mapping[str, Any]) -> EndBody:
 
 class _BusyError(Exception):
     """The rollout server is busy; ``_call_until_answered`` retries."""
-
-
-class _PolicyOfJob:
-    """A ``PolicySource`` that gives every session the engine and tokenizer of the job."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    async def policy_of(self, session: OpenBody) -> Policy:
-        return self._policy
 
 
 def _server_url(options: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,8 @@ from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackH
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.tools import CalculatorSession, ToolSession
+from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, ToolProvider
 from slime_plugins.rollout_buffer.wire.request_fields import parse
-
-OpenToolSession = Callable[[RolloutBody], ToolSession]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,23 +32,20 @@ class _Run:
 
 
 class AgentSide:
-    """Plays rollouts on one event loop; ``open_session`` creates the tools of each rollout."""
+    """Plays rollouts on one event loop, with ``tools``."""
 
     def __init__(
         self,
         settings: AgentSettings | None = None,
         *,
         tokenizers: TokenizerCatalog | None = None,
-        open_session: OpenToolSession | None = None,
-        tool_schemas: Sequence[Mapping[str, Any]] | None = None,
+        tools: ToolProvider = CALCULATOR,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tool_schemas`` is the reply of ``GET /tools``; by default the calculator's."""
         self.settings = settings or AgentSettings()
         self._tokenizers = tokenizers or TokenizerCatalog(self.settings.tokenizers)
         self._hosts = CallbackHosts(self.settings.callback_hosts)
-        self._open_box = open_session or (lambda request: CalculatorSession())
-        self.tool_schemas = tuple(tool_schemas if tool_schemas is not None else CalculatorSession().schemas)
+        self.tools = tools
         self._clock = clock
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._session: aiohttp.ClientSession | None = None
@@ -116,7 +111,7 @@ class AgentSide:
 
     async def _play(self, request: RolloutBody, server_url: str) -> dict[str, Any]:
         tokens = await self._tokenizers.get(request.tokenizer_name, request.tokenizer_revision)
-        tool_session = self._open_box(request)
+        tool_session = self.tools.open_session(request)
         return await play_rollout(request, server_url, tokens, tool_session, self._http(), self.settings)
 
     def _ended(self, rollout_id: str, run: _Run, done: asyncio.Task[dict[str, Any]]) -> None:

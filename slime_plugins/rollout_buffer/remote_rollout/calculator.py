@@ -30,21 +30,21 @@ _BINARY: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]
 _TWO_NUMBERS: Final = {"add": ast.Add, "subtract": ast.Sub, "multiply": ast.Mult, "divide": ast.Div}
 
 
-def calculator(name: str, arguments: Mapping[str, Any]) -> str:
+def calculator(tool: str, /, **arguments: Any) -> str:
     """Returns the result of one of the calculator's tools as text.
 
     Raises:
         ValueError: the tool is unknown, or an argument is missing or invalid, or ``evaluate`` raised it.
     """
-    if name == "calculate":
+    if tool == "calculate":
         expression = arguments.get("expression")
         if not isinstance(expression, str):
             raise ValueError("calculate needs an expression, a text like '15 * 23'")
         return evaluate(expression)
-    if name not in _TWO_NUMBERS:
-        raise ValueError(f"there is no tool {name!r}")
+    if tool not in _TWO_NUMBERS:
+        raise ValueError(f"there is no tool {tool!r}")
     left, right = _number(arguments, "a"), _number(arguments, "b")
-    return _written(_apply(_TWO_NUMBERS[name], left, right))
+    return _written(_apply(_TWO_NUMBERS[tool], left, right))
 
 
 def evaluate(expression: str) -> str:
@@ -152,3 +152,4 @@ CALCULATOR_SCHEMAS: Final[tuple[dict[str, Any], ...]] = (
     _schema("multiply", "Multiply two numbers", a=("number", "First number"), b=("number", "Second number")),
     _schema("divide", "Divide a by b", a=("number", "Numerator"), b=("number", "Denominator, not zero")),
 )
+CALCULATOR_TOOLS: Final = ("calculate", *_TWO_NUMBERS)

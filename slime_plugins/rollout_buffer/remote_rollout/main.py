@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_provider
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide, one_engine
 from slime_plugins.rollout_buffer.serve_settings import read_token, why_exposed
 
 DEFAULT_PORT = 8891
@@ -104,8 +104,7 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     agent = AgentSide(
         AgentSettings(callback_hosts=settings.callback_hosts, api_key=key),
         tokenizers=catalog,
-        open_session=provider.open_session,
-        tool_schemas=provider.schemas,
+        tools=provider,
     )
     allowed = settings.allowed_hosts if key is None else None
     trainer = None
@@ -116,7 +115,7 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
             text_counts=settings.text_counts,
             idle_s=settings.idle_s,
         )
-        trainer = TrainerSide(FixedPolicy(engine, catalog), rules, sink=sink)
+        trainer = TrainerSide(one_engine(engine, catalog), rules, sink=sink)
     try:
         app = create_app(agent=agent, trainer=trainer, allowed_hosts=allowed)
         async with serving(app, settings.host, settings.port) as url:

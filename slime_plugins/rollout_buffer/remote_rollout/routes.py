@@ -88,7 +88,7 @@ def add_agent_routes(app: web.Application, agent: AgentSide) -> None:
         return _json(agent.state_of(request.match_info["rollout_id"]))
 
     async def tools(request: web.Request) -> web.Response:
-        return _json({"tools": [dict(schema) for schema in agent.tool_schemas]})
+        return _json({"tools": [dict(schema) for schema in agent.tools.schemas]})
 
     app.router.add_post("/rollout", _answered(rollout))
     app.router.add_get("/rollout/{rollout_id:.+}", _answered(state))

@@ -10,11 +10,12 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
-from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, calculator
+from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, CALCULATOR_TOOLS, calculator
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import NumberedCall
 from slime_plugins.rollout_buffer.types import Message
 
@@ -71,39 +72,6 @@ class ToolProvider(Protocol):
         ...
 
 
-class CalculatorSession:
-    """The tools of the calculator: ``calculate``, ``add``, ``subtract``, ``multiply`` and ``divide``."""
-
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]:
-        return CALCULATOR_SCHEMAS
-
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Returns the result.
-
-        Raises:
-            ValueError: as ``calculator``.
-        """
-        return calculator(name, arguments)
-
-    async def close(self) -> None:
-        """Does nothing."""
-
-
-class CalculatorProvider:
-    """Provider of the calculator."""
-
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]:
-        return CALCULATOR_SCHEMAS
-
-    def open_session(self, request: RolloutBody) -> ToolSession:
-        return CalculatorSession()
-
-
-CALCULATOR = CalculatorProvider()
-
-
 class FunctionToolSession:
     """Functions as tools. ``functions`` maps names to functions, which are called with the arguments as keywords.
 
@@ -133,6 +101,20 @@ class FunctionToolSession:
 
     async def close(self) -> None:
         """Does nothing."""
+
+
+class CalculatorProvider:
+    """The calculator: ``calculate``, ``add``, ``subtract``, ``multiply`` and ``divide``."""
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        return CALCULATOR_SCHEMAS
+
+    def open_session(self, request: RolloutBody) -> ToolSession:
+        return FunctionToolSession(CALCULATOR_SCHEMAS, {name: partial(calculator, name) for name in CALCULATOR_TOOLS})
+
+
+CALCULATOR = CalculatorProvider()
 
 
 def load_provider(address: str) -> ToolProvider:

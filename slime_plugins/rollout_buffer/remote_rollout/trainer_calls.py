@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -38,23 +37,17 @@ class _UnansweredError(Exception):
     """The effect of the call is unknown; it may be repeated if the trainer recognises turns."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Address:
-    url: str
-    headers: Mapping[str, str]
-
-
 class TrainerCalls:
     """The calls of one rollout to its trainer."""
 
     def __init__(
         self, session: aiohttp.ClientSession, server_url: str, api_key: str | None, settings: AgentSettings
     ) -> None:
-        headers = {"Content-Type": "application/json"}
+        self._headers = {"Content-Type": "application/json"}
         if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._session = session
-        self._address = _Address(url=f"{server_url}/v1/chat/completions", headers=headers)
+        self._url = f"{server_url}/v1/chat/completions"
         self._settings = settings
         self._knows_turns = False
 
@@ -89,11 +82,9 @@ class TrainerCalls:
         raise AssertionError("the loop above returns or raises")
 
     async def _exchange(self, body: bytes, turn: int) -> TrainerReply:
-        headers = {**self._address.headers, TURN_HEADER: str(turn)}
+        headers = {**self._headers, TURN_HEADER: str(turn)}
         try:
-            async with self._session.post(
-                self._address.url, data=body, headers=headers, allow_redirects=False
-            ) as response:
+            async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
                 content = await self._read(response, turn)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _NotTakenError(f"cannot be reached ({error})") from error

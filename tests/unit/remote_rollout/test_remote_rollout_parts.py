@@ -69,7 +69,7 @@ def test_what_is_no_arithmetic_is_refused_and_never_run(expression: str) -> None
     ],
 )
 def test_each_tool_does_what_its_name_says(name: str, arguments: dict[str, Any], value: str) -> None:
-    assert calculator(name, arguments) == value
+    assert calculator(name, **arguments) == value
     assert name in [schema["function"]["name"] for schema in CALCULATOR_SCHEMAS]
 
 
@@ -82,7 +82,7 @@ def test_each_tool_does_what_its_name_says(name: str, arguments: dict[str, Any],
 )  # fmt: skip
 def test_wrong_arguments_are_a_sentence(name: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w+ \w+"):
-        calculator(name, arguments)
+        calculator(name, **arguments)
 
 
 # --- callback hosts --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import aiohttp
 
@@ -64,33 +64,18 @@ class Policy:
     tokens: ChatTokens
 
 
-class PolicySource(Protocol):
-    """Returns the policy of a new session: one for all, or that of the session's job."""
-
-    async def policy_of(self, session: OpenBody) -> Policy:
-        """Returns the policy.
-
-        Raises:
-            RolloutBufferError: there is none, its tokenizer is unknown, or it is not available now.
-        """
-        ...
+PolicyOf = Callable[[OpenBody], Awaitable[Policy]]
+"""Returns the policy of a new session, or raises a ``RolloutBufferError``."""
 
 
-class FixedPolicy:
-    """One engine for all sessions; the tokenizer is the one that a session names, or the catalog's default."""
+def one_engine(engine: Engine, tokenizers: TokenizerCatalog) -> PolicyOf:
+    """Returns one engine for all sessions, with the tokenizer that a session names, or the catalog's default."""
 
-    def __init__(self, engine: Engine, tokenizers: TokenizerCatalog) -> None:
-        self._engine = engine
-        self._tokenizers = tokenizers
+    async def policy_of(session: OpenBody) -> Policy:
+        tokens = await tokenizers.get(session.tokenizer_name, session.tokenizer_revision)
+        return Policy(engine=engine, tokens=tokens)
 
-    async def policy_of(self, session: OpenBody) -> Policy:
-        """Returns the engine with the tokenizer that the session names.
-
-        Raises:
-            TokenizerRefusedError: the tokenizer cannot be used.
-        """
-        tokens = await self._tokenizers.get(session.tokenizer_name, session.tokenizer_revision)
-        return Policy(engine=self._engine, tokens=tokens)
+    return policy_of
 
 
 class TrainerSide:
@@ -98,14 +83,14 @@ class TrainerSide:
 
     def __init__(
         self,
-        policies: PolicySource,
+        policy_of: PolicyOf,
         settings: TrainerSettings | None = None,
         *,
         sink: TrajectorySink | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or TrainerSettings()
-        self._policies = policies
+        self._policy_of = policy_of
         self._sink = sink
         self._clock = clock
         self._open: OrderedDict[str, TrainerSession] = OrderedDict()
@@ -412,7 +397,7 @@ class TrainerSide:
             raise SessionEndedError(f"rollout {asked.rollout_id!r} existed before; open it under a new id")
         if len(self._open) >= self.settings.max_sessions:
             raise UnavailableError(f"{len(self._open)} sessions are open, which is the limit: try again later")
-        policy = await self._policies.policy_of(asked)
+        policy = await self._policy_of(asked)
         session = TrainerSession(
             rollout_id=asked.rollout_id,
             engine=policy.engine,
