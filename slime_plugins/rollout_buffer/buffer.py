@@ -19,7 +19,11 @@ if __name__ == "__main__":
     import os
     import sys
 
-    os.environ.update(PYTHONPATH=os.path.abspath(__file__).rsplit(os.sep, 3)[0], PYTHONSAFEPATH="1")
+    folder = os.path.dirname(os.path.abspath(__file__))
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [one for one in given if one and os.path.abspath(one) != folder]
+    path = os.pathsep.join([os.path.dirname(os.path.dirname(folder)), *others])
+    os.environ.update(PYTHONPATH=path, PYTHONSAFEPATH="1")
     os.execv(sys.executable, [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *sys.argv[1:]])
 
 import functools
