@@ -15,8 +15,23 @@ from typing import Any
 
 from slime.rollout.agent_rollout_execution import execution_field
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, ShortGroups, read_short_groups, wanted_records
+from slime.rollout.agent_rollout_settings import (
+    ADVANTAGE_PATH,
+    ShortGroups,
+    eval_sets,
+    read_image_settings,
+    read_mask_settings,
+    read_report_rows,
+    read_row_settings,
+    read_settings,
+    read_short_groups,
+    read_tracking_settings,
+    read_turn_discount,
+    start_payload,
+    wanted_records,
+)
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.trainer.mask_selection import check_masks
 
 ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
 """These assert that every sequence has a trained token."""
@@ -46,6 +61,17 @@ def check_arguments(args: Any) -> None:
     reasons = [reason for check in CHECKS for reason in check(args)]
     if reasons:
         raise ConfigError("; ".join(reasons), {"reasons": reasons})
+
+
+def refusals(args: Any) -> list[str]:
+    """Returns every reason for which the rollout function would stop before its first episode."""
+    reasons: list[str] = []
+    for check in (*READERS, check_arguments):
+        try:
+            check(args)
+        except ConfigError as error:
+            reasons += error.detail.get("reasons", [str(error)])
+    return list(dict.fromkeys(reasons))
 
 
 def data_parallel_size(args: Any) -> int | None:
@@ -266,3 +292,23 @@ CHECKS: tuple[Callable[[Any], Iterator[str]], ...] = (
     _engine,
     _vision,
 )
+
+
+def _evaluation(args: Any) -> None:
+    if getattr(args, "eval_interval", None) is not None:
+        eval_sets(args)
+
+
+READERS: tuple[Callable[[Any], object], ...] = (
+    read_settings,
+    read_short_groups,
+    read_report_rows,
+    read_tracking_settings,
+    read_image_settings,
+    read_turn_discount,
+    lambda args: read_row_settings(args, int(args.n_samples_per_prompt)),
+    lambda args: check_masks(read_mask_settings(args)),
+    lambda args: start_payload(args, job_id="", skip_instance_ids=(), fresh=False, start_id=""),
+    _evaluation,
+)
+"""What reads slime's arguments during a rollout."""

@@ -5,13 +5,27 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime.rollout.agent_rollout_argument_checks import refusals
 from slime.rollout.agent_rollout_samples import Group, is_agent_group
+from slime_plugins.rollout_buffer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+
+def checked_data_source(args: Any) -> Any:
+    """Returns slime's data source. For ``--data-source-path``: slime makes it while its engines start.
+
+    Raises:
+        ConfigError: the rollout function would refuse these arguments, after all models are loaded.
+    """
+    if reasons := refusals(args):
+        raise ConfigError("; ".join(reasons), {"reasons": reasons})
+    return importlib.import_module("slime.rollout.data_source").RolloutDataSourceWithBuffer(args)
 
 
 class GroupStore:

@@ -70,13 +70,8 @@ def refusals(args: argparse.Namespace) -> list[str]:
         yaml = importlib.import_module("yaml")
         with open(path, encoding="utf-8") as file:
             vars(args).update(yaml.safe_load(file) or {})
-    errors = importlib.import_module("slime_plugins.rollout_buffer.errors")
-    try:
-        importlib.import_module(CHECKS).check_arguments(args)
-    except errors.ConfigError as error:
-        reasons: list[str] = error.detail["reasons"]
-        return reasons
-    return []
+    found: list[str] = importlib.import_module(CHECKS).refusals(args)
+    return found
 
 
 if __name__ == "__main__":

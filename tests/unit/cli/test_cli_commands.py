@@ -413,9 +413,7 @@ def test_slimes_own_way_to_start_serves(tmp_path: Path) -> None:
     own.mkdir()
     (own / "sitecustomize.py").write_text("import sys; print('own module', file=sys.stderr)", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(own)}
-    done = subprocess.run(
-        program, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr.count("own module") == 2
 
     # in an environment without *.pth files, which may import Python's own types before types.py is on the path

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tools.launch_training import main
@@ -656,8 +656,8 @@ def test_what_the_rollout_function_refuses_is_known_before_anything_starts(tmp_p
     file.write_text("log_passrate: true\n")
     parsed = {"rollout_batch_size": 2, "n_samples_per_prompt": 4, "global_batch_size": 8}
 
-    assert refusals(Namespace(**parsed, custom_config_path=None)) == []
-    assert says(refusals(Namespace(**parsed, custom_config_path=str(file))), "--log-passrate")
+    assert refusals(trainer_args(**parsed, custom_config_path=None)) == []
+    assert says(refusals(trainer_args(**parsed, custom_config_path=str(file))), "--log-passrate")
 
 
 @pytest.mark.usefixtures("hurried")

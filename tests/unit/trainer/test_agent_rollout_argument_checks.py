@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ import pytest
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
 from slime.rollout import agent_rollout_argument_checks
 from slime.rollout.agent_rollout import generate_rollout, reset_jobs
-from slime.rollout.agent_rollout_argument_checks import check_arguments, log_probs_come_with_the_loss
+from slime.rollout.agent_rollout_argument_checks import check_arguments, log_probs_come_with_the_loss, refusals
+from slime.rollout.agent_rollout_data_source import checked_data_source
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH
@@ -172,3 +175,33 @@ def test_the_refusal_comes_before_anything_is_started() -> None:
         with pytest.raises(ConfigError, match="--log-passrate"):
             generate_rollout(args, 0, CheckpointDataSource(args))
         assert buffer.requests == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rollout_buffer_shortgroups": "keep"}, "did you mean rollout_buffer_short_groups?"),
+        ({**OF_TURNS, "rollout_buffer_turn_discount": 2}, "rollout_buffer_turn_discount is 2"),
+        ({"rollout_buffer_images": "none"}, "rollout_buffer_images is 'none'"),
+        ({"rollout_buffer_example_interval": -1}, "rollout_buffer_example_interval is -1"),
+        ({"rollout_buffer_loss_mask": "no_such_module:Mask"}, "no_such_module"),
+        ({"rollout_buffer_options": {"num_epoch": 2}}, "rollout_buffer_options may not set num_epoch"),
+        ({"eval_interval": 5, "eval_prompt_data": None}, "--eval-prompt-data"),
+        ({"log_passrate": True}, "--log-passrate"),
+    ],
+)
+def test_all_that_the_first_rollout_would_refuse_can_be_asked_without_one(changes: dict[str, Any], words: str) -> None:
+    found = refusals(slimes_args(**changes))
+
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_slime_hears_a_refusal_when_it_makes_its_data_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("slime.rollout.data_source")
+    module.RolloutDataSourceWithBuffer = CheckpointDataSource  # type: ignore[attr-defined]  # slime's own module
+    monkeypatch.setitem(sys.modules, "slime.rollout.data_source", module)
+
+    assert isinstance(checked_data_source(slimes_args(buffer_filter_path=None)), CheckpointDataSource)
+    with pytest.raises(ConfigError, match="--log-passrate"):
+        checked_data_source(slimes_args(log_passrate=True))
