@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -69,7 +70,20 @@ def missing(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
 def checked_preconditions(
     settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields each requirement of this run with its problems, in the order of the run."""
+    """Yields each requirement of this run with its problems, in the order of the run.
+
+    A package that several checks miss is a problem of the first of them.
+    """
+    named: set[str] = set()
+    for name, found in _preconditions(settings, extra, only_train=only_train):
+        lacking = {sentence: re.findall(r"No module named '[^']+'", sentence) for sentence in found}
+        yield name, [sentence for sentence, packages in lacking.items() if not packages or packages[0] not in named]
+        named.update(package for packages in lacking.values() for package in packages)
+
+
+def _preconditions(
+    settings: LaunchSettings, extra: Sequence[str], *, only_train: bool
+) -> Iterator[tuple[str, list[str]]]:
     for check in CHECKS:
         if check.needed(settings):
             yield check.name, list(check.find(settings))
@@ -130,7 +144,9 @@ def _model(settings: LaunchSettings) -> Iterator[str]:
     if lacking := _weights_lacking(folder):
         yield f"{folder} lacks {lacking}; {_fetch(settings)}"
     problem = _try(TRY_TOKENIZER, str(folder))
-    if problem is not None:
+    if problem is not None and "No module named" in problem:
+        yield f"{sys.executable} loads no tokenizer ({problem}): run this in slime's environment"
+    elif problem is not None:
         yield f"the tokenizer in {folder} cannot be used ({problem}); {_fetch(settings)}"
 
 

@@ -555,6 +555,18 @@ def test_what_is_missing_is_said_with_its_remedy(
     assert all("\n" not in sentence for sentence in found)
 
 
+def test_a_package_that_several_checks_miss_is_named_once(
+    ready: LaunchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRY_BUFFER", "TRY_TOKENIZER"):
+        monkeypatch.setattr(f"tools.launching.preconditions.{name}", "import no_such_package")
+    (tmp_path / "flag_check.py").write_text("import no_such_package")
+
+    (found,) = missing(ready)
+
+    assert re.search(r"No module named 'no_such_package'.*slime's environment", found)
+
+
 def says(found: list[str], words: str) -> bool:
     return any(re.search(words, sentence) for sentence in found)
 
