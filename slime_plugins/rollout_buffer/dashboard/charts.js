@@ -91,14 +91,14 @@ export const CHARTS = [
   },
   {
     id: "use",
-    title: "Devices and engine at work",
-    says: "mean number at once, from the seconds that the last episodes to end had spent: with a device from reset to score, at the engine while it generates",
+    title: "Episodes and engine at work",
+    says: "mean number at once, from the seconds that the last episodes to end had spent: playing from reset to score, at the engine while it generates",
     unit: "",
     digits: 1,
     zero: true,
     windowS: (columns, widthS) => Math.max(WINDOW_S, fourEpisodes(columns, widthS)),
     lines: [
-      { from: "playing", name: "devices", color: "line-2", width: 2 },
+      { from: "playing", name: "episodes", color: "line-2", width: 2 },
       { from: "generating", name: "requests at the engine", color: "line-3" },
     ],
   },

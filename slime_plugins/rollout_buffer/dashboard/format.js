@@ -21,6 +21,7 @@ export const percent = (value) => (value === null || value === undefined ? "–"
 /** A length of time. */
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds !== 0 && Math.abs(seconds) < 0.1) return `${number(1000 * seconds, 0)} ms`;
   if (seconds < 10 && !Number.isInteger(seconds)) return `${number(seconds, 1)} s`;
   if (seconds < 120) return `${number(seconds, 0)} s`;
   if (seconds < 7200) return `${number(seconds / 60, 0)} min`;

@@ -33,7 +33,7 @@ SELECT CAST((minute * 60 - :start) / :width AS INTEGER) AS bucket, sum(episodes)
     CAST(sum(behind_total) AS REAL) / nullif(sum(versioned), 0) AS behind_mean, max(behind_max) AS behind_max,
     CAST(sum(turns_total) AS REAL) / nullif(sum(turns_known), 0) AS turns,
     CAST(sum(sampled_total) AS REAL) / nullif(sum(sampled_known), 0) AS sampled_tokens,
-    sum(generate_s) / :width AS generating, sum(played_s) / :width AS playing
+    nullif(sum(generate_s), 0) / :width AS generating, nullif(sum(played_s), 0) / :width AS playing
 FROM trajectory_minutes WHERE job_key = :job AND minute >= :start / 60 AND minute < :end / 60 GROUP BY bucket
 """
 _EPISODES = """
@@ -43,7 +43,7 @@ SELECT CAST((created_at - :start) / :width AS INTEGER) AS bucket, count(*) AS ep
     sum(outcome = 'completed') AS completed, sum(outcome = 'truncated') AS truncated,
     sum(outcome = 'aborted') AS aborted, avg(versions_behind) AS behind_mean, max(versions_behind) AS behind_max,
     avg(turns) AS turns, avg(sampled_tokens) AS sampled_tokens,
-    total(generate_s) / :width AS generating, total(played_s) / :width AS playing
+    sum(generate_s) / :width AS generating, sum(played_s) / :width AS playing
 FROM trajectories INDEXED BY trajectories_to_look_at
 WHERE job_key = :job AND key >= :first AND late = 0 AND created_at >= :start AND created_at < :end GROUP BY bucket
 """

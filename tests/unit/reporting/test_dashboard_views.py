@@ -74,6 +74,12 @@ def test_a_series_counts_what_happened(views: Views, job: JobRecord) -> None:
     assert {len(values) for values in columns.values()} == {len(columns["t"])}
 
 
+@pytest.mark.parametrize("width_s", [10, 60])
+def test_seconds_that_no_episode_told_are_not_zero(views: Views, job: JobRecord, width_s: int) -> None:
+    columns: Any = views.series(job.job_id, asked(width_s=width_s))["columns"]
+    assert set(columns["playing"]) == set(columns["generating"]) == {None}
+
+
 @examples(15)
 @given(seed=st.integers(0, 10_000))
 def test_the_sums_by_the_minute_are_those_of_the_rows(seed: int) -> None:
