@@ -27,7 +27,12 @@ from slime.rollout.agent_rollout_advantages import (
     normalizes,
     set_advantages,
 )
-from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
+from slime.rollout.agent_rollout_argument_checks import (
+    ESTIMATORS_WITHOUT_DUMMIES,
+    check_arguments,
+    is_tokenizer_alone,
+    sees_images,
+)
 from slime.rollout.agent_rollout_batch import played, replace_trajectories_without_log_probs, rule_of
 from slime.rollout.agent_rollout_data_source import GroupStore
 from slime.rollout.agent_rollout_eval import evaluate
@@ -646,7 +651,8 @@ def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
         _warn_once(
             "groups of one have no baseline: normalised rewards are NaN in slime, or 0 with post_process_rewards"
         )
-    if any(_lacks_image_tensors(row) for rows in trajectories_of(batch) for row in rows):
+    without_tensors = any(_lacks_image_tensors(row) for rows in trajectories_of(batch) for row in rows)
+    if without_tensors and not is_tokenizer_alone(args):
         _warn_once("trajectories have screenshots, but rows have only placeholder tokens: a vision model needs tensors")
     if getattr(args, "rollout_global_dataset", True) is False:
         _warn_once("--disable-rollout-global-dataset: consumed ids are not in the checkpoint; a resumed run repeats")

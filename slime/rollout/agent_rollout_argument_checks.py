@@ -251,6 +251,11 @@ def sees_images(args: Any) -> bool:
     return "vision_config" in _model_config(args)
 
 
+def is_tokenizer_alone(args: Any) -> bool:
+    """Returns True if ``--hf-checkpoint`` is a folder without a model, as in the demo: nothing is trained."""
+    return _checkpoint(args).is_dir() and not (_checkpoint(args) / "config.json").is_file()
+
+
 def needs_even_row_lengths(args: Any) -> bool:
     """Returns True if slime requires an even number of tokens in each row, as its Qwen3.5 with vision does.
 

@@ -14,11 +14,17 @@ import pytest
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
 from slime.rollout import agent_rollout_argument_checks
 from slime.rollout.agent_rollout import generate_rollout, reset_jobs
-from slime.rollout.agent_rollout_argument_checks import check_arguments, log_probs_come_with_the_loss, refusals
+from slime.rollout.agent_rollout_argument_checks import (
+    check_arguments,
+    is_tokenizer_alone,
+    log_probs_come_with_the_loss,
+    refusals,
+)
 from slime.rollout.agent_rollout_data_source import checked_data_source
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 RANKS = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 8, "micro_batch_size": 1, "use_dynamic_batch_size": False}
@@ -205,3 +211,10 @@ def test_slime_hears_a_refusal_when_it_makes_its_data_source(monkeypatch: pytest
     assert isinstance(checked_data_source(slimes_args(buffer_filter_path=None)), CheckpointDataSource)
     with pytest.raises(ConfigError, match="--log-passrate"):
         checked_data_source(slimes_args(log_passrate=True))
+
+
+def test_the_demos_tokenizer_is_no_model_to_warn_about(tmp_path: Path) -> None:
+    assert is_tokenizer_alone(slimes_args(hf_checkpoint=str(DEMO_TOKENIZER_PATH)))
+    assert not is_tokenizer_alone(slimes_args(hf_checkpoint="Qwen/Qwen3-VL-8B-Instruct"))
+    (tmp_path / "config.json").write_text("{}")
+    assert not is_tokenizer_alone(slimes_args(hf_checkpoint=str(tmp_path)))
