@@ -1,12 +1,14 @@
 """What a session recorded becomes rows that train each sampled token once, where it was sampled: for any client.
 
 The client is drawn: it goes on, asks again, goes back, edits what was said, drops messages from the middle, changes
-white space, changes tools. C1 to C11 are the invariants of context editing; the test that holds one names it.
+white space and tools, and rewrites its history as real ones do.
+C1 to C11 are the invariants of context editing; the test that holds one names it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from array import array
 from collections.abc import Sequence
@@ -20,9 +22,10 @@ from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.recording.messages import digest, read_conversation, reply_digest
+from slime_plugins.rollout_buffer.recording.message_matching import MessageMatching
+from slime_plugins.rollout_buffer.recording.messages import digest, read_conversation
 from slime_plugins.rollout_buffer.recording.prompts import build_prompt
-from slime_plugins.rollout_buffer.recording.turn_encoding import View, encode_turn, replay
+from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn, sampled_in
 from tests.example_counts import examples
 from tests.gateway_support import tokenizer
@@ -35,6 +38,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 PLAIN = st.sampled_from(
     ["go on", "again", "more <b>text</b>", "你好", " spaced ", "0123456789 the last words of a turn 9876543210"]
 )
+REWRITES = ("reminder", "ids", "arguments", "order", "merge", "reasoning", "empty")
 MOVES = st.lists(
     st.tuples(
         st.sampled_from(
@@ -53,6 +57,7 @@ MOVES = st.lists(
                 "tool",
                 "image",
                 "two",
+                *REWRITES,
             ]
         ),
         st.integers(0, 2**16),
@@ -105,6 +110,8 @@ class Client:
             history[number % len(history)]["name"] = f"n{number}"
         if move == "tools":
             self.tools = [] if self.tools else TOOLS
+        if move in REWRITES:
+            history = rewritten(history, move, number)
         await self.ask([*history, *_new_messages(move, number, text)])
 
     async def ask(self, messages: list[dict[str, Any]]) -> None:
@@ -113,7 +120,7 @@ class Client:
         prompt = await build_prompt(self.recording, key, conversation, chat, self.tools)
         sampled = _sampled(self.rng)
         self.sent.append(Sent(prompt.ids, sampled.output_ids, sampled.output_log_probs, prompt.images, messages))
-        message = {"role": "assistant", "content": chat.text(sampled.output_ids)}
+        message = _message(chat.text(sampled.output_ids), self.rng)
         turn = Turn(
             parent=prompt.parent,
             number=self.recording.last_number + 1,
@@ -124,16 +131,54 @@ class Client:
             images=prompt.new_images,
             sampled=sampled_in(sampled),
             message=message,
-            reply=reply_digest(message),
             created=float(len(self.sent)),
             from_start=prompt.from_start,
             is_closed=chat.is_closed(sampled.output_ids),
+            tolerated=tuple(sorted(prompt.tolerated)),
+            difference=prompt.difference,
         )
         view = View((*conversation.messages, message), self.tools, sampled.finish_reason)
         self.rows.append(encode_turn(turn, view, self.view))
         self.recording.add(turn)
         self.view = view
         self.histories.append([*messages, message])
+
+
+def _message(text: str, rng: random.Random) -> dict[str, Any]:
+    """The message of a reply, with a tool call, reasoning or neither."""
+    kind = rng.random()
+    if kind < 0.3:
+        call = {"id": f"c{rng.random()}", "type": "function", "function": {"name": "look", "arguments": {"at": 1.0}}}
+        return {"role": "assistant", "content": text, "tool_calls": [call]}
+    return {"role": "assistant", "content": "" if kind < 0.4 else text, "reasoning_content": "so it is"}
+
+
+def rewritten(history: list[dict[str, Any]], how: str, number: int) -> list[dict[str, Any]]:
+    """A history as a client sends it back that takes it for the same."""
+    new = copy.deepcopy(history)
+    heard = [one for one in new if one["role"] != "assistant" and isinstance(one["content"], str)]
+    calls = [call for one in new for call in one.get("tool_calls", ())]
+    pairs = [at for at in range(1, len(new)) if new[at - 1]["role"] == new[at]["role"] == "tool"]
+    if how == "reminder" and heard:
+        heard[number % len(heard)]["content"] += f"\n<system-reminder>\n{number}\n</system-reminder>"
+    if how == "ids":
+        for one in [*calls, *(one for one in new if one["role"] == "tool")]:
+            key = "id" if "function" in one else "tool_call_id"
+            one[key] = f"{one[key]}{number}"
+    if how == "arguments" and calls:
+        calls[number % len(calls)]["function"]["arguments"] = {"at": 1, "is_default": False}
+    if how == "order" and pairs:
+        at = pairs[number % len(pairs)]
+        new[at - 1], new[at] = new[at], new[at - 1]
+    if how == "merge" and pairs:
+        at = pairs[number % len(pairs)]
+        new[at - 1]["content"] += "\n" + new.pop(at)["content"]
+    if how == "reasoning":
+        for one in new:
+            one.pop("reasoning_content", None)
+    if how == "empty":
+        new = [one for one in new if one["role"] != "assistant" or one["content"] or "tool_calls" in one]
+    return new
 
 
 def _new_messages(move: str, number: int, text: str) -> list[dict[str, Any]]:
@@ -166,9 +211,11 @@ def _reply(ids: list[int], rng: random.Random) -> GenerateReply:
     return GenerateReply(output_ids=tuple(ids), output_log_probs=log_probs, finish_reason="stop", weight_version="1")
 
 
-def played(moves: Sequence[tuple[str, int, str]], seed: int) -> Client:
+def played(moves: Sequence[tuple[str, int, str]], seed: int, matching: MessageMatching | None = None) -> Client:
+    """A client after its moves; the rule is drawn with the seed unless it is given."""
+
     async def play_all() -> Client:
-        client = Client(random.Random(seed))
+        client = Client(random.Random(seed), recording=Recording(matching or [*MessageMatching][seed % 3]))
         for move in moves:
             await client.play(*move)
         return client
@@ -210,7 +257,7 @@ def test_generations_are_what_was_sent_and_sampled(moves: Any, seed: int) -> Non
 @bounded
 @any_client
 def test_a_prompt_says_what_its_client_said_in_order(moves: Any, seed: int) -> None:
-    for sent in played(moves, seed).sent:
+    for sent in played(moves, seed, MessageMatching.STRICT).sent:
         shown = str(tokenizer.decode(sent.prompt_ids, skip_special_tokens=False))
         at = 0
         for message in sent.messages:
@@ -220,7 +267,7 @@ def test_a_prompt_says_what_its_client_said_in_order(moves: Any, seed: int) -> N
                 at = shown.index(text, at) + len(text)
         wanted = sum(isinstance(message["content"], list) for message in sent.messages)
         assert len(sent.images) == sent.prompt_ids.count(chat.image_placeholder_id) == wanted
-        assert ("# Tools" in shown) == ('"name": "look"' in shown)
+        assert ("# Tools" in shown) == ('{"type": "function"' in shown)
 
 
 @bounded
@@ -310,7 +357,8 @@ def test_a_turn_that_did_not_reach_its_client_leaves_what_was_before_until_it_is
     assert (after.recording.turns, after.recording.ids) == (before.recording.turns, before.recording.ids)
     conversation = read_conversation([*after.histories[-1], {"role": "user", "content": "and then?"}])
     keys = [digest([]), digest(TOOLS)]
-    found = [after.recording.find(key, conversation.digests, conversation.replies).turn for key in keys]
+    fingerprints = after.recording.fingerprints(conversation.messages, conversation.digests)
+    found = [after.recording.find(key, fingerprints).turn for key in keys]
     assert youngest not in found, "a turn that is forgotten is not gone on from"
     assert after.recording.answered(youngest.request, is_retry=False) is youngest
     after.recording.note_sent(youngest, sent=True)
@@ -323,7 +371,7 @@ def test_a_turn_that_did_not_reach_its_client_leaves_what_was_before_until_it_is
 @any_client
 def test_rows_rebuild_what_the_memory_held_and_every_client_goes_on_alike(moves: Any, seed: int) -> None:
     held = played(moves, seed)
-    rebuilt = replay([dict(row) for row in held.rows])
+    rebuilt = replay([dict(row) for row in held.rows], SessionTurns(Recording(held.recording.matching)))
     assert rows_of(Client(random.Random(0), recording=rebuilt.recording)) == rows_of(held)
     assert rebuilt.recording.numbers() == held.recording.numbers()
     assert (rebuilt.view.messages, list(rebuilt.view.tools)) == (held.view.messages, list(held.view.tools))

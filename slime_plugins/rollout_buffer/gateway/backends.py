@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, resized_size, size_rule_of
 from slime_plugins.rollout_buffer.engine.report_throttle import ReportThrottle
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
+from slime_plugins.rollout_buffer.recording.message_matching import matching_of
 from slime_plugins.rollout_buffer.recording.messages import digest
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
@@ -64,6 +65,7 @@ class JobBackend:
         self._prompt_findings: tuple[str, ...] | None = None
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()
+        self.matching = matching_of(settings.options)
         self.is_pinned = settings.options.get(PIN_OPTION) is True
         self.max_turns = _limit(settings.options, "max_turns")
         self.max_tokens_total = _limit(settings.options, "max_tokens_total")

@@ -47,12 +47,7 @@ def trajectory_of(session: Session, body: CloseBody, verdict: Verdict, *, closed
     limit = None if session.refusal is None else session.refusal.limit
     cut = limit or (StopReason.MAX_TOKENS if session.view.finish_reason == "length" else None)
     recording, generations = session.recording, session.recording.generations()
-    about = {
-        "turns": recording.turns,
-        "branches": recording.branches(),
-        "emission_order": recording.numbers(),
-        "tools": list(session.view.tools),
-    }
+    about = {**recording.describe(), "tools": list(session.view.tools)}
     turn_rewards, token_rewards = _rewards_of_turns(session, generations, verdict, by=body.scoring_url)
     return Trajectory(
         uid=session.name,

@@ -12,9 +12,7 @@ import contextlib
 import logging
 import math
 import os
-import secrets
 import time
-from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,16 +43,18 @@ from slime_plugins.rollout_buffer.gateway.sessions import Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState
 from slime_plugins.rollout_buffer.gateway.turn_store import WrittenTurn
+from slime_plugins.rollout_buffer.recording.message_matching import MessageMatching
 from slime_plugins.rollout_buffer.recording.messages import (
     Conversation,
+    call_id,
     digest,
     image_hashes_of,
-    reply_digest,
+    reply_name,
     with_string_arguments,
 )
-from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
+from slime_plugins.rollout_buffer.recording.prompts import build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
-from slime_plugins.rollout_buffer.recording.turns import Turn, sampled_in
+from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
@@ -127,8 +127,9 @@ class Gateway:
             RequestError: the job takes no sessions; see ``SlotClaims.claim``.
         """
         job = await self.stored(self.buffer.job, body.job_id)
+        matching = MessageMatching.STRICT
         if not job.has_runner:
-            await self.backends.open(job)
+            matching = (await self.backends.open(job)).matching
         claiming = partial(
             self.claims.claim,
             body.job_id,
@@ -136,7 +137,7 @@ class Gateway:
             idle_timeout_s=body.idle_timeout_s or self.settings.idle_timeout_s,
             max_sessions=self.settings.max_sessions,
         )
-        session = Session(claim=await self.stored(claiming), turns=SessionTurns())
+        session = Session(claim=await self.stored(claiming), turns=SessionTurns(Recording(matching)))
         self.registry.add(session)
         return session
 
@@ -242,9 +243,8 @@ class Gateway:
             "slot": claim.slot,
             "attempt": claim.attempt,
             "state": "open",
-            "turns": recording.turns,
-            "branches": recording.branches(),
             "ids": recording.ids,
+            **recording.describe(),
             "idle_timeout_s": claim.idle_timeout_s,
         }
 
@@ -292,36 +292,16 @@ class Gateway:
                     images=[session.images[sha256] for sha256 in prompt.images],
                 )
                 sampled = await self._sampled(session, backend, sampling)
-                turn = self._turn(body, prompt, sampled, chat, key=key, request=request)
+                text = cut_at_stop(chat.text(sampled.output_ids), body.stops)
+                parsed = parse_reply(text, tools=tools, separate_reasoning=body.separate_reasoning)
+                created = self.buffer.clock()
+                turn = prompt.turn(sampled, _message(parsed), chat, number=0, key=key, request=request, created=created)
+                turn.writer = self.registry.writer
                 view = View((*conversation.messages, turn.message), tools, sampled.finish_reason)
                 turn = await self._store_turn(session, turn, view, is_retry=is_retry)
         if turn.sent is False or turn.writer != self.registry.writer:  # stored as sent before it is answered again
             await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
         return Answer(turn=turn, reply=_reply(session, body, turn, chat))
-
-    def _turn(
-        self, body: ChatBody, prompt: Prompt, sampled: GenerateReply, chat: ChatTokens, *, key: bytes, request: bytes
-    ) -> Turn:
-        """Returns a sampled turn, which has no number yet."""
-        text = cut_at_stop(chat.text(sampled.output_ids), body.stops)
-        message = _message(parse_reply(text, tools=body.offered_tools, separate_reasoning=body.separate_reasoning))
-        return Turn(
-            parent=prompt.parent,
-            number=0,
-            request=request,
-            key=key,
-            context=prompt.context,
-            context_ids=array("i", prompt.new_ids),
-            images=prompt.new_images,
-            sampled=sampled_in(sampled),
-            message=message,
-            reply=reply_digest(message),
-            created=self.buffer.clock(),
-            writer=self.registry.writer,
-            from_start=prompt.from_start,
-            is_closed=chat.is_closed(sampled.output_ids),
-            is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
-        )
 
     async def _check_limits(self, session: Session, backend: JobBackend) -> None:
         recording, settings, too_long = session.recording, self.settings, StopReason.MAX_CONTEXT
@@ -491,13 +471,14 @@ def _message(parsed: ParsedReply) -> Message:
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
     if parsed.tool_calls:
+        name = reply_name()
         message["tool_calls"] = [
             {
-                "id": f"call_{secrets.token_hex(12)}",
+                "id": call_id(name, at),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for call in parsed.tool_calls
+            for at, call in enumerate(parsed.tool_calls)
         ]
     return message
 

@@ -21,12 +21,13 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GoneError, NotFoundError, RolloutBufferError, StaleAttemptError
 from slime_plugins.rollout_buffer.gateway.sessions import Refusal, Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
+from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaim, SlotClaims
 from slime_plugins.rollout_buffer.gateway.turn_store import StoredTurns, TurnStore
 from slime_plugins.rollout_buffer.observability.process_status import process_status
+from slime_plugins.rollout_buffer.recording.message_matching import matching_of
 from slime_plugins.rollout_buffer.recording.messages import image_hashes_of
-from slime_plugins.rollout_buffer.recording.turn_encoding import replay
-from slime_plugins.rollout_buffer.recording.turns import Turn
+from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, replay
+from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession
 from slime_plugins.rollout_buffer.types import Image, StopReason
@@ -123,11 +124,18 @@ class SessionRegistry:
         await asyncio.gather(*self._notes)
         found = await self.stored(partial(self.turns.read, session.claim, after=after))
         session.refusal = None if found.refusal is None else Refusal.decode(found.refusal)
-        turns = replay(found.rows, known) if known is not None else await self.stored(replay, found.rows)
+        if known is None:
+            known = await self.stored(self._no_turns, session.claim)
+            turns = await self.stored(replay, found.rows, known)
+        else:
+            turns = replay(found.rows, known)
         session.turns = turns
         session.stored_images.update(image_hashes_of(turns.view.messages))
         session.stored_images.update(image for row in found.rows for image in turns.by_number[row["number"]].images)
         return found
+
+    def _no_turns(self, claim: SlotClaim) -> SessionTurns:
+        return SessionTurns(Recording(matching_of(self._buffer.job_settings(claim.job).options)))
 
     async def end(self, session: Session) -> ClaimState | None:
         """Ends a session that takes no turns any more; returns how it ended, None if it is open after all."""

@@ -7,7 +7,9 @@ JSON string. The one output format is used for chat templates, trajectories and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +29,15 @@ TEXT_TYPES = ("text", "input_text", "output_text")
 JOINT = "\n"
 """Separator of a message's text parts without images: most templates expect a string."""
 
+_CALL_ID = re.compile(r"call_([0-9a-f]{24})_\d+", re.ASCII)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Validated messages and their digests. ``replies`` has, for assistant messages, the digest of ``reply_digest``."""
+    """Validated messages and their digests."""
 
     messages: tuple[Message, ...]
     digests: tuple[bytes, ...]
-    replies: tuple[bytes | None, ...]
 
 
 def read_conversation(messages: Any) -> Conversation:
@@ -47,12 +50,33 @@ def read_conversation(messages: Any) -> Conversation:
         raise InvalidPayloadError("messages must be a list with at least one message", {"param": "messages"})
     if len(messages) > MAX_MESSAGES:
         raise InvalidPayloadError(f"messages: there are more than {MAX_MESSAGES}", {"param": "messages"})
-    read = tuple(_read_message(message, f"messages[{at}]") for at, message in enumerate(messages))
-    return Conversation(
-        messages=read,
-        digests=tuple(digest(message) for message in read),
-        replies=tuple(reply_digest(message) if message["role"] == "assistant" else None for message in read),
-    )
+    read = _with_calls_together(_read_message(message, f"messages[{at}]") for at, message in enumerate(messages))
+    return Conversation(messages=read, digests=tuple(digest(message) for message in read))
+
+
+def call_id(reply: str, at: int) -> str:
+    """Returns the id of a tool call of a reply, which ``reply_name`` names."""
+    return f"call_{reply}_{at}"
+
+
+def reply_name() -> str:
+    """Returns a new random name of a reply."""
+    return secrets.token_hex(12)
+
+
+def _with_calls_together(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Moves the tool calls of one reply into one message, where a client put each before its result."""
+    found: list[Message] = []
+    for message in messages:
+        caller = next((one for one in reversed(found) if one["role"] != "tool"), None)
+        calls = message.get("tool_calls") or ()
+        if caller is not None and calls and not message["content"] and caller.get("tool_calls"):
+            earlier, later = (_CALL_ID.fullmatch(one.get("id", "")) for one in (caller["tool_calls"][-1], calls[0]))
+            if earlier is not None and later is not None and earlier[1] == later[1]:
+                caller["tool_calls"] += calls
+                continue
+        found.append(message)
+    return tuple(found)
 
 
 def digest(value: Any) -> bytes:
@@ -61,23 +85,12 @@ def digest(value: Any) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def reply_digest(message: Message) -> bytes:
-    """Returns a digest that recognises an assistant message when a client sends it back.
-
-    It covers text without surrounding whitespace, and tool calls by id, name and arguments; not reasoning, which
-    clients drop.
-    """
-    content = message.get("content") or ""
-    text = content.strip() if isinstance(content, str) else content
-    return digest([text, _whole_numbers_as_int(message.get("tool_calls") or [])])
-
-
-def _whole_numbers_as_int(value: Any) -> Any:
+def whole_numbers_as_int(value: Any) -> Any:
     """Returns a JSON value with 1.0 as 1, which are one number in JavaScript: its clients send the latter."""
     if isinstance(value, dict):
-        return {key: _whole_numbers_as_int(one) for key, one in value.items()}
+        return {key: whole_numbers_as_int(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_whole_numbers_as_int(one) for one in value]
+        return [whole_numbers_as_int(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
-from slime_plugins.rollout_buffer.recording.messages import Conversation, image_hashes_of, reply_digest
-from slime_plugins.rollout_buffer.recording.turns import Recording, Turn, sampled_in
+from slime_plugins.rollout_buffer.recording.message_matching import NOTHING, Difference, Fingerprint
+from slime_plugins.rollout_buffer.recording.messages import Conversation, image_hashes_of
+from slime_plugins.rollout_buffer.recording.turns import Match, Recording, Turn, sampled_in
 from slime_plugins.rollout_buffer.types import Message
 
 MANY_CHARACTERS = 20_000
@@ -34,8 +35,10 @@ class Prompt:
     held: int
     """Number of ids that the parent turn's path has."""
     held_images: int
-    context: tuple[bytes, ...]
+    context: tuple[Fingerprint, ...]
     from_start: bool
+    tolerated: frozenset[str] = NOTHING
+    difference: Difference | None = None
 
     @property
     def new_ids(self) -> list[int]:
@@ -69,11 +72,12 @@ class Prompt:
             images=self.new_images,
             sampled=sampled_in(sampled),
             message=message,
-            reply=reply_digest(message),
             created=created,
             from_start=self.from_start,
             is_closed=chat.is_closed(sampled.output_ids),
             is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
+            tolerated=tuple(sorted(self.tolerated)),
+            difference=self.difference,
         )
 
 
@@ -89,12 +93,13 @@ async def build_prompt(
     Raises:
         InvalidPayloadError: the chat template refuses the messages, or they continue a turn that cannot be continued.
     """
-    match = recording.find(key, conversation.digests, conversation.replies)
+    sent = recording.fingerprints(conversation.messages, conversation.digests)
+    match = recording.find(key, sent)
     if match.turn is not None:
-        prompt = await _continued(match.turn, conversation, match.consumed, chat)
+        prompt = await _continued(match, sent, conversation, chat)
         has_replies = any(message["role"] == "assistant" for message in conversation.messages[match.consumed :])
         if prompt is not None and has_replies:  # the ids may continue a later turn, which messages alone do not show
-            deeper = _after_ids(recording, prompt.ids, prompt.images, conversation)
+            deeper = _after_ids(recording, prompt.ids, prompt.images, sent, match.difference)
             return deeper if deeper is not None and deeper.held > prompt.held else prompt
         if prompt is not None:
             return prompt
@@ -102,19 +107,33 @@ async def build_prompt(
         ids = await _rendered(lambda: chat.prompt(conversation.messages, tools), conversation.messages)
     except ConfigError as error:
         raise InvalidPayloadError(error.message, {"param": "messages"}) from error
-    return prompt_of_ids(recording, ids, conversation)
+    return prompt_of_ids(recording, ids, conversation, match.difference)
 
 
-def prompt_of_ids(recording: Recording, ids: list[int], conversation: Conversation) -> Prompt:
+def prompt_of_ids(
+    recording: Recording, ids: list[int], conversation: Conversation, difference: Difference | None = None
+) -> Prompt:
     """Returns a prompt that was rendered as a whole: after the longest path that it continues, or a new branch."""
     images = tuple(image_hashes_of(conversation.messages))
-    return _after_ids(recording, ids, images, conversation) or Prompt(
-        parent=None, ids=ids, images=images, held=0, held_images=0, context=conversation.digests, from_start=True
+    sent = recording.fingerprints(conversation.messages, conversation.digests)
+    return _after_ids(recording, ids, images, sent, difference) or Prompt(
+        parent=None,
+        ids=ids,
+        images=images,
+        held=0,
+        held_images=0,
+        context=sent,
+        from_start=True,
+        difference=difference,
     )
 
 
 def _after_ids(
-    recording: Recording, ids: list[int], images: tuple[str, ...], conversation: Conversation
+    recording: Recording,
+    ids: list[int],
+    images: tuple[str, ...],
+    sent: tuple[Fingerprint, ...],
+    difference: Difference | None,
 ) -> Prompt | None:
     """Returns the prompt as a continuation of the longest path that is a prefix of its ids; None if there is none."""
     parent = recording.find_ids(ids, images)
@@ -126,20 +145,25 @@ def _after_ids(
         images=images,
         held=len(parent.held_ids()),
         held_images=len(parent.held_images()),
-        context=conversation.digests,
+        context=sent,
         from_start=True,
+        difference=difference,
     )
 
 
-async def _continued(turn: Turn, conversation: Conversation, consumed: int, chat: ChatTokens) -> Prompt | None:
+async def _continued(
+    match: Match, sent: tuple[Fingerprint, ...], conversation: Conversation, chat: ChatTokens
+) -> Prompt | None:
     """Returns the prompt that continues a turn; None if the template cannot render the new messages alone."""
+    turn = match.turn
+    assert turn is not None
     if turn.is_unusable:
         raise InvalidPayloadError(
             f"turn {turn.number} holds a vision token that the model sampled: no prompt can continue it. Close the "
             "session, or repeat the request of the turn before it",
             {"param": "messages"},
         )
-    new = conversation.messages[consumed:]
+    new = conversation.messages[match.consumed :]
     try:
         bridge = await _rendered(lambda: chat.bridge_over(new, turn_is_closed=turn.is_closed), new)
     except ConfigError:
@@ -151,8 +175,10 @@ async def _continued(turn: Turn, conversation: Conversation, consumed: int, chat
         images=(*held_images, *image_hashes_of(new)),
         held=len(held),
         held_images=len(held_images),
-        context=conversation.digests[consumed:],
+        context=sent[match.consumed :],
         from_start=False,
+        tolerated=match.tolerated,
+        difference=match.difference,
     )
 
 

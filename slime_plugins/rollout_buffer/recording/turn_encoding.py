@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.recording.message_matching import Difference
+from slime_plugins.rollout_buffer.recording.messages import digest
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.types import Message
 
@@ -47,10 +49,11 @@ def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
     rest = replace(turn.sampled, output_ids=(), output_log_probs=None)
     detail = {
         "key": turn.key.hex(),
-        "context": [one.hex() for one in turn.context],
+        "context": len(turn.context),
         "images": turn.images,
         "generation": wire.encode_generations([rest])[0],
-        "reply": turn.reply.hex(),
+        "tolerated": turn.tolerated,
+        "difference": None if turn.difference is None else astuple(turn.difference),
         "message": turn.message,
         "from_start": turn.from_start,
         "is_closed": turn.is_closed,
@@ -78,30 +81,33 @@ def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None
     found = before or SessionTurns()
     for row in rows:
         detail = orjson.loads(row["detail"])
+        messages = (*found.view.messages[: detail["kept"]], *detail["messages"])
+        context = messages[len(messages) - detail["context"] :]
         (rest,) = wire.decode_generations([detail["generation"]])
         turn = Turn(
             parent=None if row["parent"] is None else found.by_number[row["parent"]],
             number=row["number"],
             request=row["request"],
             key=bytes.fromhex(detail["key"]),
-            context=tuple(map(bytes.fromhex, detail["context"])),
+            context=found.recording.fingerprints(context, [digest(one) for one in context]),
             context_ids=array("i", row["context_ids"]),
             images=tuple(detail["images"]),
             sampled=replace(
                 rest, output_ids=array("i", row["output_ids"]), output_log_probs=array("d", row["log_probs"])
             ),
             message=detail["message"],
-            reply=bytes.fromhex(detail["reply"]),
             created=row["created_at"],
             writer=row["writer"],
             from_start=detail["from_start"],
             is_closed=detail["is_closed"],
             is_unusable=detail["is_unusable"],
+            tolerated=tuple(detail["tolerated"]),
+            difference=None if detail["difference"] is None else _difference(*detail["difference"]),
         )
         if turn.parent is not None:  # its client has seen the parent's answer
             found.recording.note_sent(turn.parent, sent=True)
         view = View(
-            (*found.view.messages[: detail["kept"]], *detail["messages"], turn.message),
+            (*messages, turn.message),
             found.view.tools if detail["tools"] is None else detail["tools"],
             turn.sampled.finish_reason,
         )
@@ -109,3 +115,7 @@ def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None
         if (sent := row.get("sent")) is not None:
             found.recording.note_sent(turn, sent=bool(sent))
     return found
+
+
+def _difference(message: int, role: str | None, differs: list[str]) -> Difference:
+    return Difference(message, role, tuple(differs))

@@ -13,11 +13,28 @@ path from the root to a leaf becomes one training row.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
+from slime_plugins.rollout_buffer.recording.message_matching import (
+    ASKED_AGAIN,
+    NOTHING,
+    OTHER_CONVERSATION,
+    OTHER_TOOLS,
+    Difference,
+    Fingerprint,
+    MessageMatching,
+    compare,
+    fingerprint,
+    is_same,
+)
+from slime_plugins.rollout_buffer.recording.messages import digest
 from slime_plugins.rollout_buffer.types import Generation, Message
+
+MAX_FINGERPRINTS = 20_000
 
 
 @dataclass(slots=True, eq=False)
@@ -25,9 +42,11 @@ class Turn:
     """One sampled turn.
 
     ``request`` is the digest of its request, ``message`` its reply in the form of a client's message, and ``created``
-    its time. ``context`` has the digests of the messages since its parent, ``reply`` the digest of its own message.
+    its time. ``context`` has the fingerprints of the messages since its parent, ``reply`` that of its own message.
     ``from_start``: the context covers the whole request. This holds for roots, and for a turn whose ids continue its
-    parent's path although its messages do not. ``sampled`` has prompt ids only if the engine ran others than the path.
+    parent's path although its messages do not. ``tolerated`` names the parts in which the request differed from the
+    path that it continues, ``difference`` why it continues no other one.
+    ``sampled`` has prompt ids only if the engine ran others than the path.
     ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it. ``writer`` names the
     process that sampled it. ``sent``: whether its answer reached the client; None while it is being sent, or if only
     ``writer`` knows.
@@ -37,19 +56,24 @@ class Turn:
     number: int
     request: bytes
     key: bytes
-    context: tuple[bytes, ...]
+    context: tuple[Fingerprint, ...]
     context_ids: array[int]
     images: tuple[str, ...]
     sampled: Generation
     message: Message
-    reply: bytes
     created: float
     from_start: bool
     is_closed: bool
     is_unusable: bool = False
     writer: str = ""
+    tolerated: tuple[str, ...] = ()
+    difference: Difference | None = None
     sent: bool | None = None
     children: list[Turn] = field(default_factory=list)
+    reply: Fingerprint = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reply = fingerprint(self.message, digest(self.message))
 
     @property
     def own_length(self) -> int:
@@ -81,48 +105,74 @@ class Turn:
         return tuple(image for turn in self.path() for image in turn.images)
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The recorded part of a request: its first ``consumed`` messages end with the reply of ``turn``; None and 0 if no
-    part is recorded."""
+    part is recorded. ``difference``: why the request does not continue the nearest of the other paths."""
 
     turn: Turn | None
     consumed: int
+    tolerated: frozenset[str] = NOTHING
+    difference: Difference | None = None
 
 
 class Recording:
     """The turns of one session. ``key`` identifies the inputs of a prompt other than messages, such as tools."""
 
-    def __init__(self) -> None:
+    def __init__(self, matching: MessageMatching = MessageMatching.STRICT) -> None:
+        self.matching = matching
         self._roots: list[Turn] = []
-        self._entries: dict[tuple[bytes, bytes], list[Turn]] = {}
+        self._entries: list[Turn] = []
         self._by_request: dict[bytes, Turn] = {}
+        self._fingerprints: dict[bytes, Fingerprint] = {}
         self.last_number = 0
         self.turns = 0
         self.ids = 0
         self.record_bytes = 0
 
-    def find(self, key: bytes, digests: Sequence[bytes], replies: Sequence[bytes | None]) -> Match:
+    def fingerprints(self, messages: Sequence[Message], digests: Sequence[bytes]) -> tuple[Fingerprint, ...]:
+        """Returns the fingerprints of messages; those of an earlier request, which most repeat, are kept."""
+        if len(self._fingerprints) > MAX_FINGERPRINTS:
+            self._fingerprints.clear()
+        for message, exact in zip(messages, digests, strict=True):
+            if exact not in self._fingerprints:
+                self._fingerprints[exact] = fingerprint(message, exact)
+        return tuple(self._fingerprints[exact] for exact in digests)
+
+    def find(self, key: bytes, sent: tuple[Fingerprint, ...]) -> Match:
         """Returns the longest recorded path that is a prefix of the messages.
 
-        Of equal paths (one request sampled twice with the same reply) the latest counts.
+        Of equally long paths, such as one request sampled twice with the same reply, the one with the fewest tolerated
+        differences counts, then the latest.
         """
-        best = Match(None, 0)
-        open_ends = [Match(turn, 0) for turn in self._entries.get((key, digests[0]), ())]
+        best, nearest = Match(None, 0), None
+        open_ends = [(turn, 0, NOTHING) for turn in self._entries]
         while open_ends:
-            end = open_ends.pop()
-            turn = end.turn
-            assert turn is not None
-            after = end.consumed + len(turn.context)
-            if after >= len(digests) or replies[after] != turn.reply:
+            turn, at, tolerated = open_ends.pop()
+            end, more, difference = compare(self.matching, turn.context, turn.reply, sent, at)
+            if at == 0 and (turn.key != key or difference is not None):
+                difference = self._difference_of_root(turn, key, sent, difference)
+            if difference is not None:
+                nearest = max((difference, turn.number), nearest or (difference, -1), key=_nearness)
                 continue
-            if tuple(digests[end.consumed : after]) != turn.context:
-                continue
-            here = Match(turn, after + 1)
-            if _is_better(here, best):
-                best = here
-            open_ends += [Match(child, after + 1) for child in turn.children if not child.from_start]
-        return best
+            tolerated |= more
+            if best.turn is None or (end, -len(tolerated), turn.number) > (
+                best.consumed,
+                -len(best.tolerated),
+                best.turn.number,
+            ):
+                best = Match(turn, end, tolerated)
+            open_ends += [(child, end, tolerated) for child in turn.children if not child.from_start]
+        return best if nearest is None else best._replace(difference=nearest[0])
+
+    def _difference_of_root(
+        self, turn: Turn, key: bytes, sent: Sequence[Fingerprint], difference: Difference | None
+    ) -> Difference:
+        held = [*turn.context, turn.reply]
+        if not is_same(self.matching, held[0], sent[0]):
+            is_rewritten = len(sent) > 1 and is_same(self.matching, held[1], sent[1])
+            differs = held[0].differences(sent[0]) if is_rewritten else {OTHER_CONVERSATION}
+            return Difference(0, sent[0].role, tuple(sorted(differs)))
+        return Difference(0, sent[0].role, (OTHER_TOOLS,)) if turn.key != key or difference is None else difference
 
     def find_ids(self, ids: Sequence[int], images: Sequence[str]) -> Turn | None:
         """Returns the latest of the longest paths that are exact prefixes of a prompt's ids and images."""
@@ -145,7 +195,7 @@ class Recording:
         self._by_request[turn.request] = turn
         self._siblings(turn).append(turn)
         if turn.from_start:
-            self._entries.setdefault((turn.key, turn.context[0]), []).append(turn)
+            self._entries.append(turn)
         self.turns += 1
         self.ids += turn.own_length
         self.record_bytes += turn.record_bytes
@@ -160,7 +210,7 @@ class Recording:
             return
         self._siblings(turn).remove(turn)
         if turn.from_start:
-            self._entries[turn.key, turn.context[0]].remove(turn)
+            self._entries.remove(turn)
         self.turns -= 1
         self.ids -= turn.own_length
         self.record_bytes -= turn.record_bytes
@@ -196,6 +246,25 @@ class Recording:
         """Returns the seconds that all turns waited for the engine."""
         return sum(turn.sampled.engine_s or 0.0 for turn, _ in self._in_order())
 
+    def describe(self) -> dict[str, Any]:
+        """Returns turns and branches as JSON: the order of generations, their parents, and why each branch began.
+
+        ``repeated_ids`` counts the ids of the prompts of branches that repeat those of others.
+        """
+        in_order = [turn for turn, _ in self._in_order()]
+        firsts = {siblings[0] for siblings in (self._roots, *(turn.children for turn in in_order)) if siblings}
+        forks = [_fork(turn) for turn in in_order if turn not in firsts]
+        return {
+            "turns": self.turns,
+            "branches": self.branches(),
+            "emission_order": self.numbers(),
+            "parents": [turn.parent.number if turn.parent else 0 for turn in in_order],
+            "message_matching": self.matching,
+            "forks": forks,
+            "repeated_ids": sum(fork["repeated_ids"] for fork in forks),
+            "tolerated": dict(sorted(Counter(part for turn in in_order for part in turn.tolerated).items())),
+        }
+
     def numbers(self) -> list[int]:
         """Returns for each generation, in order, the number of its turn in sampling order, from 1."""
         return [turn.number for turn, _ in self._in_order()]
@@ -227,10 +296,22 @@ class Recording:
             waiting += [(child, turn) for child in reversed(turn.children)]
 
 
-def _is_better(match: Match, best: Match) -> bool:
-    if best.turn is None or match.turn is None:
-        return best.turn is None
-    return (match.consumed, match.turn.number) > (best.consumed, best.turn.number)
+def _nearness(found: tuple[Difference, int]) -> tuple[int, bool, int]:
+    difference, number = found
+    return difference.message, OTHER_CONVERSATION not in difference.differs, number
+
+
+def _fork(turn: Turn) -> dict[str, Any]:
+    parent, why = turn.parent, turn.difference or Difference(0, None, (ASKED_AGAIN,))
+    repeated = len(turn.context_ids) if parent is None else sum(one.own_length for one in parent.path())
+    return {
+        "turn": turn.number,
+        "parent": parent.number if parent else 0,
+        "message": why.message,
+        "role": why.role,
+        "differs": why.differs,
+        "repeated_ids": 0 if why.differs == (OTHER_CONVERSATION,) else repeated,
+    }
 
 
 def sampled_in(reply: GenerateReply) -> Generation:
