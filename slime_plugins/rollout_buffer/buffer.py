@@ -83,6 +83,7 @@ from slime_plugins.rollout_buffer.storage.tables import (
     plan_rows,
     service_rows,
     trajectory_rows,
+    turn_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
@@ -660,11 +661,10 @@ class Buffer:
         now = self._clock()
         with self.store.read() as connection:
             beats = [] if job.has_runner else service_rows.heartbeats(connection, GATEWAY.name)
-            alive = [detail for at, detail in beats if not GATEWAY.is_silent(abs(now - at))]
-            seen_at = now if alive else max((at for at, _ in beats), default=0.0)
-            rollouts = [rollout for detail in alive for rollout in detail.get("rollouts", [])]
+            is_alive = any(not GATEWAY.is_silent(abs(now - at)) for at, _ in beats)
+            seen_at = now if is_alive else max((at for at, _ in beats), default=0.0)
+            held = turn_rows.instances_of_open_rollouts(connection, job.job_id, now) if is_alive else set()
             quiet = group_rows.idle_groups(connection, job.key, now - job.group_timeout_s, seen_at)
-        held = {instance_id for job_id, instance_id in rollouts if job_id == job.job_id}
         return [group for group in quiet if held.isdisjoint((group.instance_id, None))]
 
     def close_timed_out_groups(self) -> int:

@@ -12,12 +12,12 @@ from typing import Any
 from aiohttp import web
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError
+from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError, RolloutBufferError
+from slime_plugins.rollout_buffer.gateway.rollout_log import RolloutLog
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
-from slime_plugins.rollout_buffer.remote_rollout.routes import add_trainer_routes, answer_turn
+from slime_plugins.rollout_buffer.remote_rollout.routes import add_trainer_routes, answer_turn, error_response
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import SessionState
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
 
 
@@ -34,34 +34,26 @@ class RemoteRolloutAdapter:
             idle_s=settings.idle_timeout_s,
         )
         self._gateway = gateway
-        self.trainer = TrainerSide(self.policy_of, rules, sink=self)
-        gateway.open_rollouts = self._open_rollouts
+        self.trainer = TrainerSide(self.policy_of, rules, sink=self, log=RolloutLog(gateway, rules.keep_ended_s))
 
     def mount(self, app: web.Application) -> None:
         """Adds all routes but ``/v1/chat/completions``, which the gateway has."""
         add_trainer_routes(app, self.trainer, with_completions=False)
 
     async def answer(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
-        """Answers a turn.
-
-        Raises:
-            RolloutBufferError: it is refused.
-        """
-        return await answer_turn(self.trainer, request, body)
-
-    def _open_rollouts(self) -> list[tuple[str | None, str | None]]:
-        open_now = [one for one in self.trainer.sessions() if one.state is SessionState.OPEN]
-        return [(one.binding.job_id, one.binding.instance_id) for one in open_now]
+        """Answers a turn; errors have the protocol's form, not that of OpenAI."""
+        try:
+            return await answer_turn(self.trainer, request, body)
+        except RolloutBufferError as error:
+            return error_response(error)
 
     async def policy_of(self, session: OpenBody) -> Policy:
         """Returns engine and tokenizer of the session's job.
 
         Raises:
             InvalidPayloadError: it names no job, or a tokenizer that is not the job's.
-            ConflictError: the job takes no sessions, or the gateway has several processes.
+            ConflictError: the job takes no sessions.
         """
-        if self._gateway.settings.workers > 1:
-            raise ConflictError("remote rollouts are held by one process: serve them with --gateway-workers 1")
         if session.job_id is None:
             raise InvalidPayloadError("job_id is missing: the external job whose engine samples the turns")
         job = await self._gateway.stored(self._gateway.buffer.job, session.job_id)

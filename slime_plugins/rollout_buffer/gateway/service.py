@@ -95,14 +95,11 @@ class Gateway:
         self._reconciler: asyncio.Task[None] | None = None
         self._closed_full_groups_at = -math.inf
         self._beat_at = -math.inf
-        self._told_rollouts: list[tuple[str | None, str | None]] = []
-        self.open_rollouts: Callable[[], list[tuple[str | None, str | None]]] = list
-        """Returns job and instance of each open rollout of the remote rollout protocol; None for unknown."""
 
     async def start(self) -> None:
         """Tells the other processes of this one, and starts the background loop, which expires sessions."""
         with contextlib.suppress(RolloutBufferError):  # the loop does it again
-            await self.registry.beat([])
+            await self.registry.beat()
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
     async def stop(self) -> None:
@@ -429,10 +426,9 @@ class Gateway:
         """Ends sessions that are over, and reports to the other processes and of the engines."""
         open_now = await self.registry.reconcile()
         now = time.monotonic()
-        rollouts = self.open_rollouts()
-        if rollouts != self._told_rollouts or now - self._beat_at > GATEWAY.beats_every_s:
-            await self.registry.beat(rollouts)
-            self._beat_at, self._told_rollouts = now, rollouts
+        if now - self._beat_at > GATEWAY.beats_every_s:
+            await self.registry.beat()
+            self._beat_at = now
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
         for job in jobs.values():
             self.backends.engine_moved(job)

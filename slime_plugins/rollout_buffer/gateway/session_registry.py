@@ -209,11 +209,10 @@ class SessionRegistry:
         noting.add_done_callback(self._notes.discard)
         return noting
 
-    async def beat(self, rollouts: Any) -> None:
+    async def beat(self) -> None:
         """Stores that this process lives."""
         status = process_status(os.getpid())
         detail = {
-            "rollouts": rollouts,
             "writer": self.writer,
             "pid": os.getpid(),
             "started": None if status is None else status.started,

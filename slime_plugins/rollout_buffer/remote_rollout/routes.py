@@ -108,15 +108,18 @@ def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_compl
 
     async def list_sessions(request: web.Request) -> web.Response:
         trainer.authorize(None, request.headers.get("Authorization"))
+        await trainer.refresh_all()
         return _json({"rollouts": [listed(session) for session in trainer.sessions()]})
 
     async def show(request: web.Request) -> web.Response:
+        await trainer.refresh(request.match_info["rollout_id"])
         session = trainer.get_session(request.match_info["rollout_id"])
         trainer.authorize(session, request.headers.get("Authorization"))
         return _view(request, session)
 
     async def end(request: web.Request) -> web.Response:
         rollout_id = request.match_info["rollout_id"]
+        await trainer.refresh(rollout_id)
         trainer.authorize_end(rollout_id, request.headers.get("Authorization"))
         return _json(await trainer.end(rollout_id, await _body(request)))
 

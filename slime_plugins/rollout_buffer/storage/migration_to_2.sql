@@ -29,6 +29,31 @@ WHEN OLD.state = 'running' AND NEW.state <> 'running' BEGIN
     DELETE FROM turns WHERE group_key = NEW.group_key AND slot = NEW.slot AND attempt = NEW.attempt;
 END;
 
+-- Sessions of the remote rollout protocol, and what was sampled in them; ended ones are kept for some minutes.
+CREATE TABLE rollouts (
+    rollout_id     TEXT    PRIMARY KEY,
+    job_id         TEXT    NOT NULL,
+    instance_id    TEXT,                        -- NULL: it becomes known at the end
+    expires_at     REAL    NOT NULL,            -- without another turn; when it ended
+    opening        BLOB    NOT NULL,            -- JSON: the body that opened it, with the digest of its key
+    ending         BLOB                         -- JSON: its state and result; NULL while it is open
+);
+CREATE TABLE rollout_turns (
+    rollout_id     TEXT    NOT NULL REFERENCES rollouts ON DELETE CASCADE,
+    counted_by     TEXT    NOT NULL,            -- how the agent counted the tokens that entered
+    number         INTEGER NOT NULL,            -- this and the others as in turns
+    created_at     REAL    NOT NULL,
+    request        BLOB    NOT NULL,
+    parent         INTEGER,
+    writer         TEXT    NOT NULL,
+    weight_version TEXT,
+    context_ids    BLOB    NOT NULL,
+    output_ids     BLOB    NOT NULL,
+    log_probs      BLOB    NOT NULL,
+    detail         BLOB    NOT NULL,
+    PRIMARY KEY (rollout_id, number)
+);
+
 -- Sessions that a gateway of schema 1 held in its memory alone.
 UPDATE attempts SET state = 'given_up', ended_at = strftime('%s', 'now'), error_code = 'gateway_restarted',
     error_message = 'the gateway ended while the session was open; its slot is open again'

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +57,109 @@ async def test_an_unknown_rollout_and_a_job_without_an_engine_are_refused(gatewa
     assert refused.status == 409
     unnamed = await gateway.call("POST", "/rollouts", {"rollout_id": "r3"})
     assert (unnamed.status, "job_id" in unnamed.body["error"]["message"]) == (400, True)
+
+
+def counting() -> FakeEngine:
+    """Never says the same twice."""
+    engine = FakeEngine(lambda request: f"Answer {len(engine.requests)}.", tokenizer=tokenizer)
+    return engine
+
+
+async def opened(gateway: GatewayUnderTest, **options: Any) -> str:
+    """Opens a rollout in a job of its own; returns the job's id."""
+    job = start_session_job(gateway.buffer, n=1)
+    body = {"rollout_id": "r1", "job_id": job.job_id, "instance_id": "a", **options}
+    answer = await gateway.call("POST", "/rollouts", body)
+    assert answer.status == 200, answer.body
+    return job.job_id
+
+
+async def turn(gateway: GatewayUnderTest, messages: list[Any], number: int, *, entered: int = 0, **options: Any) -> Any:
+    """A turn with a mask for as many tokens as entered, or else as the gateway expects."""
+    options["headers"] = {"X-Rollout-Turn": str(number)}
+    body = {"rollout_id": "r1", "messages": messages, "response_mask": [0] * entered or None}
+    answer = await gateway.call("POST", "/v1/chat/completions", body, **options)
+    if answer.status == 422:
+        return await turn(gateway, messages, number, entered=answer.body["error"]["detail"]["expected"], **options)
+    assert answer.status == 200, answer.body
+    return answer.body
+
+
+def grown(messages: list[Any], answer: dict[str, Any]) -> list[Any]:
+    return [*messages, answer["choices"][0]["message"], USER]
+
+
+async def test_a_killed_gateways_rollout_goes_on_where_it_was_and_samples_no_turn_again(tmp_path: Path) -> None:
+    first, second = counting(), counting()
+    async with gateway_on(tmp_path, first) as gateway:
+        job_id = await opened(gateway, api_key="key-of-the-rollout")
+        one = await turn(gateway, [USER], 1, bearer="key-of-the-rollout")
+        history = grown([USER], one)
+        two = await turn(gateway, history, 2, bearer="key-of-the-rollout")
+    async with gateway_on(tmp_path, second) as gateway:
+        stranger = await gateway.call("GET", "/rollouts/r1")
+        assert stranger.status == 401
+        assert await turn(gateway, history, 2, entered=two["entered_tokens"], bearer="key-of-the-rollout") == two
+        assert second.requests == []
+        three = await turn(gateway, grown(history, two), 3, bearer="key-of-the-rollout")
+        assert three["prompt_token_ids"][: len(two["prompt_token_ids"])] == two["prompt_token_ids"]
+        shown = (await gateway.call("GET", "/rollouts/r1", bearer="key-of-the-rollout")).body
+        assert (shown["turns"], shown["continued"], len(shown["rows"])) == (3, 2, 1)
+        ended = await gateway.call("POST", "/rollouts/r1/end", {"reward": 1}, bearer="key-of-the-rollout")
+        assert (ended.status, ended.body["turns"]) == (200, 3)
+        job = gateway.buffer.job(job_id)
+        generations = gateway.generations(job, "r1")
+        assert [list(one.output_ids) for one in generations] == [one["token_ids"] for one in (one, two, three)]
+        assert [list(one.prompt_ids) for one in generations] == [one["prompt_token_ids"] for one in (one, two, three)]
+        assert [list(one.output_log_probs or ()) for one in generations] == [
+            one["logprobs"] for one in (one, two, three)
+        ]
+
+
+async def test_any_process_of_a_gateway_continues_and_ends_a_rollout(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [counting(), counting()]
+        here, there = [
+            await stack.enter_async_context(gateway_on(tmp_path, engine, worker=worker, workers=2))
+            for worker, engine in enumerate(engines, 1)
+        ]
+        await opened(here)
+        one = await turn(here, [USER], 1)
+        two = await turn(there, grown([USER], one), 2)
+        three = await turn(here, grown(grown([USER], one), two), 3)
+        assert [one["turn"] for one in (one, two, three)] == [1, 2, 3]
+        assert [len(engine.requests) for engine in engines] == [2, 1]
+        listed = (await there.call("GET", "/rollouts")).body["rollouts"]
+        assert [(one["rollout_id"], one["turns"]) for one in listed] == [("r1", 3)]
+        ended = await there.call("POST", "/rollouts/r1/end", {"reward": 1})
+        again = await here.call("POST", "/rollouts/r1/end", {"reward": 1})
+        assert (ended.status, ended.body) == (again.status, again.body)
+        other = await here.call("POST", "/rollouts/r1/end", {"reward": 0})
+        late = await here.call("POST", "/v1/chat/completions", {"rollout_id": "r1", "messages": [USER]})
+        assert (other.status, late.status) == (409, 409)
+
+
+async def test_two_processes_that_are_asked_for_one_turn_give_one_answer(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        slow = [FakeEngine([text], tokenizer=tokenizer, delay_s=0.2) for text in ("Four.", "Five.")]
+        here, there = [
+            await stack.enter_async_context(gateway_on(tmp_path, engine, worker=worker, workers=2))
+            for worker, engine in enumerate(slow, 1)
+        ]
+        await opened(here)
+        one, other = await asyncio.gather(turn(here, [USER], 1), turn(there, [USER], 1))
+        assert one == other
+        shown = (await here.call("GET", "/rollouts/r1")).body
+        assert (shown["turns"], shown["response_ids"]) == (1, one["token_ids"])
+
+
+async def test_a_rollout_that_nobody_continues_expires_for_every_process(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, counting(), idle_timeout_s=0.05) as gateway:
+        job_id = await opened(gateway)
+        await turn(gateway, [USER], 1)
+    async with gateway_on(tmp_path, counting(), idle_timeout_s=0.05) as gateway:
+        await asyncio.sleep(0.1)
+        late = await gateway.call("POST", "/v1/chat/completions", {"rollout_id": "r1", "messages": [USER]})
+        assert (late.status, "is expired" in late.body["error"]["message"]) == (409, True)
+        again = await gateway.call("POST", "/rollouts", {"rollout_id": "r1", "job_id": job_id})
+        assert again.status == 409

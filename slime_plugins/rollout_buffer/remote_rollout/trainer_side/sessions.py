@@ -10,7 +10,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply
 from slime_plugins.rollout_buffer.recording.messages import Conversation, digest, read_conversation
 from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
-from slime_plugins.rollout_buffer.recording.turn_encoding import View
+from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, replay
 from slime_plugins.rollout_buffer.recording.turns import Recording
 from slime_plugins.rollout_buffer.recording.turns import Turn as RecordedTurn
 from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools, prompt_by_text, reply_key
@@ -81,14 +81,11 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedTurn:
-    """The next turn: its prompt, and the tokens added to the sequence before it. ``asked`` are its messages as they
-    came, ``conversation`` the same with our own replies as we sent them."""
+    """The next turn: its prompt, and the tokens added to the sequence before it. ``conversation`` has its messages, our
+    own replies among them as we sent them."""
 
     prompt: Prompt
-    kind: TurnKind
-    kept: int
     entered: AddedTokens
-    asked: Sequence[Message]
     conversation: Conversation
     tools: Tools
 
@@ -102,15 +99,13 @@ class TrainerSession:
     tokens: ChatTokens
     binding: Binding = field(default_factory=Binding)
     tools: Tools = ()
-    api_key: str | None = None
+    key_digest: str | None = None
+    """The digest of the key that its turns must send."""
     max_new_tokens: int | None = None
     state: SessionState = SessionState.OPEN
     reason: str = ""
-    recording: Recording = field(default_factory=Recording)
+    recorded: SessionTurns = field(default_factory=SessionTurns)
     turns: list[Turn] = field(default_factory=list)
-    view: View = field(default_factory=View)
-    asked: Sequence[Message] = ()
-    """The messages of the last turn, as they came."""
     replies: dict[bytes, Message] = field(default_factory=dict)
     """Our replies by the forms in which an agent may send them back: with calls in the text or beside it."""
     in_flight: asyncio.Task[dict[str, Any]] | None = None
@@ -121,28 +116,58 @@ class TrainerSession:
     opened_at: float = field(default_factory=time.time)
     used_at: float = field(default_factory=time.monotonic)
 
-    def add_turn(self, plan: PlannedTurn, sampled: GenerateReply, counted_by: CountMethod, request: bytes) -> None:
-        """Records a sampled turn; ``request`` is the digest of its call."""
+    def turn_of(self, plan: PlannedTurn, sampled: GenerateReply, request: bytes) -> tuple[RecordedTurn, View]:
+        """Returns a sampled turn, which is not added yet, and what its agent sees; ``request`` is the call's digest."""
         number = len(self.turns) + 1
-        text = self.tokens.text(sampled.output_ids)
-        with_calls = message_with_calls(text, number, plan.tools)
-        plain: Message = {"role": "assistant", "content": text}
-        forms = read_conversation([with_calls if plan.tools else plain, with_calls, {**with_calls, "content": text}])
-        message = forms.messages[0]
+        (message,) = read_conversation([self.reply_message(sampled.output_ids, number, plan.tools)]).messages
         recorded = plan.prompt.turn(
             sampled, message, self.tokens, number=number, key=digest(plan.tools), request=request, created=time.time()
         )
-        self.recording.add(recorded)
-        entered: Sequence[int] = ()
-        if plan.kind is not TurnKind.FIRST:
-            is_new = plan.kept == plan.prompt.held
-            entered = recorded.context_ids if is_new else array("i", plan.prompt.ids[plan.kept :])
-        self.turns.append(
-            Turn(recorded=recorded, kind=plan.kind, kept=plan.kept, entered_ids=entered, counted_by=counted_by)
-        )
-        self.view = View((*plan.conversation.messages, message), plan.tools, sampled.finish_reason)
-        self.asked = plan.asked
-        self.replies |= {reply_key(form): message for form in forms.messages}
+        return recorded, View((*plan.conversation.messages, message), plan.tools, sampled.finish_reason)
+
+    def add_turn(self, recorded: RecordedTurn, view: View, counted_by: CountMethod) -> None:
+        """Adds the next turn."""
+        self.recorded.add(recorded, view)
+        self._place(recorded, counted_by)
+
+    def replay(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds stored turns that are not here yet."""
+        for row in rows:
+            if row["number"] == len(self.turns) + 1:
+                replay([row], self.recorded)
+                self._place(self.recorded.by_number[row["number"]], CountMethod(row["counted_by"]))
+
+    def _place(self, recorded: RecordedTurn, counted_by: CountMethod) -> None:
+        sampled, tools = recorded.sampled.output_ids, self.view.tools
+        kind, kept, entered = TurnKind.FIRST, 0, array("i")
+        if self.turns:
+            held = self.held_ids
+            if recorded.parent is self.turns[-1].recorded:
+                kept, entered = len(held), recorded.context_ids
+            else:
+                prompt = recorded.held_ids()[: -len(sampled)]
+                kept = common_prefix_length(held, prompt)
+                entered = array("i", prompt[kept:])
+            kind = TurnKind.CONTINUED if kept == len(held) else TurnKind.EDITED
+        self.turns.append(Turn(recorded=recorded, kind=kind, kept=kept, entered_ids=entered, counted_by=counted_by))
+        text = self.tokens.text(sampled)
+        with_calls = message_with_calls(text, recorded.number, tools)
+        forms = read_conversation([with_calls, {**with_calls, "content": text}, {"role": "assistant", "content": text}])
+        self.replies |= {reply_key(form): recorded.message for form in forms.messages}
+
+    def reply_message(self, output_ids: Sequence[int], number: int, tools: Tools) -> Message:
+        """Returns the reply of a turn as it is sent: with its calls beside the text, if there are tools."""
+        text = self.tokens.text(output_ids)
+        return message_with_calls(text, number, tools) if tools else {"role": "assistant", "content": text}
+
+    @property
+    def recording(self) -> Recording:
+        return self.recorded.recording
+
+    @property
+    def view(self) -> View:
+        """What the agent of the latest turn sees."""
+        return self.recorded.view
 
     @property
     def held_ids(self) -> list[int]:
@@ -178,6 +203,23 @@ class TrainerSession:
         """The current conversation: the last messages sent, and the reply to them."""
         return list(self.view.messages)
 
+    def ending(self) -> dict[str, Any]:
+        """Returns how it ended, for the log."""
+        return {
+            "state": self.state.value,
+            "reason": self.reason,
+            "result": self.result,
+            "fingerprint": self.result_fingerprint.hex(),
+            "reward": self.reward,
+            "binding": asdict(self.binding),
+        }
+
+    def end_as(self, ending: Mapping[str, Any]) -> None:
+        """Ends it as the log says."""
+        self.state, self.reason = SessionState(ending["state"]), ending["reason"]
+        self.result, self.result_fingerprint = ending["result"], bytes.fromhex(ending["fingerprint"])
+        self.reward, self.binding = ending["reward"], Binding(**ending["binding"])
+
     def rows(self) -> list[TrainingRow]:
         """Returns the training rows of this session."""
         return pack_training_rows(self.generations)
@@ -193,20 +235,17 @@ async def plan_turn(
     """
     conversation = _with_our_replies(session, read_conversation(list(messages)))
     prompt = await build_prompt(session.recording, digest(tools), conversation, session.tokens, tools)
-    if not session.turns:
-        kind, kept, entered = TurnKind.FIRST, 0, AddedTokens(count=0)
-    else:
+    entered = AddedTokens(count=0)
+    if session.turns:
         held = session.held_ids
         kept = common_prefix_length(held, prompt.ids)
-        kind = TurnKind.CONTINUED if kept == len(held) else TurnKind.EDITED
-        how = "" if kept == len(held) else f" (the context was edited: of {len(held)} tokens held, {kept} are left)"
+        is_edited = kept < len(held)
+        how = f" (the context was edited: of {len(held)} tokens held, {kept} are left)" if is_edited else ""
         others: tuple[tuple[CountMethod, Callable[[], int]], ...] = ()
         if text_counts:
-            others = ((CountMethod.TEXT, lambda: _count_by_text(session, messages, tools, held, kind)),)
+            others = ((CountMethod.TEXT, lambda: _count_by_text(session, messages, tools, is_edited=is_edited)),)
         entered = AddedTokens(count=len(prompt.ids) - kept, how=how, others=others)
-    return PlannedTurn(
-        prompt=prompt, kind=kind, kept=kept, entered=entered, asked=messages, conversation=conversation, tools=tools
-    )
+    return PlannedTurn(prompt=prompt, entered=entered, conversation=conversation, tools=tools)
 
 
 def _with_our_replies(session: TrainerSession, conversation: Conversation) -> Conversation:
@@ -218,18 +257,16 @@ def _with_our_replies(session: TrainerSession, conversation: Conversation) -> Co
     return conversation if messages == list(conversation.messages) else read_conversation(messages)
 
 
-def _count_by_text(
-    session: TrainerSession, messages: Sequence[Message], tools: Tools, held: Sequence[int], kind: TurnKind
-) -> int:
+def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: Tools, *, is_edited: bool) -> int:
     """Returns the count of an agent that renders the whole conversation again.
 
     If it only grew, by the guide's formula: the length of the conversation now, minus that at the last turn and the
     number of sampled tokens. After an edit, the tokens behind what the new prompt shares with the held ids.
     """
     now = prompt_by_text(session.tokens, messages, tools)
-    if kind is TurnKind.EDITED:
-        return len(now) - common_prefix_length(held, now)
-    before = len(prompt_by_text(session.tokens, session.asked, session.view.tools))
+    if is_edited:
+        return len(now) - common_prefix_length(session.held_ids, now)
+    before = len(prompt_by_text(session.tokens, session.view.messages[:-1], session.view.tools))
     return len(now) - before - len(session.turns[-1].reply.output_ids)
 
 

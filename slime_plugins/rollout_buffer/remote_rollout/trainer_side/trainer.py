@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import json
 import logging
 import time
@@ -28,14 +29,15 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
     network_reason,
 )
-from slime_plugins.rollout_buffer.http_auth import check_bearer
+from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer
+from slime_plugins.rollout_buffer.recording.turn_encoding import encode_turn
 from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, OpenBody, check_text_only
 from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError, SessionEndedError
-from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import CountMethod, check_mask
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import SessionLog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     Binding,
     PlannedTurn,
@@ -44,7 +46,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     plan_turn,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink, item_of, trajectory_of
-from slime_plugins.rollout_buffer.types import Message, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.types import SamplingParams, Trajectory
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 _ENGINE_OPTIONS: Final = (
@@ -79,7 +81,8 @@ def one_engine(engine: Engine, tokenizers: TokenizerCatalog) -> PolicyOf:
 
 
 class TrainerSide:
-    """The sessions of one event loop. Finished trajectories of a job are written to ``sink``."""
+    """The sessions of one event loop. Finished trajectories of a job are written to ``sink``. With a ``log``, other
+    processes continue its sessions, and it theirs."""
 
     def __init__(
         self,
@@ -87,11 +90,13 @@ class TrainerSide:
         settings: TrainerSettings | None = None,
         *,
         sink: TrajectorySink | None = None,
+        log: SessionLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or TrainerSettings()
         self._policy_of = policy_of
         self._sink = sink
+        self._log = log
         self._clock = clock
         self._open: OrderedDict[str, TrainerSession] = OrderedDict()
         self._closed: OrderedDict[str, TrainerSession] = OrderedDict()
@@ -108,11 +113,45 @@ class TrainerSide:
         """
         asked = parse(OpenBody, body)
         binding = Binding(job_id=asked.job_id, instance_id=asked.instance_id, uid=asked.uid)
+        await self.refresh(asked.rollout_id)
         async with self._opening.setdefault(asked.rollout_id, asyncio.Lock()):
             try:
                 return await self._open_once(asked, binding)
             finally:
                 self._opening.pop(asked.rollout_id, None)
+
+    async def refresh(self, rollout_id: str) -> None:
+        """Reads what other processes did to a session.
+
+        Raises:
+            RolloutBufferError: the policy of its job is not available.
+        """
+        self.expire()
+        if self._log is None:
+            return
+        known = self._open.get(rollout_id) or self._closed.get(rollout_id)
+        stored = await self._log.find(rollout_id, after=len(known.turns) if known else 0)
+        if stored is None or (known is not None and known.state is not SessionState.OPEN):
+            return
+        if known is None:
+            asked = OpenBody.model_validate(stored.opening)
+            made = self._session(asked, await self._policy_of(asked), stored.opening.get("key_digest"))
+            known = self._open.setdefault(rollout_id, made)
+        known.replay(stored.turns)
+        known.used_at = max(known.used_at, self._clock() + stored.expires_in_s - self.settings.idle_s)
+        self._open.move_to_end(rollout_id)
+        if known.state is not SessionState.OPEN:
+            return
+        if stored.ending is not None:
+            known.end_as(stored.ending)
+            self._close(known, known.state, known.reason)
+        elif stored.expires_in_s <= 0:
+            self._close(known, SessionState.EXPIRED, self._expired())
+
+    async def refresh_all(self) -> None:
+        """Reads the sessions of other processes."""
+        for rollout_id in () if self._log is None else await self._log.names():
+            await self.refresh(rollout_id)
 
     def get_session(self, rollout_id: str) -> TrainerSession:
         """Returns a session, open or ended.
@@ -137,7 +176,9 @@ class TrainerSide:
         Raises:
             UnauthorizedError: the key is missing or wrong.
         """
-        check_bearer(authorization, session.api_key if session else None, self.settings.api_key)
+        digest = session.key_digest if session else None
+        if digest is None or not hmac.compare_digest(_key_digest(bearer_of(authorization)), digest):
+            check_bearer(authorization, self.settings.api_key or digest)
 
     def authorize_end(self, rollout_id: str, authorization: str | None) -> None:
         """Checks that a call may give a reward: by this server's key, or without one by the session's.
@@ -154,8 +195,10 @@ class TrainerSide:
         for session in list(self._open.values()):
             if now - session.used_at <= self.settings.idle_s:
                 break
-            if session.in_flight is None:
-                self._close(session, SessionState.EXPIRED, f"no call came for {self.settings.idle_s:g} s")
+            if session.in_flight is None and self._log is not None:
+                del self._open[session.rollout_id]  # another process may have used it: it is read again
+            elif session.in_flight is None:
+                self._close(session, SessionState.EXPIRED, self._expired())
             else:
                 self._touch(session)
         while self._closed:
@@ -185,7 +228,7 @@ class TrainerSide:
             UnavailableError: the engine could not sample, or too many sessions are open; nothing was changed.
         """
         asked = parse(CompletionBody, body)
-        self.expire()
+        await self.refresh(asked.rollout_id)
         known = self._open.get(asked.rollout_id)
         self.authorize(known or self._closed.get(asked.rollout_id), authorization)
         session = known or await self._first_seen(asked)
@@ -235,7 +278,15 @@ class TrainerSide:
         reply = await self._generate(session, prompt, self._sampling(session, asked, number, len(prompt)), number)
         if session.state is not SessionState.OPEN:
             raise SessionEndedError(f"turn {number}: the rollout was {session.state.value} while it was sampled")
-        session.add_turn(plan, reply, counted_by, fingerprint)
+        turn, view = session.turn_of(plan, reply, fingerprint)
+        if self._log is not None:
+            row = {**encode_turn(turn, view, session.view), "counted_by": counted_by.value}
+            if not await self._log.add_turn(session.rollout_id, row, self.settings.idle_s):
+                await self.refresh(session.rollout_id)
+        if len(session.turns) < number:
+            session.add_turn(turn, view, counted_by)
+        if session.turns[number - 1].recorded.request != fingerprint:
+            raise RolloutConflictError(f"turn {number} of this rollout was sampled for another call meanwhile")
         self._touch(session)
         return _completion(session, self.settings.model)
 
@@ -303,6 +354,7 @@ class TrainerSide:
             UnavailableError: the job cannot accept it now; the session stays open, and the call may be repeated.
         """
         end = parse(EndBody, body)
+        await self.refresh(rollout_id)
         session = self.get_session(rollout_id)
         fingerprint = _fingerprint(dict(body))
         if session.result is not None:
@@ -315,6 +367,8 @@ class TrainerSide:
             raise RolloutConflictError(f"turn {len(session.turns) + 1} of rollout {rollout_id!r} is being sampled")
         result = self._failed(session, end) if end.failed else await self._written(session, end)
         session.result, session.result_fingerprint = result, fingerprint
+        if self._log is not None:
+            await self._log.end(rollout_id, session.ending())
         return result
 
     def finish(self, session: TrainerSession, end: EndBody) -> Trajectory:
@@ -389,27 +443,38 @@ class TrainerSide:
 
     async def _open_once(self, asked: OpenBody, binding: Binding) -> TrainerSession:
         known = self._open.get(asked.rollout_id)
+        digest = None if asked.api_key is None else _key_digest(asked.api_key)
         if known is not None:
-            if known.binding != binding or known.api_key != asked.api_key:
+            if known.binding != binding or known.key_digest != digest:
                 raise RolloutConflictError(f"rollout {asked.rollout_id!r} is open already, with another binding or key")
             return known
         if asked.rollout_id in self._closed:
             raise SessionEndedError(f"rollout {asked.rollout_id!r} existed before; open it under a new id")
         if len(self._open) >= self.settings.max_sessions:
             raise UnavailableError(f"{len(self._open)} sessions are open, which is the limit: try again later")
-        policy = await self._policy_of(asked)
-        session = TrainerSession(
+        session = self._session(asked, await self._policy_of(asked), digest)
+        if self._log is not None:
+            opening = {**asked.model_dump(exclude={"api_key"}, exclude_none=True), "key_digest": digest}
+            if not await self._log.open(session.rollout_id, opening, self.settings.idle_s):
+                await self.refresh(session.rollout_id)
+                return await self._open_once(asked, binding)
+        self._open[session.rollout_id] = session
+        return session
+
+    def _session(self, asked: OpenBody, policy: Policy, key_digest: str | None) -> TrainerSession:
+        return TrainerSession(
             rollout_id=asked.rollout_id,
             engine=policy.engine,
             tokens=policy.tokens,
-            binding=binding,
+            binding=Binding(job_id=asked.job_id, instance_id=asked.instance_id, uid=asked.uid),
             tools=tuple(asked.tools),
-            api_key=asked.api_key,
+            key_digest=key_digest,
             max_new_tokens=asked.max_new_tokens,
             used_at=self._clock(),
         )
-        self._open[session.rollout_id] = session
-        return session
+
+    def _expired(self) -> str:
+        return f"no call came for {self.settings.idle_s:g} s"
 
     def _touch(self, session: TrainerSession) -> None:
         session.used_at = self._clock()
@@ -439,6 +504,10 @@ def _because(session: TrainerSession) -> str:
     return f" ({session.reason})" if session.reason else ""
 
 
+def _key_digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+
+
 def _fingerprint(*parts: Any) -> bytes:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("ascii")).digest()
 
@@ -446,10 +515,7 @@ def _fingerprint(*parts: Any) -> bytes:
 def _completion(session: TrainerSession, model: str) -> dict[str, Any]:
     """Returns the reply to the session's last turn."""
     turn, number = session.turns[-1], len(session.turns)
-    text = session.tokens.text(turn.reply.output_ids)
-    message: Message = {"role": "assistant", "content": text}
-    if session.view.tools:
-        message = message_with_calls(text, number, session.view.tools)
+    message = session.reply_message(turn.reply.output_ids, number, session.view.tools)
     sampled = len(turn.reply.output_ids)
     prompt = session.held_ids[:-sampled]
     reason = "length" if turn.reply.finish_reason == "length" else "tool_calls" if message.get("tool_calls") else "stop"

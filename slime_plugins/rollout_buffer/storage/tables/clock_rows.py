@@ -11,6 +11,7 @@ _MOVED = (
     "UPDATE attempts SET started_at = started_at + :s, used_at = used_at + :s WHERE state = 'running'",
     "UPDATE jobs SET last_poll_at = last_poll_at + :s, waiting_since = waiting_since + :s "
     "WHERE state IN ('running', 'paused')",
+    "UPDATE rollouts SET expires_at = expires_at + :s",
     "UPDATE services SET heartbeat_at = heartbeat_at + :s",
 )
 KEPT_JUMPS = 1000

@@ -1,4 +1,5 @@
-"""Rows of ``turns``: what was sampled in open gateway sessions."""
+"""Rows of ``turns``: what was sampled in open gateway sessions; and those of ``rollouts`` and ``rollout_turns``, the same
+of the remote rollout protocol, whose sessions hold no attempt."""
 
 from __future__ import annotations
 
@@ -67,3 +68,57 @@ def oldest_turn(connection: Connection, default: float) -> float:
     """Returns when the oldest turn was added."""
     found = connection.execute("SELECT min(created_at) FROM turns").fetchone()[0]
     return default if found is None else float(found)
+
+
+def insert_rollout(connection: Connection, row: Mapping[str, Any]) -> bool:
+    """Adds an open rollout; returns False if there is one of its id."""
+    query = (
+        "INSERT OR IGNORE INTO rollouts (rollout_id, job_id, instance_id, expires_at, opening) "
+        "VALUES (:rollout_id, :job_id, :instance_id, :expires_at, :opening)"
+    )
+    return connection.execute(query, row).rowcount == 1
+
+
+def find_rollout(connection: Connection, rollout_id: str) -> dict[str, Any] | None:
+    found = connection.execute("SELECT * FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    return None if found is None else dict(found)
+
+
+def rollout_ids(connection: Connection) -> list[str]:
+    return [row[0] for row in connection.execute("SELECT rollout_id FROM rollouts ORDER BY rowid")]
+
+
+def insert_turn_of_rollout(connection: Connection, rollout_id: str, row: Mapping[str, Any], expires_at: float) -> bool:
+    """Adds a turn; returns False if the rollout has one of its number, or has ended."""
+    query = "UPDATE rollouts SET expires_at = ? WHERE rollout_id = ? AND ending IS NULL"
+    if connection.execute(query, (expires_at, rollout_id)).rowcount == 0:
+        return False
+    names = ["rollout_id", *row]
+    query = f"INSERT INTO rollout_turns ({', '.join(names)}) VALUES ({', '.join('?' for _ in names)})"
+    try:
+        connection.execute(query, [rollout_id, *row.values()])
+    except sqlite3.IntegrityError:
+        return False
+    return True
+
+
+def turns_of_rollout(connection: Connection, rollout_id: str, *, after: int) -> list[dict[str, Any]]:
+    """Returns the turns of a rollout with higher numbers than ``after``, by number, with all columns."""
+    query = "SELECT * FROM rollout_turns WHERE rollout_id = ? AND number > ? ORDER BY number"
+    return [dict(row) for row in connection.execute(query, (rollout_id, after))]
+
+
+def end_rollout(connection: Connection, rollout_id: str, ending: bytes, expires_at: float) -> None:
+    query = "UPDATE rollouts SET ending = ?, expires_at = ? WHERE rollout_id = ?"
+    connection.execute(query, (ending, expires_at, rollout_id))
+
+
+def instances_of_open_rollouts(connection: Connection, job_id: str, now: float) -> set[str | None]:
+    """Returns the instances of a job's open rollouts; None for one whose instance is not known yet."""
+    query = "SELECT DISTINCT instance_id FROM rollouts WHERE job_id = ? AND ending IS NULL AND expires_at > ?"
+    return {row[0] for row in connection.execute(query, (job_id, now))}
+
+
+def purge_rollouts(connection: Connection, before: float) -> None:
+    """Deletes the rollouts that expired or ended before a time, with their turns."""
+    connection.execute("DELETE FROM rollouts WHERE expires_at < ?", (before,))
