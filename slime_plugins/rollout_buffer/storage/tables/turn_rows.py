@@ -1,5 +1,4 @@
-"""Rows of ``turns``: what was sampled in open gateway sessions; and those of ``rollouts`` and ``rollout_turns``, the same
-of the remote rollout protocol, whose sessions hold no attempt."""
+"""Rows of ``turns``, of open gateway sessions; and of ``rollouts`` and ``rollout_turns``, the same of remote rollouts."""
 
 from __future__ import annotations
 
