@@ -1,4 +1,4 @@
-"""Rows of ``turns``, of open gateway sessions; and of ``rollouts`` and ``rollout_turns``, the same of remote rollouts."""
+"""Rows of ``turns``, of open gateway sessions; and of ``rollouts`` and ``rollout_turns``, of remote rollouts."""
 
 from __future__ import annotations
 
