@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import openai
 from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import Generation
@@ -29,6 +28,9 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
+
+if TYPE_CHECKING:
+    import openai
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
@@ -62,6 +64,7 @@ class GatewayUnderTest:
     """A running gateway, its buffer, and how tests talk to it."""
 
     def __init__(self, url: str, gateway: Gateway, http: aiohttp.ClientSession) -> None:
+
         self.url = url
         self.gateway = gateway
         self.buffer = gateway.buffer
@@ -110,6 +113,8 @@ class GatewayUnderTest:
 
     def client(self, opened: Mapping[str, Any], **options: Any) -> openai.AsyncOpenAI:
         """The official client, as its users make it."""
+        import openai
+
         client = openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0, **options)
         self.clients.append(client)
         return client

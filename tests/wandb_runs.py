@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import wandb
-from wandb.proto import wandb_internal_pb2
-
 FILE_HEADER_BYTES = 7
 RECORD_HEADER_BYTES = 7
 BLOCK_BYTES = 32 * 1024
@@ -22,6 +19,8 @@ TIMEOUT_S = 20.0
 @contextmanager
 def offline_run(folder: Path) -> Iterator[Any]:
     """Makes a run of this process that writes below ``folder`` and needs no network; ends it."""
+    import wandb
+
     settings = wandb.Settings(mode="offline", console="off", silent=True, disable_git=True)
     run = wandb.init(project="test", dir=str(folder), settings=settings)
     try:
@@ -64,6 +63,8 @@ def _records(folder: Path) -> list[Any]:
 
 def _parsed(data: bytes) -> Iterator[Any]:
     """Reads LevelDB's log format, with seven bytes of W&B's own before it."""
+    from wandb.proto import wandb_internal_pb2
+
     at, content = FILE_HEADER_BYTES, b""
     while at + RECORD_HEADER_BYTES <= len(data):
         left = BLOCK_BYTES - at % BLOCK_BYTES

@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import requests
 
@@ -24,6 +23,9 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from tests.integration.conftest import BufferProcess, answers, wait_until
+
+if TYPE_CHECKING:
+    pass
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -50,6 +52,8 @@ def open_session(gateway: str, job_id: str) -> dict[str, Any]:
 
 def play(opened: dict[str, Any], turns: int = 2) -> None:
     """An agent of two turns, with the official client, streamed and not."""
+    import openai
+
     with openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as client:
         messages: list[Any] = [{"role": "user", "content": opened["instance"]["question"]}]
         for _ in range(turns):
@@ -157,6 +161,8 @@ def counting_engine() -> Iterator[CountingEngine]:
 
 def play_until(opened: dict[str, Any], is_over: threading.Event) -> list[str]:
     """An agent that knows of nothing but its client's own retries; returns what it was told."""
+    import openai
+
     messages: list[Any] = []
     with openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=12) as client:
         while not is_over.is_set():

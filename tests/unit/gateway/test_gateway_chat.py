@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from slime.utils.mask_utils import pack_training_rows
@@ -17,6 +16,9 @@ from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import PNG, PNG_HASH
+
+if TYPE_CHECKING:
+    pass
 
 USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 TOOLS: Any = [
@@ -244,6 +246,8 @@ async def test_wrong_requests_are_refused_in_openais_form(
 async def test_what_the_engine_refuses_is_the_requests_fault_and_its_absence_is_not(
     gateway: GatewayUnderTest, script: Script
 ) -> None:
+    import openai
+
     opened = await gateway.open(start_session_job(gateway.buffer))
     script.say(EngineError("the engine refused the request: too long", {"status": 400}), EngineError("out of reach"))
     client = gateway.client(opened)

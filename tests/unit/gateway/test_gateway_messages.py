@@ -6,11 +6,9 @@ import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
-from anthropic.types import Message, MessageParam
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +21,10 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.example_counts import examples
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import PNG, PNG_HASH
+
+if TYPE_CHECKING:
+    import anthropic
+    from anthropic.types import Message, MessageParam
 
 USER: MessageParam = {"role": "user", "content": "What is on the screen?"}
 TOOLS: Any = [
@@ -44,6 +46,8 @@ async def session_of(
     folder: Path, *replies: Any, **options: Any
 ) -> AsyncIterator[tuple[GatewayUnderTest, dict[str, Any], anthropic.AsyncAnthropic, FakeEngine]]:
     """A gateway whose engine says ``replies``, an open session, and the official client for it."""
+    import anthropic
+
     engine = FakeEngine(replies, tokenizer=tokenizer, **options)
     async with gateway_on(folder, engine) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer, n=1))
@@ -108,6 +112,8 @@ async def test_thoughts_parallel_calls_and_results_with_pictures_are_one_row(tmp
 async def test_a_turn_says_why_it_ended_and_what_it_cost(
     tmp_path: Path, streamed: bool, options: Any, text: str, ended: Any
 ) -> None:
+    import anthropic
+
     async with session_of(tmp_path, "one END two") as (_, _, client, engine):
         counted = await client.messages.count_tokens(model="policy", system="Be brief.", messages=[USER], tools=TOOLS)
         turn = await asked(client, streamed=streamed, system="Be brief.", messages=[USER], tools=TOOLS, **options)
@@ -115,10 +121,12 @@ async def test_a_turn_says_why_it_ended_and_what_it_cost(
         assert (turn.stop_reason, turn.stop_sequence) == ended
         assert turn.usage.input_tokens == counted.input_tokens == len(engine.requests[0].input_ids)
         assert turn.usage.output_tokens == (1 if "max_tokens" in options else len(tokenizer.encode("one END two")) + 1)
-        Message.model_validate(turn.model_dump(), strict=True)
+        anthropic.types.Message.model_validate(turn.model_dump(), strict=True)
 
 
 async def test_a_key_is_taken_as_x_api_key_and_as_bearer(tmp_path: Path) -> None:
+    import anthropic
+
     async with session_of(tmp_path, "Yes.", "Yes.") as (gateway, opened, _, _):
         for credentials in ({"api_key": opened["api_key"]}, {"auth_token": opened["api_key"]}):
             async with anthropic.AsyncAnthropic(base_url=gateway.url, **credentials) as client:
@@ -133,6 +141,8 @@ async def test_a_key_is_taken_as_x_api_key_and_as_bearer(tmp_path: Path) -> None
 async def test_an_engine_that_fails_during_a_stream_is_an_error_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import anthropic
+
     monkeypatch.setattr(app, "KEEP_ALIVE_INTERVAL_S", 0.01)
     async with session_of(tmp_path, EngineError("it went away"), delay_s=0.2) as (_, _, client, _):
         with pytest.raises(anthropic.APIStatusError, match="it went away") as failed:
@@ -141,6 +151,8 @@ async def test_an_engine_that_fails_during_a_stream_is_an_error_event(
 
 
 async def test_what_the_template_cannot_say_is_refused(tmp_path: Path) -> None:
+    import anthropic
+
     refusing: Any = type(tokenizer).from_pretrained(tokenizer.name_or_path, local_files_only=True)
     refusing.chat_template = tokenizer.chat_template.replace(
         "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}", ""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.responses import Response
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
@@ -23,6 +21,10 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.example_counts import examples
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import PNG, PNG_HASH
+
+if TYPE_CHECKING:
+    import openai
+    from openai.types.responses import Response
 
 TOOLS: Any = [
     {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "integer"}}}},
@@ -45,13 +47,17 @@ async def session_of(
 
 async def asked(client: openai.AsyncOpenAI, *, streamed: bool, **body: Any) -> Response:
     """One turn, streamed or not, as the client puts it together."""
+    import openai
+
     if not streamed:
         created: Response = await client.responses.create(model="policy", **body)
         return created
     async with client.responses.stream(model="policy", **body) as stream:
         last: Any = [event async for event in stream][-1]
     assert last.type in ("response.completed", "response.incomplete")
-    return Response.model_validate(last.response.model_dump(exclude={"output": {"__all__": {"parsed_arguments"}}}))
+    return openai.types.responses.Response.model_validate(
+        last.response.model_dump(exclude={"output": {"__all__": {"parsed_arguments"}}})
+    )
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -108,6 +114,8 @@ async def test_a_previous_response_is_any_of_the_session_without_its_instruction
 
 @pytest.mark.parametrize("name", ["nonsense", "resp_1.0.0.0.1-7", "resp_1.0.0.0.1-0", "resp_another-1"])
 async def test_a_previous_response_of_nobody_is_refused(tmp_path: Path, name: str) -> None:
+    import openai
+
     async with session_of(tmp_path, "yes") as (_, _, client, _):
         await asked(client, streamed=False, input="a")
         with pytest.raises(openai.BadRequestError, match="names no response of this session") as refused:
@@ -117,6 +125,8 @@ async def test_a_previous_response_of_nobody_is_refused(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_turn_says_that_it_was_cut_and_what_it_cost(tmp_path: Path, streamed: bool) -> None:
+    import openai
+
     async with session_of(tmp_path, "one two", "one two") as (_, _, client, engine):
         turn = await asked(
             client, streamed=streamed, input="Count.", max_output_tokens=1, include=["message.output_text.logprobs"]
@@ -130,12 +140,14 @@ async def test_a_turn_says_that_it_was_cut_and_what_it_cost(tmp_path: Path, stre
         assert message.type == "message"
         assert message.content[0].type == "output_text"
         assert [one.token for one in message.content[0].logprobs or []] == ["one"]
-        Response.model_validate(turn.model_dump(), strict=True)
+        openai.types.responses.Response.model_validate(turn.model_dump(), strict=True)
 
 
 async def test_an_engine_that_fails_during_a_stream_is_an_error_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import openai
+
     monkeypatch.setattr(app, "KEEP_ALIVE_INTERVAL_S", 0.01)
     async with session_of(tmp_path, EngineError("it went away"), delay_s=0.2) as (_, _, client, _):
         with pytest.raises(openai.APIError, match="it went away"):
