@@ -157,9 +157,11 @@ def bytes_and_rows_agree(view: StoreView) -> Findings:
                 yield f"{row['uid']} names the image or token records {missing}, which are not stored"
 
 
-def bodies(view: StoreView) -> Iterator[tuple[str, bytes]]:
-    """Yields every stored payload."""
-    for row in view.rows("SELECT uid, body, body_place FROM trajectories"):
+def bodies(view: StoreView, job_id: str | None = None) -> Iterator[tuple[str, bytes]]:
+    """Yields every stored payload, or those of a job."""
+    key = None if job_id is None else view.job_key(job_id)
+    query = "SELECT uid, body, body_place FROM trajectories WHERE job_key = coalesce(?, job_key)"
+    for row in view.rows(query, key):
         yield row["uid"], view.store.get_payload(row["body"], row["body_place"])
 
 
@@ -343,7 +345,7 @@ def every_closed_session_is_stored_once(view: StoreView) -> Findings:
     """A session that the gateway called stored is in the store once, with each turn that the agent was told, once."""
     stored = Counter(_uids_of(view, SESSIONS_JOB))
     told = {
-        event["stored"]: event["said"]
+        event["stored"]: event
         for path in sorted(Path(view.plan.folder).glob("agent-*.jsonl"))
         for event in read_journal(path)
         if "stored" in event
@@ -355,10 +357,11 @@ def every_closed_session_is_stored_once(view: StoreView) -> Findings:
             yield f"DOUBLED: session {uid} is in the store {count} times"
     for uid, body in bodies(view):
         item = json.loads(body)
-        if uid in told and [message["content"] for message in item["messages"][1::2]] != told[uid]:
+        if uid in told and [message["content"] for message in item["messages"][1::2]] != told[uid]["said"]:
             yield f"session {uid} is not stored as the agent heard it"
-        if uid in told and len(item["generations"]) != len(told[uid]):
-            yield f"session {uid} trains {len(item['generations'])} turns, and its agent was told {len(told[uid])}"
+        turns = len(told[uid]["said"]) + told[uid]["aside"] if uid in told else 0
+        if uid in told and len(item["generations"]) != turns:
+            yield f"session {uid} trains {len(item['generations'])} turns, and its agent was told {turns}"
 
 
 def nothing_ailed_sessions_and_devices(view: StoreView) -> Findings:

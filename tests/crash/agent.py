@@ -2,8 +2,9 @@
 
 python -m tests.crash.agent PLAN NUMBER
 
-A session speaks by OpenAI's client or by Anthropic's, about a picture. Both retry, whoever dies. A session whose agent
-died expires, and its slot is played again.
+A session speaks by OpenAI's client or by Anthropic's, about a picture. Both retry, whoever dies. Half of the sessions
+have sub-agents that ask at the same time as their agent. A session whose agent died expires, and its slot is played
+again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import anthropic
@@ -78,13 +80,22 @@ def play(plan: Plan, journal: Journal) -> None:
     ask, shown = rng.choice(((_ask_openai, _openai_part(picture)), (_ask_anthropic, _anthropic_part(picture))))
     question = [{"type": "text", "text": opened["instance"]["question"]}, shown]
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
-    for _ in range(TURNS):
-        said = ask(opened, messages)
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Are you sure?"}]
+    helpers = [[{"role": "user", "content": f"Sub-agent: what is 1 + {at}?"}] for at in range(rng.choice((0, 2)))]
+    with ThreadPoolExecutor() as pool:
+        helping = [pool.submit(ask, opened, helper) for helper in helpers]
+        for turn in range(TURNS):
+            if turn == TURNS - 1:
+                wait(helping)  # so that the agent's turn is the latest
+            said = ask(opened, messages)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Are you sure?"}]
+    for one in helping:
+        one.result()
     reward = {"reward": float(opened["slot"] % 2)}
     closed = _retried(f"{plan.gateway_url}/sessions/{opened['session_id']}/close", reward)
     if closed["status"] in ("stored", "duplicate"):
-        journal.note(stored=opened["session_id"], said=[message["content"] for message in messages[1::2]])
+        journal.note(
+            stored=opened["session_id"], said=[message["content"] for message in messages[1::2]], aside=len(helpers)
+        )
 
 
 def _picture(rng: random.Random) -> str:

@@ -74,7 +74,8 @@ class Fleet:
         self.serve = self._start("serve", [
             "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
             "--data-dir", str(self.plan.path("data")), "--data-root", self.plan.folder,
-            "--generator-dir", str(GENERATORS), "--gateway-port", str(self.gateway_port), "--ray-num-cpus", "1",
+            "--generator-dir", str(GENERATORS), "--ray-num-cpus", "1",
+            "--gateway-port", str(self.gateway_port), "--gateway-workers", str(self.plan.gateway_workers),
             "--runner-heartbeat-timeout-s", str(HEARTBEAT_TIMEOUT_S),
             "--service-heartbeat-timeout-s", str(HEARTBEAT_TIMEOUT_S),
             "--writer-turn-limit-s", str(TURN_LIMIT_S),

@@ -35,6 +35,7 @@ class Plan:
     folder: str
     url: str
     gateway_url: str
+    gateway_workers: int
     engine_port: int
     seed: int
     writers: int

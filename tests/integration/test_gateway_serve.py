@@ -181,7 +181,7 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
     start_buffer: Callable[..., BufferProcess], counting_engine: CountingEngine
 ) -> None:
     port = free_port()
-    buffer = start_buffer("--gateway-port", str(port))
+    buffer = start_buffer("--gateway-port", str(port), "--gateway-workers", "2")
     gateway = f"http://127.0.0.1:{port}"
     wait_until(lambda: answers(f"{gateway}/health"), what="start of the gateway")
     job_id = start_job(buffer, counting_engine.server_port, n=4)
@@ -229,7 +229,7 @@ def alone(served: BufferProcess, tmp_path: Path) -> Iterator[tuple[BufferProcess
     buffer = served
     port = free_port()
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "gateway", "--port", str(port)]
-    command += ["--data-dir", str(buffer.folder / "data"), "--idle-timeout-s", "1"]
+    command += ["--data-dir", str(buffer.folder / "data"), "--idle-timeout-s", "1", "--workers", "2"]
     process = ChildProcess("gateway", command, log_file=tmp_path / "gateway.log")
     url = f"http://127.0.0.1:{port}"
     wait_until(lambda: answers(f"{url}/health"), what=f"start of the gateway\n{process.log_tail(20)}")
