@@ -20,7 +20,7 @@ LAYERS = [
     "extensions",
     "serve_settings rules observability chat_tokens tokenizer_loading strict_yaml",
     "devices engine wire http_auth http_serving",
-    "client storage recording",
+    "client storage recording json_bodies",
     "trainer",
     "state",
     "reporting",

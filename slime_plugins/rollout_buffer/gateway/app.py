@@ -19,7 +19,6 @@ from aiohttp import web
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import (
-    InvalidPayloadError,
     NotFoundError,
     PayloadTooLargeError,
     RolloutBufferError,
@@ -36,11 +35,12 @@ from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gat
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Session, SessionKeys
 from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer, check_page, has_bearer
+from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.recording.messages import Conversation, read_conversation
 from slime_plugins.rollout_buffer.serve_settings import read_token
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
-from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than, parse
+from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, parse
 
 KEEP_ALIVE_INTERVAL_S = 10.0
 """Seconds between keep-alive comments in a stream while its turn is sampled."""
@@ -248,7 +248,7 @@ async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapp
 
 async def _turn(request: web.Request) -> web.StreamResponse:
     content, images = extract_images(await _content(request))
-    body = _parsed(content)
+    body = json_object(content, max_nesting=MAX_NESTING)
     if "rollout_id" in body and request.path == "/v1/chat/completions":
         return await request.app[REMOTE_ROLLOUT].answer(request, body)  # a turn of the remote rollout protocol
     gateway = request.app[GATEWAY]
@@ -268,7 +268,7 @@ async def _turn(request: web.Request) -> web.StreamResponse:
 
 async def _count_tokens(request: web.Request) -> web.Response:
     content, images = extract_images(await _content(request))
-    asked = await _read_turn(request, _parsed(content), images)
+    asked = await _read_turn(request, json_object(content, max_nesting=MAX_NESTING), images)
     count = await request.app[GATEWAY].count_tokens(asked.session, asked.body, asked.conversation, asked.images)
     return _json({"input_tokens": count})
 
@@ -358,19 +358,7 @@ async def _content(request: web.Request) -> bytes:
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
-    return _parsed(await _content(request))
-
-
-def _parsed(content: bytes | bytearray) -> dict[str, Any]:
-    try:
-        body = orjson.loads(content) if content.strip() else {}
-    except orjson.JSONDecodeError as error:
-        raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidPayloadError("the body must be a JSON object")
-    if is_deeper_than(body, MAX_NESTING):
-        raise InvalidPayloadError(f"the body is nested more than {MAX_NESTING} levels deep")
-    return body
+    return json_object(await _content(request), max_nesting=MAX_NESTING)
 
 
 def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -42,26 +42,14 @@ class FinishReason(StrEnum):
 class _Metrics:
     """Counters of a rollout. Token counts are those of the whole sequence, in which each token counts once."""
 
-    started: float = field(default_factory=time.monotonic)
-    llm_s: float = 0.0
-    tool_s: float = 0.0
-    llm_calls: int = 0
-    tool_calls: int = 0
+    total_latency_ms: float = 0.0
+    llm_latency_ms: float = 0.0
+    tool_latency_ms: float = 0.0
+    num_llm_calls: int = 0
+    num_tool_calls: int = 0
     prompt_tokens: int = 0
     response_tokens: int = 0
-    longest: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "total_latency_ms": round((time.monotonic() - self.started) * 1000, 3),
-            "llm_latency_ms": round(self.llm_s * 1000, 3),
-            "tool_latency_ms": round(self.tool_s * 1000, 3),
-            "num_llm_calls": self.llm_calls,
-            "num_tool_calls": self.tool_calls,
-            "prompt_tokens": self.prompt_tokens,
-            "response_tokens": self.response_tokens,
-            "max_context_tokens": self.longest,
-        }
+    max_context_tokens: int = 0
 
 
 class RolloutLoop:
@@ -72,6 +60,7 @@ class RolloutLoop:
         self._session = session
         self._tool_session = tool_session
         self._settings = settings
+        self._started = time.monotonic()
         self._metrics = _Metrics()
         self._tools = request.tools or tool_session.schemas
 
@@ -82,7 +71,7 @@ class RolloutLoop:
                 return self._response(await self._turns())
         except TimeoutError:
             limit = self._settings.rollout_timeout_s
-            error = f"turn {self._metrics.llm_calls + 1}: the rollout did not finish within {limit:g} s"
+            error = f"turn {self._metrics.num_llm_calls + 1}: the rollout did not finish within {limit:g} s"
             return self._response(FinishReason.ERROR, error)
         except RolloutBufferError as error:
             return self._response(FinishReason.ERROR, error.message)
@@ -105,12 +94,12 @@ class RolloutLoop:
         try:
             reply = await self._session.sample(expected, _capped(self._request.sampling_params, room))
         finally:
-            self._metrics.llm_s += time.monotonic() - start
+            self._metrics.llm_latency_ms += _ms_since(start)
         self._check_cap(len(reply.token_ids))
         held = self._session.last_prompt_length
-        self._metrics.llm_calls += 1
+        self._metrics.num_llm_calls += 1
         self._metrics.response_tokens += len(reply.token_ids)
-        self._metrics.longest = max(self._metrics.longest, held)
+        self._metrics.max_context_tokens = max(self._metrics.max_context_tokens, held)
         self._metrics.prompt_tokens = held - self._metrics.response_tokens
         return reply
 
@@ -122,7 +111,7 @@ class RolloutLoop:
         """
         caps = [value for key in _CAPS if type(value := self._request.sampling_params.get(key)) is int]
         if caps and sampled > min(caps):
-            turn = self._metrics.llm_calls + 1
+            turn = self._metrics.num_llm_calls + 1
             raise TrainerReplyError(f"turn {turn}: the trainer sent {sampled} token_ids for a limit of {min(caps)}")
 
     async def _answer(self, calls: Sequence[NumberedCall]) -> None:
@@ -132,11 +121,12 @@ class RolloutLoop:
             self._tool_session.see_context(self._session.last_prompt_length, self._session.tokens.count)
         results = await asyncio.gather(*(answer_call(self._tool_session, call, timeout_s) for call in calls))
         self._session.append_tool_outputs(results)
-        self._metrics.tool_s += time.monotonic() - start
-        self._metrics.tool_calls += len(calls)
+        self._metrics.tool_latency_ms += _ms_since(start)
+        self._metrics.num_tool_calls += len(calls)
 
     def _response(self, reason: FinishReason, error: str | None = None) -> dict[str, Any]:
-        return final_response(self._request, self._session.messages, reason, error, self._metrics.as_dict())
+        self._metrics.total_latency_ms = _ms_since(self._started)
+        return final_response(self._request, self._session.messages, reason, error, self._metrics)
 
 
 async def play_rollout(
@@ -164,13 +154,13 @@ async def play_rollout(
     except Exception as error:
         logger.exception("rollout %s broke", request.rollout_id)
         broken = TrainerReplyError(f"the rollout server failed: {type(error).__name__}: {error}")
-        return final_response(request, list(request.messages), FinishReason.ERROR, broken.message, _Metrics().as_dict())
+        return final_response(request, list(request.messages), FinishReason.ERROR, broken.message, _Metrics())
     finally:
         await tool_session.close()
 
 
 def final_response(
-    request: RolloutBody, messages: Sequence[Message], reason: FinishReason, error: str | None, metrics: dict[str, Any]
+    request: RolloutBody, messages: Sequence[Message], reason: FinishReason, error: str | None, metrics: _Metrics
 ) -> dict[str, Any]:
     """Returns the body of the reply to ``POST /rollout``."""
     return {
@@ -179,9 +169,13 @@ def final_response(
         "final_messages": list(messages),
         "finish_reason": reason.value,
         "error_message": error,
-        "metrics": metrics,
+        "metrics": asdict(metrics),
         "extra_fields": {"metadata": dict(request.metadata)} if request.metadata else {},
     }
+
+
+def _ms_since(start: float) -> float:
+    return round((time.monotonic() - start) * 1000, 3)
 
 
 def _capped(sampling_params: Mapping[str, Any], room: int) -> dict[str, Any]:

@@ -137,6 +137,16 @@ class OpenBody(_Body):
     max_new_tokens: Annotated[Count, Field(ge=1)] | None = None
     """Token limit of every turn."""
 
+    @property
+    def binding(self) -> tuple[str | None, ...]:
+        """Job, instance and uid of its trajectory, and its key; None for what is not known."""
+        return self.job_id, self.instance_id, self.uid, self.api_key
+
+    def filled_by(self, end: EndBody) -> OpenBody:
+        """Returns it with what its end says of job, instance and uid, where it does not say so itself."""
+        names = ("job_id", "instance_id", "uid")
+        return self.model_copy(update={name: getattr(self, name) or getattr(end, name) for name in names})
+
 
 class EndBody(_Body):
     """The body of ``POST /rollouts/<rollout_id>/end``: a reward, and optionally the rollout server's answer."""

@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
 )
 from slime_plugins.rollout_buffer.http_auth import check_bearer, check_page
+from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views import (
@@ -34,7 +35,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views impo
     session_page,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
-from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than
+from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING
 
 MAX_BODY: Final = 64 * 1024 * 1024
 
@@ -184,15 +185,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
         content = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise PayloadTooLargeError(f"the body exceeds this server's limit: {error.text}") from error
-    try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise InvalidPayloadError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidPayloadError("the body must be a JSON object")
-    if is_deeper_than(body, MAX_NESTING):
-        raise InvalidPayloadError(f"the body is nested more than {MAX_NESTING} levels deep")
-    return body
+    return json_object(content, max_nesting=MAX_NESTING)
 
 
 def _check_key(request: web.Request, key: str | None) -> None:

@@ -7,7 +7,6 @@ Files of routes import from here and never from each other.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +21,13 @@ from werkzeug.routing import PathConverter
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import (
-    InvalidPayloadError,
     PayloadTooLargeError,
     RolloutBufferError,
     UnavailableError,
     UnsupportedEncodingError,
 )
 from slime_plugins.rollout_buffer.http_auth import check_access, check_host
+from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.observability.liveness import supervisors_heartbeat
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
@@ -250,23 +249,3 @@ def of_one_go(content: bytes | bytearray, what: str) -> bytes | bytearray:
     if content.count(b"[") + content.count(b"{") > MAX_PART_BRACKETS:
         raise PayloadTooLargeError(f"{what} has more than {MAX_PART_BRACKETS} lists and objects: send less at once")
     return content
-
-
-def json_object(content: bytes | bytearray, what: str = "the body", *, with_nan: bool = False) -> dict[str, Any]:
-    """Parses a JSON object; an empty text is an empty object. ``what`` names it in errors.
-
-    Raises:
-        InvalidPayloadError: it is not a JSON object.
-    """
-    if not content.strip():
-        return {}
-    try:
-        has_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
-        body = json.loads(content) if has_nan else orjson.loads(content)
-    except (ValueError, RecursionError) as error:
-        if "memory" in str(error):
-            raise MemoryError(str(error)) from error
-        raise InvalidPayloadError(f"{what} is not valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidPayloadError(f"{what} must be a JSON object")
-    return body

@@ -10,7 +10,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, replay
 from slime_plugins.rollout_buffer.recording.turns import Recording
 from slime_plugins.rollout_buffer.recording.turns import Turn as RecordedTurn
+from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools, prompt_by_text, reply_key
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, CountMethod
@@ -67,19 +68,6 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Binding:
-    """Job, instance and uid of a session's trajectory; None if not given."""
-
-    job_id: str | None = None
-    instance_id: str | None = None
-    uid: str | None = None
-
-    def filled_by(self, job_id: str | None, instance_id: str | None, uid: str | None) -> Binding:
-        """Returns the binding with missing fields filled in."""
-        return Binding(job_id=self.job_id or job_id, instance_id=self.instance_id or instance_id, uid=self.uid or uid)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedTurn:
     """The next turn: its prompt, and the tokens added to the sequence before it. ``conversation`` has its messages, our
     own replies among them as we sent them."""
@@ -94,14 +82,10 @@ class PlannedTurn:
 class TrainerSession:
     """State of one rollout. One turn at a time changes it, on one event loop."""
 
-    rollout_id: str
+    opened: OpenBody
+    """How it was opened, with the digest of the key that its turns must send."""
     engine: Engine
     tokens: ChatTokens
-    binding: Binding = field(default_factory=Binding)
-    tools: Tools = ()
-    key_digest: str | None = None
-    """The digest of the key that its turns must send."""
-    max_new_tokens: int | None = None
     state: SessionState = SessionState.OPEN
     reason: str = ""
     recorded: SessionTurns = field(default_factory=SessionTurns)
@@ -115,6 +99,10 @@ class TrainerSession:
     reward: float | None = None
     opened_at: float = field(default_factory=time.time)
     used_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def rollout_id(self) -> str:
+        return self.opened.rollout_id
 
     def turn_of(self, plan: PlannedTurn, sampled: GenerateReply, request: bytes) -> tuple[RecordedTurn, View]:
         """Returns a sampled turn, which is not added yet, and what its agent sees; ``request`` is the call's digest."""
@@ -211,14 +199,14 @@ class TrainerSession:
             "result": self.result,
             "fingerprint": self.result_fingerprint.hex(),
             "reward": self.reward,
-            "binding": asdict(self.binding),
+            "opened": self.opened.model_dump(exclude_none=True),
         }
 
     def end_as(self, ending: Mapping[str, Any]) -> None:
         """Ends it as the log says."""
         self.state, self.reason = SessionState(ending["state"]), ending["reason"]
         self.result, self.result_fingerprint = ending["result"], bytes.fromhex(ending["fingerprint"])
-        self.reward, self.binding = ending["reward"], Binding(**ending["binding"])
+        self.reward, self.opened = ending["reward"], OpenBody.model_validate(ending["opened"])
 
     def rows(self) -> list[TrainingRow]:
         """Returns the training rows of this session."""

@@ -39,7 +39,6 @@ from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import Tokeni
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import CountMethod, check_mask
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import SessionLog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
-    Binding,
     PlannedTurn,
     SessionState,
     TrainerSession,
@@ -112,11 +111,12 @@ class TrainerSide:
             UnavailableError: too many sessions are open.
         """
         asked = parse(OpenBody, body)
-        binding = Binding(job_id=asked.job_id, instance_id=asked.instance_id, uid=asked.uid)
+        if asked.api_key is not None:
+            asked = asked.model_copy(update={"api_key": _key_digest(asked.api_key)})
         await self.refresh(asked.rollout_id)
         async with self._opening.setdefault(asked.rollout_id, asyncio.Lock()):
             try:
-                return await self._open_once(asked, binding)
+                return await self._open_once(asked)
             finally:
                 self._opening.pop(asked.rollout_id, None)
 
@@ -134,9 +134,7 @@ class TrainerSide:
         if stored is None or (known is not None and known.state is not SessionState.OPEN):
             return
         if known is None:
-            asked = OpenBody.model_validate(stored.opening)
-            made = self._session(asked, await self._policy_of(asked), stored.opening.get("key_digest"))
-            known = self._open.setdefault(rollout_id, made)
+            known = self._open.setdefault(rollout_id, await self._session(OpenBody.model_validate(stored.opening)))
         known.replay(stored.turns)
         known.used_at = max(known.used_at, self._clock() + stored.expires_in_s - self.settings.idle_s)
         self._open.move_to_end(rollout_id)
@@ -176,7 +174,7 @@ class TrainerSide:
         Raises:
             UnauthorizedError: the key is missing or wrong.
         """
-        digest = session.key_digest if session else None
+        digest = session.opened.api_key if session else None
         if digest is None or not hmac.compare_digest(_key_digest(bearer_of(authorization)), digest):
             check_bearer(authorization, self.settings.api_key or digest)
 
@@ -272,7 +270,7 @@ class TrainerSide:
 
     async def _sample(self, session: TrainerSession, asked: CompletionBody, fingerprint: bytes) -> dict[str, Any]:
         number = len(session.turns) + 1
-        tools = list(asked.tools if asked.tools is not None else session.tools)
+        tools = list(asked.tools if asked.tools is not None else session.opened.tools)
         plan, counted_by = await self._checked_plan(session, asked, number, tools)
         prompt = plan.prompt.ids
         reply = await self._generate(session, prompt, self._sampling(session, asked, number, len(prompt)), number)
@@ -316,7 +314,7 @@ class TrainerSide:
                 f"turn {number}: the prompt has {prompt_tokens} tokens; "
                 f"a sequence has {self.settings.max_context_tokens} at most"
             )
-        caps = [room, self.settings.max_new_tokens, session.max_new_tokens]
+        caps = [room, self.settings.max_new_tokens, session.opened.max_new_tokens]
         caps += [asked.max_new_tokens, asked.max_completion_tokens, asked.max_tokens]
         given = asked.model_extra or {}
         return SamplingParams(
@@ -330,7 +328,7 @@ class TrainerSide:
         self, session: TrainerSession, prompt: list[int], sampling: SamplingParams, number: int
     ) -> GenerateReply:
         request = GenerateRequest(
-            input_ids=prompt, sampling_params=sampling, session_id=session.binding.uid or session.rollout_id
+            input_ids=prompt, sampling_params=sampling, session_id=session.opened.uid or session.rollout_id
         )
         try:
             reply = await session.engine.generate(request)
@@ -389,11 +387,10 @@ class TrainerSide:
 
     async def _written(self, session: TrainerSession, end: EndBody) -> dict[str, Any]:
         trajectory = self._trajectory(session, end)
-        binding = session.binding.filled_by(end.job_id, end.instance_id, end.uid)
-        written: dict[str, Any] | None = None
-        if binding.job_id is not None:
-            written = await self._write(binding, trajectory)
-        session.binding = Binding(job_id=binding.job_id, instance_id=trajectory.instance_id, uid=trajectory.uid)
+        opened = session.opened.filled_by(end)
+        written = None if opened.job_id is None else await self._write(opened, trajectory)
+        named = {"instance_id": trajectory.instance_id, "uid": trajectory.uid}
+        session.opened = opened.model_copy(update=named)
         session.reward = trajectory.reward
         if session.state is SessionState.OPEN:
             self._close(session, SessionState.ENDED, "")
@@ -401,9 +398,8 @@ class TrainerSide:
         return {
             "rollout_id": session.rollout_id,
             "state": SessionState.ENDED.value,
-            "uid": trajectory.uid,
-            "instance_id": trajectory.instance_id,
-            "job_id": binding.job_id,
+            **named,
+            "job_id": opened.job_id,
             "reward": trajectory.reward,
             "turns": len(session.turns),
             "rows": len(rows),
@@ -411,13 +407,13 @@ class TrainerSide:
             "written": written,
         }
 
-    async def _write(self, binding: Binding, trajectory: Trajectory) -> dict[str, Any]:
+    async def _write(self, opened: OpenBody, trajectory: Trajectory) -> dict[str, Any]:
         if self._sink is None:
             raise InvalidPayloadError("this server has no buffer: leave job_id out, or start it with --buffer-url")
-        if binding.instance_id is None:
+        if opened.instance_id is None:
             raise InvalidPayloadError("instance_id is missing: the instance whose group gets the trajectory")
         try:
-            return await self._sink.write([item_of(trajectory)], job_id=binding.job_id)
+            return await self._sink.write([item_of(trajectory)], job_id=opened.job_id)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise UnavailableError(f"the buffer cannot be reached ({network_reason(error)})") from error
 
@@ -441,37 +437,28 @@ class TrainerSide:
 
     # --- housekeeping ------------------------------------------------------------------------------------------------
 
-    async def _open_once(self, asked: OpenBody, binding: Binding) -> TrainerSession:
+    async def _open_once(self, asked: OpenBody) -> TrainerSession:
         known = self._open.get(asked.rollout_id)
-        digest = None if asked.api_key is None else _key_digest(asked.api_key)
         if known is not None:
-            if known.binding != binding or known.key_digest != digest:
+            if known.opened.binding != asked.binding:
                 raise RolloutConflictError(f"rollout {asked.rollout_id!r} is open already, with another binding or key")
             return known
         if asked.rollout_id in self._closed:
             raise SessionEndedError(f"rollout {asked.rollout_id!r} existed before; open it under a new id")
         if len(self._open) >= self.settings.max_sessions:
             raise UnavailableError(f"{len(self._open)} sessions are open, which is the limit: try again later")
-        session = self._session(asked, await self._policy_of(asked), digest)
+        session = await self._session(asked)
         if self._log is not None:
-            opening = {**asked.model_dump(exclude={"api_key"}, exclude_none=True), "key_digest": digest}
+            opening = asked.model_dump(exclude_none=True)
             if not await self._log.open(session.rollout_id, opening, self.settings.idle_s):
                 await self.refresh(session.rollout_id)
-                return await self._open_once(asked, binding)
+                return await self._open_once(asked)
         self._open[session.rollout_id] = session
         return session
 
-    def _session(self, asked: OpenBody, policy: Policy, key_digest: str | None) -> TrainerSession:
-        return TrainerSession(
-            rollout_id=asked.rollout_id,
-            engine=policy.engine,
-            tokens=policy.tokens,
-            binding=Binding(job_id=asked.job_id, instance_id=asked.instance_id, uid=asked.uid),
-            tools=tuple(asked.tools),
-            key_digest=key_digest,
-            max_new_tokens=asked.max_new_tokens,
-            used_at=self._clock(),
-        )
+    async def _session(self, opened: OpenBody) -> TrainerSession:
+        policy = await self._policy_of(opened)
+        return TrainerSession(opened=opened, engine=policy.engine, tokens=policy.tokens, used_at=self._clock())
 
     def _expired(self) -> str:
         return f"no call came for {self.settings.idle_s:g} s"

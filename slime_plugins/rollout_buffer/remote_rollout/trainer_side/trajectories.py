@@ -36,11 +36,11 @@ def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Tr
     if finish_reason == "stop" and session.turns[-1].reply.finish_reason == "length":
         finish_reason = "length"
     outcome, stop_reason = _ENDINGS.get(finish_reason, (Outcome.COMPLETED, StopReason.STOP))
-    binding = session.binding.filled_by(end.job_id, end.instance_id, end.uid)
+    opened = session.opened.filled_by(end)
     reported = {key: value for key, value in end.extra_info.items() if key not in ("outcome", "stop_reason")}
     return Trajectory(
-        uid=binding.uid or session.rollout_id,
-        instance_id=binding.instance_id or session.rollout_id,
+        uid=opened.uid or session.rollout_id,
+        instance_id=opened.instance_id or session.rollout_id,
         messages=messages_of(session, end),
         reward=reward,
         raw_reward=end.raw_reward,

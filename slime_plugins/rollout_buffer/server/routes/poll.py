@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
 from slime_plugins.rollout_buffer.server.http import (
     Answer,
     ServerContext,
     as_json,
-    json_object,
 )
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord

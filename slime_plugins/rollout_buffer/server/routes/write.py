@@ -11,12 +11,12 @@ from typing import Any
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError, RequestError
+from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.server.http import (
     Answer,
     ServerContext,
     as_json,
     error_answer,
-    json_object,
     of_one_go,
 )
 from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, Written

@@ -1,0 +1,35 @@
+"""Reads the bodies of requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.wire.request_fields import is_deeper_than
+
+
+def json_object(
+    content: bytes | bytearray, what: str = "the body", *, with_nan: bool = False, max_nesting: int | None = None
+) -> dict[str, Any]:
+    """Parses a JSON object; an empty text is an empty object. ``what`` names it in errors.
+
+    Raises:
+        InvalidPayloadError: it is not a JSON object, or is nested more than ``max_nesting`` levels deep.
+    """
+    if not content.strip():
+        return {}
+    try:
+        has_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
+        body = json.loads(content) if has_nan else orjson.loads(content)
+    except (ValueError, RecursionError) as error:
+        if "memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise InvalidPayloadError(f"{what} is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidPayloadError(f"{what} must be a JSON object")
+    if max_nesting is not None and is_deeper_than(body, max_nesting):
+        raise InvalidPayloadError(f"{what} is nested more than {max_nesting} levels deep")
+    return body
