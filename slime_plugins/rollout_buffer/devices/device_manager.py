@@ -282,19 +282,25 @@ class DeviceManager:
     def _serve(self) -> None:
         """Leases free devices to waiting runners, one at a time; spares are held back."""
         now, reserved = self._clock(), Counter[Claimant]()
-        for kind, free in self._table.free_by_kind():
-            held = self._table.held(kind) + reserved
-            for _ in range(min(free, self._current().num_workers - self._table.lent - reserved.total())):
-                claimant = self._line.next(held, now, kind)
-                if claimant is None:
-                    break
-                held[claimant] += 1
-                if claimant not in self._waiters:
-                    reserved[claimant] += 1
-                    self._serve_soon()
-                elif lease := self._table.lend(claimant, now, kind):
-                    self._line.serve(claimant, now, kind)
-                    self._grant(self._waiters[claimant], lease)
+        free = dict(self._table.free_by_kind())
+        while self._table.lent + reserved.total() < self._current().num_workers:
+            offers = {
+                kind: claimant
+                for kind, count in free.items()
+                if count and (claimant := self._line.next(self._table.held(kind) + reserved, now, kind)) is not None
+            }
+            if not offers:
+                break
+            # With spares some devices stay free: those of one kind must not always be the ones.
+            kind = min(offers, key=lambda kind: self._line.place(offers[kind], now))
+            free[kind] -= 1
+            claimant = offers[kind]
+            if claimant not in self._waiters:
+                reserved[claimant] += 1
+                self._serve_soon()
+            elif lease := self._table.lend(claimant, now, kind):
+                self._line.serve(claimant, now, offered=[each for each in offers if offers[each] == claimant])
+                self._grant(self._waiters[claimant], lease)
         for claimant, waiter in list(self._waiters.items()):
             if waiter.granted:
                 self._answer(claimant)

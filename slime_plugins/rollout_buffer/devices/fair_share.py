@@ -17,7 +17,7 @@ served once before any is served again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -74,10 +74,16 @@ class FairShare:
         """Reserves devices within the purpose's share for a claimant that is expected to ask for them soon."""
         self._expected[_expected_one(claimant)].extend([now + ASKS_AGAIN_WITHIN_S] * devices)
 
-    def serve(self, claimant: Claimant, now: float, capabilities: frozenset[str] | None = None) -> None:
-        """Records that a claimant got a device with these capabilities; it stays in the queue, behind its equals."""
-        if len({each.purpose for each in self._candidates({}, now, capabilities)}) > 1:
-            self._turns[claimant.purpose, capabilities] += 1
+    def serve(
+        self, claimant: Claimant, now: float, *, offered: Collection[frozenset[str] | None] = frozenset({None})
+    ) -> None:
+        """Records that a claimant got a device; it stays in the queue, behind its equals.
+
+        ``offered`` are the capabilities of all free devices of which it was the next: it has had its turn at each.
+        """
+        for capabilities in offered:
+            if len({each.purpose for each in self._candidates({}, now, capabilities)}) > 1:
+                self._turns[claimant.purpose, capabilities] += 1
         self._place[claimant] = now
         if expected := self._expected.get(_expected_one(claimant)):
             expected.popleft()
@@ -101,8 +107,12 @@ class FairShare:
             by_owner[claimant.owner, claimant.purpose] += count
         return min(
             [claimant for claimant in in_line if claimant.owner] or in_line[:1],
-            key=lambda claimant: (by_owner[claimant.owner, purpose], self._place.get(claimant, now), claimant.owner),
+            key=lambda claimant: (by_owner[claimant.owner, purpose], self.place(claimant, now), claimant.owner),
         )
+
+    def place(self, claimant: Claimant, now: float) -> float:
+        """Returns when a claimant was last served, or joined."""
+        return self._place.get(claimant, now)
 
     def waiting(self) -> dict[str, int]:
         """Returns the number of waiting runners by purpose."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -218,13 +218,20 @@ SUBSETS = st.frozensets(st.sampled_from(["root", "sms", "grpc"]))
 
 
 @examples(40)
+@example(
+    devices=[frozenset(), frozenset(), frozenset(), frozenset({"sms"})],
+    lines=[("a", Purpose.TRAINING, frozenset()), ("b", Purpose.TRAINING, frozenset({"sms"}))],
+    returns=[0] * 30,
+    spares=2,
+)
 @given(
     devices=st.lists(SUBSETS, min_size=1, max_size=4),
     lines=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Purpose), SUBSETS), min_size=1, unique=True),
     returns=st.lists(st.integers(0, 3), min_size=30, max_size=60),
+    spares=st.integers(0, 2),
 )
 def test_no_device_gets_a_task_that_it_cannot_play_none_that_can_stays_idle_and_each_task_has_its_turn(
-    devices: list[frozenset[str]], lines: list[tuple[str, Purpose, frozenset[str]]], returns: list[int]
+    devices: list[frozenset[str]], lines: list[tuple[str, Purpose, frozenset[str]]], returns: list[int], spares: int
 ) -> None:
     """Every line always wants more. Whom a device can play at all is served within a bounded number of its leases."""
 
@@ -235,7 +242,8 @@ def test_no_device_gets_a_task_that_it_cannot_play_none_that_can_stays_idle_and_
             worker.capabilities = devices[index]
             return worker
 
-        async with manager_of_fakes(able, num_workers=len(devices)) as (manager, _):
+        to_lend = max(1, len(devices) - spares)
+        async with manager_of_fakes(able, num_workers=to_lend, spare_devices=len(devices) - to_lend) as (manager, _):
             served = dict.fromkeys(lines, 0)
             held: list[tuple[int, int]] = []
 
@@ -248,10 +256,13 @@ def test_no_device_gets_a_task_that_it_cannot_play_none_that_can_stays_idle_and_
                         held.append((grant.lease_id, int(grant.device_id.removeprefix("device-"))))
 
             asking = [asyncio.create_task(ask_for_ever(line)) for line in lines]
-            for number in [*returns, *range(12 * len(lines) * len(devices))]:
+            for turn, number in enumerate([*returns, *range(12 * len(lines) * len(devices))]):
+                if turn == len(returns):
+                    served.update(dict.fromkeys(lines, 0))  # nobody lives on a lucky beginning
                 await asyncio.sleep(2)  # longer than a reservation
                 lent = {index for _, index in held}
-                for index in set(range(len(devices))) - lent:
+                assert len(lent) <= to_lend
+                for index in set(range(len(devices))) - lent if len(lent) < to_lend else ():
                     assert not any(needs <= devices[index] for _, _, needs in lines)
                 if held:
                     lease_id, _ = held.pop(number % len(held))
