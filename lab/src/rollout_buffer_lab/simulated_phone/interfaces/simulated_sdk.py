@@ -17,6 +17,8 @@ from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 
 _FRONTS = Path(__file__).parent
 _MODULE = f"{__package__}.emulator_process"
+_SOURCES = _FRONTS.parents[2]
+"""What the device workers' Python lacks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,13 +62,14 @@ class SimulatedSdk:
 
 
 def make_simulated_sdk(folder: Path, *, python: str = sys.executable, avd_name: str = "SimulatedAvd") -> SimulatedSdk:
-    """Writes the programs and one virtual device below the folder. ``python`` must have android_env and us."""
+    """Writes the programs and one virtual device below the folder. ``python`` must have android_env and the product."""
     sdk = SimulatedSdk(folder=folder, avd_name=avd_name)
     for path in (sdk.emulator_path.parent, sdk.adb_path.parent, sdk.devices, sdk.avd_home / f"{avd_name}.avd"):
         path.mkdir(parents=True, exist_ok=True)
     run = shlex.quote(python)
     _write_program(sdk.adb_path, f"{run} -S -E {shlex.quote(str(_FRONTS / 'fake_adb.py'))} {_quoted(sdk.devices)}")
-    _write_program(sdk.emulator_path, f"{run} -m {_MODULE} --folder {_quoted(sdk.devices)}")
+    sources = f"PYTHONPATH={_quoted(_SOURCES)}${{PYTHONPATH:+:$PYTHONPATH}}"
+    _write_program(sdk.emulator_path, f"env {sources} {run} -m {_MODULE} --folder {_quoted(sdk.devices)}")
     avd = sdk.avd_home / f"{avd_name}.avd"
     (avd / "config.ini").write_text(f"AvdId={avd_name}\nhw.lcd.width=1080\nhw.lcd.height=2400\n")
     (sdk.avd_home / f"{avd_name}.ini").write_text(f"path={avd}\npath.rel=avd/{avd_name}.avd\ntarget=android-33\n")
