@@ -72,8 +72,8 @@ def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
             return 1, NO_SPACE
         if "rollout_buffer_device" in said:
             device["name"] = said.split()[-1]
-    if questions := re.findall(r"echo (\S+) \$\(", said):
-        return 0, "\n".join(f"{part} {_state_of(part, device.get('spoiled', []))}" for part in questions)
+    if parts := re.findall(r"echo @(\S+);", said):
+        return 0, "\n".join([f"@{part}\n{_state_of(part, device.get('spoiled', []))}" for part in parts] + ["@end"])
     if said.startswith(("shell pm clear", "shell rm -rf", "emu avd snapshot load")) and not device.get("stays"):
         device["spoiled"] = []
     if said.startswith("shell pm path"):
@@ -88,7 +88,8 @@ def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
 def _state_of(part: str, spoiled: Sequence[str]) -> str:
     if part == "clock":
         return str(int(time.time()) - 3600 * (part in spoiled))
-    return "spoiled" if part in spoiled else "clean"
+    state = "spoiled" if part in spoiled else "clean"
+    return f"Account {{{state}}}" if part == "accounts" else state
 
 
 def answer(words: Sequence[str]) -> tuple[int, str]:

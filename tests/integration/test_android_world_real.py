@@ -169,6 +169,40 @@ def test_an_emulator_that_somebody_else_runs_is_attached_restored_and_left_runni
         emulator.wait()
 
 
+def test_an_episodes_traces_are_found_before_the_next_and_where_they_are_refused_the_clone_is_made_again(
+    sdk: SimulatedSdk,
+) -> None:
+    markor = "net.gsantner.markor"
+
+    def shell(script: str) -> None:
+        subprocess.run([str(sdk.adb_path), "-s", "emulator-5640", "shell", script], check=True, capture_output=True)
+
+    for required in ([], ["storage", "apps"]):
+        settings = settings_of(sdk, device_options={"check_restored": required})
+        device = create_device(settings, 0)
+        for folder in (f"/data/data/{markor}", f"/data/data/android_world/snapshots/{markor}"):
+            shell(f"mkdir -p {folder}/files; echo a note > {folder}/files/notes.db")
+        assert device.reset("MarkorCreateFolder", 0).details["not_restored"] == ""
+        shell(f"echo more > /data/data/{markor}/files/notes.db; settings put system screen_brightness 7")
+        assert device.reset("CameraTakePhoto", 0).details["not_restored"] == "settings"  # the package restored the app
+        shell("touch /sdcard/DCIM/photo.jpg")
+        clone = sdk.avd_home / "slime_aw_0.avd"
+        if required:
+            with pytest.raises(DeviceError, match=r"storage \(.*/sdcard/DCIM/photo.jpg\)") as caught:
+                device.reset("SystemWifiTurnOff", 0)
+            assert caught.value.detail["fault"] == "not_restored"
+            with pytest.raises(DeviceError, match="slime_aw_0 is not restored: the next boot makes it again"):
+                device.health()
+            assert (clone / "rollout_buffer_clone_of").read_text() == ""
+        else:
+            assert device.reset("SystemWifiTurnOff", 0).details["not_restored"] == "settings storage"
+        device.close()
+        (clone / "rollout_buffer_state.json").unlink()  # the phone of a new process has forgotten everything
+    device = create_device(settings, 0)
+    assert (clone / "rollout_buffer_clone_of").read_text() != ""
+    device.close()
+
+
 def test_tasks_that_cannot_be_played_are_refused_before_the_first_step(device: DeviceProcess) -> None:
     assert device.reset("SystemBrightnessMaxVerify", 0).details["solved_at_start"] == "true"
     assert device.score() == 1.0

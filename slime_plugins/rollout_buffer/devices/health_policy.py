@@ -67,7 +67,7 @@ class HealthRecord:
                 gone=report.fault in (HUNG, DIED),
                 spoiled=report.fault == NOT_RESTORED,
             )
-        if report.failures:  # a task that could not be set up says nothing about the device
+        if report.failures.keys() - {NOT_RESTORED}:  # a task that could not be set up says nothing about the device
             return replace(self, episodes=self.episodes + 1)
         return HealthRecord(episodes=self.episodes + 1)
 

@@ -18,7 +18,10 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 HUNG = "hung"
 DIED = "died"
 NOT_RESTORED = "not_restored"
-"""The fault of a device whose state before an episode differs from the one with which every episode begins."""
+"""The fault of a device whose state before an episode differs from the one with which every episode begins.
+
+Also the detail of a reset's observation that names the parts that differ, if the device goes on all the same.
+"""
 _MAX_ERROR = 500
 _WATCH_S = 120.0
 """Interval of the loss check; with 256 devices a runner makes two such calls a second."""
@@ -130,6 +133,8 @@ class LeasedDevice:
             lambda: self._calls.reset(self.lease_id, task_name, params_idx),
         )
         self._reset_s.append(time.monotonic() - start)
+        if observation.details.get(NOT_RESTORED):  # the device goes on: only counted
+            self._failures[NOT_RESTORED] += 1
         return observation
 
     async def step(self, action: Action) -> Observation:

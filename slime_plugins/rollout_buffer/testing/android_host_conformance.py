@@ -6,8 +6,8 @@
 
         def break_down(self, host): ...
 
-``break_down`` makes the host's Android stop answering for good. A host that checks what it restores names the parts of
-the state in ``checked_parts`` and overrides ``spoil``. Nothing here imports pytest.
+``break_down`` makes the host's Android stop answering for good. A host whose endpoint has a ``state`` names its
+parts in ``checked_parts`` and overrides ``spoil``. Nothing here imports pytest.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
-from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidHost
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import part_of
 
 
 class AndroidHostContract:
@@ -49,20 +49,18 @@ class AndroidHostContract:
         host.restore(self.packages)
         assert host.check_alive()
 
-    def test_what_an_episode_changed_is_restored_or_the_host_refuses_to_go_on(self, host: AndroidHost) -> None:
-        host.start()
-        host.restore(self.packages)
+    def test_what_an_episode_changed_is_restored_or_found(self, host: AndroidHost) -> None:
+        endpoint = host.start()
         for part in self.checked_parts:
-            self.spoil(host, part, comes_back=True)
-            host.restore(self.packages)
-            self.spoil(host, part, comes_back=False)
-            for _ in range(2):
-                error = error_of(lambda: host.restore(self.packages))
-                assert error is not None
-                assert error.detail["fault"] == NOT_RESTORED
-                assert part in error.message
-            self.spoil(host, part, comes_back=True)
-            host.restore(self.packages)
+            for comes_back in (True, False, True):
+                host.restore(self.packages)
+                changed = endpoint.changed_state(self.packages)
+                assert [*map(part_of, changed)] == [], "the state before an episode is the recorded one"
+                self.spoil(host, part, comes_back=comes_back)
+                assert part in map(part_of, endpoint.changed_state(self.packages))
+                host.restore(self.packages)
+                assert (part in map(part_of, endpoint.changed_state(self.packages))) != comes_back
+                self.spoil(host, part, comes_back=True)
 
     def test_an_android_that_does_not_answer_is_an_error_with_a_reason(self, host: AndroidHost) -> None:
         host.start()
@@ -87,14 +85,8 @@ class AndroidHostContract:
 
 def reason_of(call: Any) -> str:
     """Returns the message of the ``DeviceError`` that a call raises, "" without one."""
-    error = error_of(call)
-    return "" if error is None else error.message
-
-
-def error_of(call: Any) -> DeviceError | None:
-    """Returns the ``DeviceError`` that a call raises, None without one."""
     try:
         call()
     except DeviceError as error:
-        return error
-    return None
+        return error.message
+    return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
-from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidEndpoint
 
@@ -27,8 +26,6 @@ class FakeAndroidHost:
         self.calls: list[str] = []
         self.broken = ""
         self.moved = False
-        self.spoiled: dict[str, bool] = {}
-        """Parts of the state that an episode has changed, each with whether a restore brings it back."""
         self._is_up = False
 
     def start(self) -> AndroidEndpoint:
@@ -46,11 +43,7 @@ class FakeAndroidHost:
 
     def restore(self, packages: Collection[str]) -> bool:
         self.calls.append(" ".join(["restore", *packages]))
-        kept = self.check_alive()
-        self.spoiled = {part: False for part, comes_back in self.spoiled.items() if not comes_back}
-        if self.spoiled:
-            raise DeviceError(f"not restored: {', '.join(self.spoiled)}", {"fault": NOT_RESTORED})
-        return kept
+        return self.check_alive()
 
     def lost(self) -> str:
         return self.broken if self._is_up else ""

@@ -60,6 +60,8 @@ def test_a_device_that_was_not_restored_rests_at_once_and_is_replaced_if_it_is_n
     spoiled = after(not_restored)
     assert decided(spoiled, rules(faults=3)) is HealthAction.QUARANTINE
     assert decided(after(not_restored, record=spoiled.after_rest()), rules(faults=3)) is HealthAction.REPLACE
+    counted = LeaseReport(failures={"not_restored": 1})
+    assert after(counted) == after(CLEAN)
 
 
 @given(rules_of_any_kind, st.lists(reports, max_size=60), st.booleans())

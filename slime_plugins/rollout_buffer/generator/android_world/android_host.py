@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
+from slime_plugins.rollout_buffer.generator.android_world.adb import AdbServer
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import StateCheck
 
 ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
 """Global settings that a host sets to 0: screens must change only because of actions."""
@@ -17,7 +19,7 @@ class AndroidEndpoint:
     """How a running Android is reached.
 
     ``adb_path`` is the program for all adb commands to it. ``console_port`` and ``grpc_port`` are the emulator's, None
-    where there is none.
+    where there is none. ``state`` says how the device checks that it is restored before each episode; None: not at all.
     """
 
     serial: str
@@ -26,11 +28,17 @@ class AndroidEndpoint:
     console_port: int | None = None
     grpc_port: int | None = None
     capabilities: frozenset[Capability] = frozenset()
+    state: StateCheck | None = None
 
     @property
     def is_emulator(self) -> bool:
         """Whether android_env can connect to the emulator's own ports; otherwise adb alone is used."""
         return self.console_port is not None and self.grpc_port is not None
+
+    def changed_state(self, packages: Collection[str]) -> dict[str, str]:
+        """Returns what differs from the device's recorded state, by part: as ``StateCheck.compare``."""
+        server = AdbServer(self.adb_path, f"127.0.0.1:{self.adb_server_port}")
+        return {} if self.state is None else self.state.compare(server, self.serial, packages)
 
 
 class AndroidHost(Protocol):

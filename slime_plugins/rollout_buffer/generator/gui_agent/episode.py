@@ -34,6 +34,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.interface import DeviceLease, Observation
+from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
@@ -257,6 +258,7 @@ class Episode:
             "params_idx": self._task.params_idx,
             "app": first.details.get("app"),
             "solved_at_start": first.details.get("solved_at_start") == "true",
+            NOT_RESTORED: first.details.get(NOT_RESTORED, "").split(),
             "goal": first.goal,
             "rollout_mode": str(self._settings.rollout_mode),
             **self._conversation.facts(),

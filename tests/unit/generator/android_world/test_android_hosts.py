@@ -27,11 +27,6 @@ class TestFakeHost(AndroidHostContract):
     def break_down(self, host: FakeAndroidHost) -> None:
         host.broken = "the fake host is broken"
 
-    checked_parts = ("apps", "storage", "settings", "clock", "accounts")
-
-    def spoil(self, host: FakeAndroidHost, part: str, *, comes_back: bool) -> None:
-        host.spoiled = {part: comes_back}
-
 
 class ConnectingPackage(WrittenPackage):
     """Counts its connections."""

@@ -18,18 +18,18 @@ from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
 from slime_plugins.rollout_buffer.cli.host_checks import State
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
+from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.attached import adb as attached_adb
+from slime_plugins.rollout_buffer.generator.android_world import adb as attached_adb
 from slime_plugins.rollout_buffer.generator.android_world.attached import host as attached_host
-from slime_plugins.rollout_buffer.generator.android_world.attached import restored_state
 from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost
 from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import inventory_of
-from slime_plugins.rollout_buffer.generator.android_world.attached.restored_state import StatePart
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, read_settings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import StateCheck, StatePart, differences, read
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract, error_of
+from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
 from tests import bad_adb
 from tests.adb_phone import UNKNOWN_TASK, AdbPackage
@@ -238,50 +238,65 @@ def test_a_device_that_shares_its_hosts_kernel_is_never_asked_to_set_a_clock(far
     assert not any(" date" in line for line in adb_log(tmp_path))
 
 
-def test_a_digest_of_the_device_s_shell_tells_each_spoiled_part(tmp_path: Path) -> None:
+def test_the_device_s_shell_tells_each_part_that_an_episode_spoiled(tmp_path: Path) -> None:
     """The script runs in a real shell, with programs in the place of Android's."""
-    app, storage, said = tmp_path / "data" / "org.notes", tmp_path / "sdcard", tmp_path / "said"
-    for folder in (app, storage, said, programs := tmp_path / "bin"):
+    data, storage, said = tmp_path / "data", tmp_path / "sdcard", tmp_path / "said"
+    app, snapshot = data / "org.notes", data / "snapshots" / "org.notes"
+    for folder in (app, snapshot, storage, said, programs := tmp_path / "bin"):
         folder.mkdir(parents=True)
-    for program, output in {"settings": "brightness=3\n", "dumpsys": "Account {name=a}\n"}.items():
+    for program, output in {"settings": "brightness=3\n", "dumpsys": "Account {name=a}\nsync 7\n"}.items():
         (said / program).write_text(output)
         (programs / program).write_text(f"#!/bin/sh\ncat {said / program}\n")
         (programs / program).chmod(0o755)
-    script = restored_state.script(list(StatePart), ["org.notes", "not.there"])
-    script = script.replace("/data/data/", f"{app.parent}/").replace("/sdcard/", f"{storage}/")
 
-    def state() -> dict[str, str]:
+    def state(snapshots: str = "") -> dict[str, list[str]]:
+        check = StateCheck(file=tmp_path / "state", required=frozenset(StatePart), snapshots=snapshots)
+        script = check.script(["org.notes", "not.there"])
+        script = script.replace("/data/data/", f"{data}/").replace("/sdcard/", f"{storage}/")
         paths = {"PATH": f"{programs}:{os.environ['PATH']}"}
-        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env=paths)
-        return restored_state.read(done.stdout)
+        return read(subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env=paths).stdout)
 
     def changed_by(file: Path, text: str) -> list[str]:
         before = state()
         file.write_text(text)
-        return restored_state.changed(before, state())
+        return list(differences(before, state()))
 
-    assert state()["apps:not.there"] == restored_state.UNREADABLE
-    assert changed_by(said / "settings", "brightness=3\nboot_count=5\n") == []
+    assert sorted(state()) == ["accounts", "apps:org.notes", "clock", "settings", "storage"]
+    assert changed_by(said / "settings", "brightness=3\nboot_count=5\nauto_time=0\n") == []
     assert changed_by(said / "settings", "brightness=4\n") == ["settings"]
+    assert changed_by(said / "dumpsys", "Account {name=a}\nsync 8\n") == []
     assert changed_by(said / "dumpsys", "Account {name=b}\n") == ["accounts"]
     assert changed_by(storage / "a file", "x") == ["storage"]
     assert changed_by(app / "notes.db", "x") == ["apps:org.notes"]
-    assert restored_state.changed(state() | {"clock": "-3600"}, state()) == ["clock"]
+    assert differences(state() | {"clock": ["-3600"]}, state()).keys() == {"clock"}
+    (snapshot / "notes.db").write_text("x")
+    of_snapshots = state(snapshots="/data/data/snapshots")
+    assert of_snapshots["apps:org.notes"] == of_snapshots["snapshot:org.notes"] != []
 
 
-def test_the_state_to_restore_outlives_the_worker_and_is_accepted_by_its_owner(farm: Farm, tmp_path: Path) -> None:
-    checked = farm(bench=PHONE | {"check_restored": ["settings"]})
-    for spoiled, refused in (([], False), (["settings"], True)):
-        host = AttachedHost(checked, 0)
-        host.start()
-        set_devices(tmp_path, R58M1={"state": "device", "spoiled": spoiled, "stays": True})
-        assert (error_of(lambda: host.restore([])) is not None) == refused  # noqa: B023 - called at once
-        host.close()
-    (state,) = (tmp_path / "locks").glob("*.state")
-    state.unlink()
-    host.start()
-    assert host.restore([])
-    host.close()
+def test_what_is_not_restored_is_counted_or_refused_where_the_owner_requires_it(farm: Farm, tmp_path: Path) -> None:
+    def device_with(*required: str) -> AndroidWorldDevice:
+        settings, package = farm(bench=PHONE | {"check_restored": required}), AdbPackage(tmp_path)
+        times = StabilityTimeouts(change_s=0.0, still_s=1.0, between_s=0.001)
+        return AndroidWorldDevice(settings, 0, AttachedHost(settings, 0), package=package, times=times)  # type: ignore[arg-type]
+
+    for part in ("apps:org.example.notes", "storage", "settings", "accounts"):
+        device = device_with("clock")
+        set_devices(tmp_path, R58M1={"state": "device"})
+        assert device.reset("Tap", 0).details[NOT_RESTORED] == ""
+        set_devices(tmp_path, R58M1={"state": "device", "spoiled": [part], "stays": True})
+        assert device.reset("Tap", 0).details[NOT_RESTORED] == part
+        device.close()
+        device = device_with(part.partition(":")[0])
+        with pytest.raises(DeviceError, match=f"its state differs in {part} \\(.*clean") as caught:
+            device.reset("Tap", 0)
+        assert caught.value.detail["fault"] == NOT_RESTORED
+        assert sum("shell rm -rf /sdcard" in line for line in adb_log(tmp_path)[-20:]) == 2
+        (state,) = (tmp_path / "locks").glob("*.state")
+        state.unlink()
+        assert device.reset("Tap", 0).details[NOT_RESTORED] == ""
+        device.close()
+        state.unlink()
 
 
 # ---- the inventory ---------------------------------------------------------------------------------------------------

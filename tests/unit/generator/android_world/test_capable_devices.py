@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,12 +35,14 @@ class Phone(FakeDevice):
     capabilities: ClassVar[list[str]] = [ALL, ALL]
     refusals = 0
     reported: ClassVar[set[int]] = set()
+    not_restored = ""
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
         if task_name.startswith("SimpleSms") and "sms" not in self.capabilities[self.index]:
             Phone.refusals += 1
             raise EnvironmentSetupError("there is no sms", {"fault": REFUSED})
-        return super().reset(task_name, params_idx)
+        seen = super().reset(task_name, params_idx)
+        return replace(seen, details={**seen.details, "not_restored": self.not_restored})
 
     def health(self) -> Mapping[str, str]:
         self.reported.add(self.index)
@@ -95,4 +98,20 @@ async def test_a_device_that_has_lost_a_capability_costs_no_attempt(monkeypatch:
         plays = (generator.play(episode_request(line_of("SimpleSmsReply"))) for _ in range(2))
         assert all(played.reward <= 0 for played in await asyncio.gather(*plays))
     assert Phone.refusals == 1
+    await generator.close()
+
+
+async def test_what_a_device_did_not_restore_is_counted_and_stands_in_the_trajectory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Phone, "not_restored", "settings storage")
+    generator = create_generator()
+    await generator.start(context("CameraTakePhoto"))
+    played = await generator.play(episode_request(line_of("CameraTakePhoto")))
+    assert played.extra_info["not_restored"] == ["settings", "storage"]
+    assert generator._pool is not None
+    async with await generator._pool.acquire(), await generator._pool.acquire():  # both are back
+        devices = await generator._pool.counters()
+    assert sorted(device["failures"].get("not_restored", 0) for device in devices) == [0, 1]
+    assert [device["quarantines"] for device in devices] == [0, 0]
     await generator.close()

@@ -8,6 +8,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha1
 
 from rollout_buffer_lab.simulated_phone.device_state.filesystem import (
     FileError,
@@ -131,7 +132,8 @@ def _long_line(files: FileSystem, path: str, name: str) -> str:
 
 
 def _find(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
-    """Supports ``-type f|d`` (more than one with ``-o``), ``-name``, ``-mindepth``, ``-maxdepth``, ``-delete``."""
+    """Supports ``-type f|d`` (more than one with ``-o``), ``-name``, ``-mindepth``, ``-maxdepth``, ``-delete`` and
+    ``-exec sha1sum {} +``."""
     bases = [one for one in arguments if one.startswith("/")][:1]
     base = bases[0] if bases else "/"
     if not files.exists(base):
@@ -142,6 +144,8 @@ def _find(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
         for path in reversed(paths):
             files.remove(path)
         return printed()
+    if "sha1sum" in arguments:
+        return printed("".join(f"{sha1(files.read(path)).hexdigest()}  {path}\n" for path in paths))
     return printed("".join(f"{path}\n" for path in paths))
 
 

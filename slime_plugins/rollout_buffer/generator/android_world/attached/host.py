@@ -17,15 +17,15 @@ from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.adb import AdbServer
 from slime_plugins.rollout_buffer.generator.android_world.android_host import ANIMATIONS, AndroidEndpoint
-from slime_plugins.rollout_buffer.generator.android_world.attached import restored_state
-from slime_plugins.rollout_buffer.generator.android_world.attached.adb import AdbServer
 from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import (
     AttachedDevice,
     RestoreWay,
     inventory_of,
 )
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import StateCheck
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class AttachedHost:
                 console_port=self._entry.console_port,
                 grpc_port=self._entry.grpc_port,
                 capabilities=capabilities_of(self._entry, self._server, self._serial),
+                state=StateCheck(file=self._file("state"), required=frozenset(self._entry.check_restored)),
             )
         except BaseException:
             self.close()
@@ -93,16 +94,7 @@ class AttachedHost:
         return False
 
     def restore(self, packages: Collection[str]) -> bool:
-        """As ``AndroidHost.restore``, in the entry's way; what is not restored is restored again, then refused."""
-        kept = self._restore(packages)
-        if parts := self._check_restored(packages):
-            logger.warning("%s: %s differ after its restore: restoring again", self.name, ", ".join(parts))
-            kept = self._restore(packages) and kept
-            if parts := self._check_restored(packages):
-                raise restored_state.not_restored(self.name, parts, self._state_file())
-        return kept
-
-    def _restore(self, packages: Collection[str]) -> bool:
+        """As ``AndroidHost.restore``, in the entry's way."""
         kept = self.check_alive()
         way = self._entry.restore
         if not isinstance(way, RestoreWay):
@@ -135,9 +127,6 @@ class AttachedHost:
         self._lock = try_lock(self._file("lock"))
         if self._lock is None:
             raise DeviceError(f"the device {self.name} is used by another device worker of this host")
-
-    def _state_file(self) -> Path:
-        return self._file("state")
 
     def _file(self, suffix: str) -> Path:
         """Returns the path of a file about the device, for all device workers of this host."""
@@ -218,20 +207,6 @@ class AttachedHost:
                 self._server.must(["-s", self._serial, "shell", "pm", "clear", package], says="Success")
         folders = " ".join(f"/sdcard/{folder}/*" for folder in _SHARED_STORAGE)
         self._server.must(["-s", self._serial, "shell", f"rm -rf {folders}"])
-
-    def _check_restored(self, packages: Collection[str]) -> list[str]:
-        """Returns the parts that differ from those after the first restore, which are recorded."""
-        if not self._entry.check_restored:
-            return []
-        script = restored_state.script(self._entry.check_restored, packages)
-        state = restored_state.read(self._server.must(["-s", self._serial, "shell", script]))
-        for part in [part for part, digest in state.items() if digest == restored_state.UNREADABLE]:
-            logger.warning("%s: %s cannot be read without root, so its restore is not checked", self.name, part)
-            del state[part]
-        changed = restored_state.changed(restored_state.recorded_in(self._state_file()), state)
-        if not changed:
-            restored_state.record(self._state_file(), state)
-        return changed
 
     def _run_command(self, command: list[str]) -> None:
         environment = os.environ | {"ANDROID_SERIAL": self._serial, "ROLLOUT_BUFFER_DEVICE_NAME": self.name}

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator import config_sources
-from slime_plugins.rollout_buffer.generator.android_world.attached.restored_state import StatePart
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import StatePart
 
 _PORT = Field(default=None, ge=1, le=65535)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
-from slime_plugins.rollout_buffer.generator.android_world.attached.adb import AdbServer
+from slime_plugins.rollout_buffer.generator.android_world.adb import AdbServer
 from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost, capabilities_of
 from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import (
     AttachedDevice,

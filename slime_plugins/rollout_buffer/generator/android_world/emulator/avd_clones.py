@@ -84,6 +84,11 @@ def clone_avd(
             (target / _MARK).write_text(mark)
 
 
+def mark_as_incomplete(avd_home: Path, clone: str) -> None:
+    """Lets the next ``clone_avd`` make the clone again."""
+    (avd_home / f"{clone}.avd" / _MARK).write_text("")
+
+
 def running_emulator(avd: Path) -> int | None:
     """Returns the process that runs the virtual device in this folder, or None.
 

@@ -22,8 +22,8 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import running_emulator
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess, check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage, check_package
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import SNAPSHOTS
 
-_SNAPSHOTS = "/data/data/android_world/snapshots"
 _INDEX = 0
 
 
@@ -60,7 +60,7 @@ def _set_up(host: AndroidHost, *, finish: Callable[[], None]) -> list[str]:
     package = AndroidWorldPackage(folder.path / "tmp")
     try:
         package.connect(host.start(), set_up_apps=True)
-        kept = package.adb("shell", "ls", _SNAPSHOTS).split()
+        kept = package.adb("shell", "ls", SNAPSHOTS).split()
         package.disconnect()
         finish()
     finally:
@@ -68,7 +68,7 @@ def _set_up(host: AndroidHost, *, finish: Callable[[], None]) -> list[str]:
         host.close()
         folder.remove()
     if not kept:
-        raise DeviceError(f"AndroidWorld's set-up stored no snapshot of any app in {_SNAPSHOTS}: see its log")
+        raise DeviceError(f"AndroidWorld's set-up stored no snapshot of any app in {SNAPSHOTS}: see its log")
     return kept
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from slime_plugins.rollout_buffer.devices.capabilities import REFUSED
 from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import AndroidHost
@@ -25,6 +28,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
     StabilityTimeouts,
     wait_until_stable,
 )
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import not_restored, part_of
 from slime_plugins.rollout_buffer.generator.android_world.task_needs import missing, playable, task_needs
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
@@ -49,6 +53,8 @@ class AndroidWorldDevice:
     """
 
     _solved_at_start = False
+    _touched: frozenset[str] = frozenset()
+    _changed: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -175,8 +181,7 @@ class AndroidWorldDevice:
         failure: Exception | None = None
         for _ in range(_INITIALIZE_ATTEMPTS):
             task = self._package.new_task(task_name, params_idx, self._settings.suite_seed)
-            if not self._host.restore(self._package.app_packages(task)):
-                self._connect()
+            self._restore(frozenset(self._package.app_packages(task)))
             try:
                 self._package.env.reset(go_home=True)
                 self._package.env.hide_automation_ui()
@@ -190,6 +195,42 @@ class AndroidWorldDevice:
         raise EnvironmentSetupError(
             f"{task_name} {params_idx} cannot be set up: {type(failure).__name__}: {failure}"
         ) from failure
+
+    def _restore(self, packages: frozenset[str]) -> None:
+        """Restores the state before an episode with these apps, and compares it with the recorded one.
+
+        Raises:
+            DeviceError: a part that the host requires differs, also after a second restore; or the host's.
+        """
+        for may_retry in (True, False):
+            if not self._host.restore(sorted(self._touched | packages)):
+                self._connect()
+            self._changed, check = self._compared(packages), self._endpoint.state
+            if check is None or not check.required.intersection(map(part_of, self._changed)):
+                break
+            if not may_retry:
+                check.give_up()
+                raise not_restored(self._endpoint.serial, self._changed, check.file)
+        self._touched = packages
+
+    def _compared(self, packages: frozenset[str]) -> Mapping[str, str]:
+        """Returns what differs from the recorded state."""
+        check = self._endpoint.state
+        if check is None:
+            return {}
+        # An app is restored from its snapshot when its task is torn down, otherwise before its task begins.
+        apps = self._touched if check.snapshots else self._touched | packages
+        try:
+            changed = self._endpoint.changed_state(apps)
+        except DeviceError as error:
+            if check.required:
+                raise
+            logger.warning("its restores are not compared any more: %s", error.message)
+            self._endpoint = replace(self._endpoint, state=None)
+            return {}
+        if changed:
+            logger.warning("%s differs from its recorded state: %s", self._endpoint.serial, changed)
+        return changed
 
     def _is_solved(self) -> bool:
         """Returns True if the task is already solved, as the ``…Verify`` tasks are; they are scored like any other."""
@@ -242,6 +283,7 @@ class AndroidWorldDevice:
                 "app": ",".join(task.app_names),
                 "settled": stability.value,
                 "solved_at_start": str(self._solved_at_start).lower(),
+                NOT_RESTORED: " ".join(sorted(self._changed)),
             },
         )
 

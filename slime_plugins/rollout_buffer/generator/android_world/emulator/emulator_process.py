@@ -17,7 +17,12 @@ from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.android_host import ANIMATIONS, AndroidEndpoint
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CHECKOUT, CopyLimits, clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
+    CHECKOUT,
+    CopyLimits,
+    clone_avd,
+    mark_as_incomplete,
+)
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import (
     NO_ADB_SEARCH,
@@ -25,6 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import 
     hold_ports,
     is_free,
 )
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import SNAPSHOTS, StateCheck
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +108,7 @@ class EmulatorProcess:
         self._owner: AvdOwnership | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._adb_refusal = ""
+        self._is_spoiled = False
         self._knows_metrics_flag = True
         self.ports: EmulatorPorts | None = None
 
@@ -132,14 +139,21 @@ class EmulatorProcess:
         """As ``AndroidHost.check_alive``; an emulator is never reconnected, only replaced."""
         if self._watchdog is None or self._watchdog.poll() is not None:
             raise DeviceError(f"the emulator's process is gone{self._evidence()}")
+        if self._is_spoiled:
+            raise DeviceError(f"{self._avd_name} is not restored: the next boot makes it again")
         if "device" not in self._adb("get-state"):
             raise DeviceError(f"the emulator is not a usable device{self._evidence()}")
         return True
 
     def restore(self, packages: Collection[str]) -> bool:
-        """As ``check_alive``: AndroidWorld restores its apps itself, and every boot starts from the clone."""
+        """As ``check_alive``: AndroidWorld restores its apps itself; its tasks clear what else they use."""
         del packages
         return self.check_alive()
+
+    def _give_the_clone_up(self) -> None:
+        """The next boot, of another worker, makes the clone again."""
+        self._is_spoiled = True
+        mark_as_incomplete(self._avd_home, self._avd_name)
 
     def lost(self) -> str:
         """Returns why the emulator is gone although it was not stopped, "" while it runs."""
@@ -221,6 +235,12 @@ class EmulatorProcess:
             console_port=ports.console,
             grpc_port=ports.grpc,
             capabilities=frozenset(Capability),
+            state=StateCheck(
+                file=self._avd_home / f"{self._avd_name}.avd" / "rollout_buffer_state.json",
+                required=frozenset(self._settings.device_options.get("check_restored", ())),
+                snapshots=SNAPSHOTS,
+                give_up=self._give_the_clone_up,
+            ),
         )
 
     def _launch(self, ports: EmulatorPorts) -> subprocess.Popen[bytes]:

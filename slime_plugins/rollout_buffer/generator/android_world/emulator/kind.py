@@ -6,16 +6,32 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field
+
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.devices.interface import Device
+from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection
+from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind
+from slime_plugins.rollout_buffer.generator.android_world.restored_state import StatePart
 from slime_plugins.rollout_buffer.generator.android_world.task_needs import examined
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
 MIN_MEMORY_OF_AN_EMULATOR = 8 * 1024**3
 MEMORY_BESIDE_THE_GUEST = 3 * 1024**3
 """Memory of an emulator beside what its flag ``-memory`` gives to Android, and of its worker."""
+
+
+class EmulatorOptions(SettingsSection):
+    """``device_options`` of emulators."""
+
+    check_restored: list[StatePart] = Field(default_factory=list)
+
+
+def _read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    layer = config_sources.Layer(values=dict(options))
+    return config_sources.validated(EmulatorOptions, layer).model_dump(mode="json", exclude_defaults=True)
 
 
 def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -36,6 +52,7 @@ KIND = AndroidKind(
     create=_create,
     uses_package=True,
     boots_emulators=True,
+    read_options=_read_options,
     defaults=_defaults,
     prepare="slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device",
     examine=lambda _: [examined("tasks of each emulator", frozenset(Capability))],
