@@ -120,15 +120,11 @@ class ChatTokens:
 
     def text(self, output_ids: Sequence[int]) -> str:
         """Returns the text of a sampled turn without its end-of-turn token; other special tokens are included."""
-        content_ids = output_ids[:-1] if self.is_closed(output_ids) else output_ids
-        decoded = self.tokenizer.decode(
-            list(content_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return str(decoded)
+        return self.decoded(output_ids[:-1] if self.is_closed(output_ids) else output_ids)
 
-    def token_text(self, token_id: int) -> str:
-        """Returns one token as text; a part of a character is U+FFFD."""
-        return str(self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    def decoded(self, ids: Sequence[int]) -> str:
+        """Returns ids as text, special tokens included; a part of a character is U+FFFD."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def count(self, text: str) -> int:
         """Returns the number of tokens of ``text``."""

@@ -83,7 +83,7 @@ class Dialect:
 
 
 class _MalformedError(ValueError):
-    """Carries the problem of a call to ``_call_at``, which records it."""
+    """Carries the problem of a call to ``call_at``, which records it."""
 
 
 def read_segments(text: str, tools: Tools = ()) -> list[Segment]:
@@ -121,7 +121,7 @@ def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
     while (mark := _MARK.search(text, at)) is not None:
         start, at = mark.span()
         if mark[0] == CALL:
-            _, end, is_whole = _call_at(text, start, tools)
+            _, end, is_whole = call_at(text, start, tools)
             at = end if is_whole else at
         elif mark[0] == "</think>":
             spans = [(0, at)]  # opened by the prompt, or the mark is quoted in a thought: all before it is thought
@@ -136,7 +136,7 @@ def _texts_and_calls(text: str, tools: Tools) -> Iterator[Segment]:
     """Yields the segments outside of thoughts: texts and calls."""
     at = 0
     while (start := text.find(CALL, at)) >= 0:
-        call, end, _ = _call_at(text, start, tools)
+        call, end, _ = call_at(text, start, tools)
         if start > at:
             yield Segment(kind=SegmentKind.TEXT, text=text[at:start])
         yield Segment(kind=SegmentKind.CALL, text=text[start:end], call=call)
@@ -145,7 +145,7 @@ def _texts_and_calls(text: str, tools: Tools) -> Iterator[Segment]:
         yield Segment(kind=SegmentKind.TEXT, text=text[at:])
 
 
-def _call_at(text: str, start: int, tools: Tools) -> tuple[ToolCall, int, bool]:
+def call_at(text: str, start: int, tools: Tools) -> tuple[ToolCall, int, bool]:
     """Returns the call whose mark begins at ``start``, the end of its segment, and whether it is complete.
 
     A complete call was parsed to its end; its name or arguments may still have a problem.

@@ -6,6 +6,6 @@
 * ``turn_store`` – stores turns before they are answered; ``closing`` – a session becomes a trajectory
 * ``chat_requests`` – validated requests
 * ``dialects`` – the other APIs that agents speak, as chat requests and replies
-* ``parsed_reply``, ``replies`` – replies to clients; ``session_bodies`` – bodies of ``/sessions``
+* ``reply_stream``, ``replies`` – replies to clients; ``session_bodies`` – bodies of ``/sessions``
 * ``scoring`` – rewards from a scoring callback; ``remote_rollout_adapter`` – the remote rollout protocol
 """

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -29,7 +30,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, read_chat_body
 from slime_plugins.rollout_buffer.gateway.dialects.dialect import Dialect, dialect_of
 from slime_plugins.rollout_buffer.gateway.remote_rollout_adapter import RemoteRolloutAdapter
-from slime_plugins.rollout_buffer.gateway.replies import model_list, status_of
+from slime_plugins.rollout_buffer.gateway.replies import ChatReply, Piece, model_list, status_of
 from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
@@ -254,10 +255,10 @@ async def _turn(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     asked = await _read_turn(request, body, images)
     is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
-    answering = gateway.chat(asked.session, asked.body, asked.conversation, asked.images, is_retry=is_retry)
+    ask = partial(gateway.chat, asked.session, asked.body, asked.conversation, asked.images, is_retry=is_retry)
     if asked.body.stream:
-        return await _streamed(request, asked, answering)
-    answer = await answering
+        return await _streamed(request, asked, ask)
+    answer = await ask()
     with _Sending(gateway, asked.session, answer) as sending:
         response = _json(asked.dialect.encode(answer.reply, asked.given))
         await response.prepare(request)
@@ -273,13 +274,21 @@ async def _count_tokens(request: web.Request) -> web.Response:
     return _json({"input_tokens": count})
 
 
-async def _streamed(request: web.Request, asked: _Asked, answering: Awaitable[Answer]) -> web.StreamResponse:
-    """Answers with server-sent events: keep-alives while the turn is sampled, then its text."""
-    response = _EventStream(request)
-    task = asyncio.ensure_future(answering)
+async def _streamed(
+    request: web.Request, asked: _Asked, ask: Callable[..., Coroutine[Any, Any, Answer]]
+) -> web.StreamResponse:
+    """Answers with server-sent events, which go out as the turn is sampled; its last ones once it is stored."""
+    response, events = _EventStream(request), asked.dialect.events(asked.given)
+    come: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def tell(one: ChatReply | Piece) -> None:
+        come.put_nowait(b"".join(events.begin(one) if isinstance(one, ChatReply) else events.add(one)))
+
+    task = asyncio.ensure_future(ask(tell=tell))
+    task.add_done_callback(lambda _: come.put_nowait(b""))
     try:
-        while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_INTERVAL_S))[0]:
-            await response.send(b": the turn is being sampled\n\n")
+        while not (task.done() and come.empty()):
+            await response.send(await _next_events(come))
         answer = task.result()
     except RolloutBufferError as error:
         if not response.begun:
@@ -290,10 +299,22 @@ async def _streamed(request: web.Request, asked: _Asked, answering: Awaitable[An
         task.cancel()
         raise
     with _Sending(request.app[GATEWAY], asked.session, answer) as sending:
-        await response.send(*asked.dialect.events(answer.reply, asked.given))
+        await response.send(*events.end(answer.reply))
         ended = await response.end()
         sending.check(request)
     return ended
+
+
+async def _next_events(come: asyncio.Queue[bytes]) -> bytes:
+    """Returns all that has come, or after a while without any a keep-alive comment."""
+    try:
+        async with asyncio.timeout(KEEP_ALIVE_INTERVAL_S):
+            found = [await come.get()]
+    except TimeoutError:
+        return b": the turn is being sampled\n\n"
+    while not come.empty():
+        found.append(come.get_nowait())
+    return b"".join(found)
 
 
 class _EventStream:
@@ -310,9 +331,10 @@ class _EventStream:
         return self._response.prepared
 
     async def send(self, *events: bytes) -> None:
-        if not self.begun:
+        content = b"".join(events)
+        if content:
             await self._response.prepare(self._request)
-        await self._response.write(b"".join(events))
+            await self._response.write(content)
 
     async def end(self) -> web.StreamResponse:
         await self._response.write_eof()

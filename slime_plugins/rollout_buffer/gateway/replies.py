@@ -9,26 +9,47 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.errors import EpisodeError, RolloutBufferError
+from slime_plugins.rollout_buffer.recording.messages import with_string_arguments
+from slime_plugins.rollout_buffer.types import Message
 
+CONTENT, REASONING, TOOL_CALLS = "content", "reasoning_content", "tool_calls"
 DONE = b"data: [DONE]\n\n"
-CHUNK_CHARACTERS = 400
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """One answered turn. ``message`` is in OpenAI's format; ``stop`` is the stop sequence that ended its text;
+    """One answered turn, or one that begins: without message. ``stop`` is the stop sequence that ended its text;
     ``log_probs`` is None unless requested."""
 
     name: str
     created: int
     model: str
-    message: Mapping[str, Any]
+    message: Message
     finish_reason: str
     usage: Mapping[str, Any]
     weight_version: str | None
     stop: str | None = None
     log_probs: Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """More of a message: text under its ``key``, or a whole tool call.
+
+    ``joint`` stands before the text if the message has text of that key already, parted from this one.
+    """
+
+    key: str
+    text: str = ""
+    joint: str = ""
+    call: Mapping[str, Any] | None = None
+
+
+def pieces_of(message: Message) -> list[Piece]:
+    """Returns a whole message as pieces."""
+    texts = [Piece(key=key, text=message[key]) for key in (REASONING, CONTENT) if message.get(key)]
+    return [*texts, *(Piece(key=TOOL_CALLS, call=call) for call in message.get(TOOL_CALLS) or [])]
 
 
 def completion(reply: ChatReply) -> dict[str, Any]:
@@ -41,7 +62,7 @@ def completion(reply: ChatReply) -> dict[str, Any]:
         "choices": [
             {
                 "index": 0,
-                "message": dict(reply.message),
+                "message": _shown(reply.message),
                 "finish_reason": reply.finish_reason,
                 "logprobs": None if reply.log_probs is None else {"content": list(reply.log_probs)},
             }
@@ -51,45 +72,54 @@ def completion(reply: ChatReply) -> dict[str, Any]:
     }
 
 
-def events(reply: ChatReply, body: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yields the events of a streamed reply; ``body`` is the request."""
-    include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-    yield from map(server_sent_event, _chunks(reply, include_usage=include_usage))
-    yield DONE
+def _shown(message: Message) -> dict[str, Any]:
+    calls = message.get(TOOL_CALLS)
+    if not calls:
+        return dict(message)
+    return {**message, CONTENT: message[CONTENT] or None, TOOL_CALLS: with_string_arguments(calls)}
 
 
-def _chunks(reply: ChatReply, *, include_usage: bool) -> Iterator[dict[str, Any]]:
-    message = reply.message
-    yield _chunk(reply, {"role": "assistant", "content": ""}, include_usage=include_usage)
-    if message.get("reasoning_content"):
-        yield _chunk(reply, {"reasoning_content": message["reasoning_content"]}, include_usage=include_usage)
-    log_probs = reply.log_probs
-    text = message.get("content") or ""
-    for at in range(0, len(text), CHUNK_CHARACTERS):
-        yield _chunk(
-            reply, {"content": text[at : at + CHUNK_CHARACTERS]}, include_usage=include_usage, log_probs=log_probs
-        )
-        log_probs = None  # all in the first chunk: chunks do not end at token boundaries
-    for index, call in enumerate(message.get("tool_calls") or []):
-        yield _chunk(reply, {"tool_calls": [{"index": index, **call}]}, include_usage=include_usage)
-    yield _chunk(reply, {}, include_usage=include_usage, log_probs=log_probs, finish_reason=reply.finish_reason)
-    if include_usage:
-        yield {**_frame(reply), "choices": [], "usage": dict(reply.usage)}
+class ChatEvents:
+    """The events of a streamed reply. ``begin``, ``add`` and ``end`` yield them; ``body`` is the request."""
 
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._includes_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        self._calls = 0
 
-def _chunk(
-    reply: ChatReply,
-    delta: Mapping[str, Any],
-    *,
-    include_usage: bool,
-    log_probs: Sequence[Mapping[str, Any]] | None = None,
-    finish_reason: str | None = None,
-) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": 0, "delta": dict(delta), "finish_reason": finish_reason, "logprobs": None}
-    if log_probs is not None:
-        choice["logprobs"] = {"content": list(log_probs)}
-    body = {**_frame(reply), "choices": [choice]}
-    return {**body, "usage": None} if include_usage else body
+    def begin(self, reply: ChatReply) -> Iterator[bytes]:
+        self._begun = reply
+        yield self._chunk(reply, {"role": "assistant", "content": ""})
+
+    def add(self, piece: Piece) -> Iterator[bytes]:
+        if piece.call is None:
+            yield self._chunk(self._begun, {piece.key: piece.joint + piece.text})
+            return
+        (call,) = with_string_arguments([piece.call])
+        index, self._calls = self._calls, self._calls + 1
+        arguments = {"arguments": call["function"]["arguments"]}
+        named = {**call, "function": {**call["function"], "arguments": ""}}
+        for delta in ({"index": index, **named}, {"index": index, "function": arguments}):
+            yield self._chunk(self._begun, {"tool_calls": [delta]})
+
+    def end(self, reply: ChatReply) -> Iterator[bytes]:
+        yield self._chunk(reply, {}, log_probs=reply.log_probs, finish_reason=reply.finish_reason)
+        if self._includes_usage:
+            yield server_sent_event({**_frame(reply), "choices": [], "usage": dict(reply.usage)})
+        yield DONE
+
+    def _chunk(
+        self,
+        reply: ChatReply,
+        delta: Mapping[str, Any],
+        *,
+        log_probs: Sequence[Mapping[str, Any]] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "delta": dict(delta), "finish_reason": finish_reason, "logprobs": None}
+        if log_probs is not None:
+            choice["logprobs"] = {"content": list(log_probs)}
+        usage = {"usage": None} if self._includes_usage else {}
+        return server_sent_event({**_frame(reply), "choices": [choice], **usage})
 
 
 def _frame(reply: ChatReply) -> dict[str, Any]:

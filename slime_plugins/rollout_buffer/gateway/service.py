@@ -35,8 +35,8 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.gateway.backends import JobBackend, JobBackends
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, sampling_of
 from slime_plugins.rollout_buffer.gateway.closing import ScoreAsked, Verdict, shown_images, trajectory_of
-from slime_plugins.rollout_buffer.gateway.parsed_reply import ParsedReply, cut_at_stop, first_stop, parse_reply
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply
+from slime_plugins.rollout_buffer.gateway.replies import ChatReply, pieces_of
+from slime_plugins.rollout_buffer.gateway.reply_stream import Listener, ReplyStream, first_stop
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.session_registry import RECONCILE_INTERVAL_S, SessionRegistry, gone
 from slime_plugins.rollout_buffer.gateway.sessions import Session
@@ -46,11 +46,9 @@ from slime_plugins.rollout_buffer.gateway.turn_store import WrittenTurn
 from slime_plugins.rollout_buffer.recording.message_matching import MessageMatching
 from slime_plugins.rollout_buffer.recording.messages import (
     Conversation,
-    call_id,
     digest,
     image_hashes_of,
     reply_name,
-    with_string_arguments,
 )
 from slime_plugins.rollout_buffer.recording.prompts import build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
@@ -255,8 +253,12 @@ class Gateway:
         images: Mapping[str, Image],
         *,
         is_retry: bool = False,
+        tell: Listener | None = None,
     ) -> Answer:
         """Samples one turn and stores it; a repeated request gets the stored turn, see ``Recording.answered``.
+
+        ``tell`` gets the reply as it begins and its pieces: while they are sampled, if the engine streams, otherwise
+        once the turn is stored.
 
         The caller calls ``note_sent`` once it has delivered the answer, or cannot: a turn that never reached its client
         is not trained.
@@ -273,7 +275,7 @@ class Gateway:
         request = digest([key.hex(), asked, [one.hex() for one in conversation.digests]])
         while is_retry and (other := session.answering.get(request)) is not None:
             await asyncio.wait([other])
-        recording = session.recording
+        recording, own = session.recording, None
         turn = recording.answered(request, is_retry=is_retry) or await self.registry.unsent(session, request)
         if turn is None:
             with session.answers(request):
@@ -282,23 +284,47 @@ class Gateway:
                 await self.registry.load_images(session, image_hashes_of(conversation.messages), images)
                 prompt = await build_prompt(recording, key, conversation, chat, tools)
                 await self.registry.load_images(session, prompt.images)
+                name = reply_name()
+                begun = self._begun(session, body, name, _prompt_tokens(session, backend, prompt))
+                stream = ReplyStream(chat, body, prompt.ids, begun, tell, name=name)
                 sampling = GenerateRequest(
                     input_ids=prompt.ids,
                     sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
                     session_id=session.name,
                     images=[session.images[sha256] for sha256 in prompt.images],
+                    on_tokens=None if tell is None else stream.add,
                 )
                 sampled = await self._sampled(session, backend, sampling)
-                text = cut_at_stop(chat.text(sampled.output_ids), body.stops)
-                parsed = parse_reply(text, tools=tools, separate_reasoning=body.separate_reasoning)
-                created = self.buffer.clock()
-                turn = prompt.turn(sampled, _message(parsed), chat, number=0, key=key, request=request, created=created)
-                turn.writer = self.registry.writer
-                view = View((*conversation.messages, turn.message), tools, sampled.finish_reason)
-                turn = await self._store_turn(session, turn, view, is_retry=is_retry)
+                message = stream.end(sampled.output_ids)
+                own = prompt.turn(
+                    sampled, message, chat, number=0, key=key, request=request, created=begun.created, name=name
+                )
+                own.writer = self.registry.writer
+                view = View((*conversation.messages, message), tools, sampled.finish_reason, name)
+                turn = await self._store_turn(session, own, view, is_retry=is_retry)
+                if turn is own:
+                    stream.tell_rest()
+                elif stream.has_told:
+                    raise UnavailableError("another process has answered this request meanwhile: ask again")
         if turn.sent is False or turn.writer != self.registry.writer:  # stored as sent before it is answered again
             await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
+        if tell is not None and turn is not own:
+            tell(self._begun(session, body, turn.name, 0))
+            for piece in pieces_of(turn.message):
+                tell(piece)
         return Answer(turn=turn, reply=_reply(session, body, turn, chat))
+
+    def _begun(self, session: Session, body: ChatBody, name: str, prompt_tokens: int) -> ChatReply:
+        """Returns the reply to a request as it begins."""
+        return ChatReply(
+            name=f"{session.name}-{name}",
+            created=int(self.buffer.clock()),
+            model=body.model or MODEL_NAME,
+            message={},
+            finish_reason="",
+            usage=_usage(prompt_tokens, 0, 0),
+            weight_version=None,
+        )
 
     async def _check_limits(self, session: Session, backend: JobBackend) -> None:
         recording, settings, too_long = session.recording, self.settings, StopReason.MAX_CONTEXT
@@ -357,23 +383,24 @@ class Gateway:
         key = digest([body.offered_tools, body.chat_template_kwargs or {}])
         prompt = await build_prompt(session.recording, key, conversation, _chat_of(backend, body), body.offered_tools)
         await self.registry.load_images(session, prompt.images)
-        return len(prompt.ids) + sum(backend.tokens_of(session.images[sha256]) - 1 for sha256 in prompt.images)
+        return _prompt_tokens(session, backend, prompt)
 
-    async def messages_of(self, session: Session, session_id: str, number: int) -> Sequence[Message]:
+    async def messages_of(self, session: Session, session_id: str, turn: str) -> Sequence[Message]:
         """Returns the messages of a stored turn, its reply last.
 
         Raises:
             InvalidPayloadError: the session has no such turn.
         """
-        if session_id == session.name and 0 < number == session.recording.last_number:
+        if (session_id, turn) == (session.name, session.view.turn):
             return session.view.messages
         rows = [] if session_id != session.name else (await self.stored(self.turns.read, session.claim)).rows
-        until = [row for row in rows if row["number"] <= number]
-        if not until or until[-1]["number"] != number:
-            raise InvalidPayloadError(
-                "previous_response_id names no response of this session", {"param": "previous_response_id"}
-            )
-        return replay(until).view.messages
+        found = SessionTurns()
+        for row in rows:
+            if replay([row], found).view.turn == turn:
+                return found.view.messages
+        raise InvalidPayloadError(
+            "previous_response_id names no response of this session", {"param": "previous_response_id"}
+        )
 
     async def _write_turn(self, session: Session, turn: Turn, view: View, *, is_retry: bool) -> Turn:
         """Stores a turn with the next number and returns it.
@@ -461,46 +488,32 @@ def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:
         raise InvalidPayloadError(error.message, {"param": "chat_template_kwargs"}) from error
 
 
-def _message(parsed: ParsedReply) -> Message:
-    """Returns the turn's message for the trajectory; messages that the client sends back are compared with it."""
-    message: Message = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning is not None:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        name = reply_name()
-        message["tool_calls"] = [
-            {
-                "id": call_id(name, at),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for at, call in enumerate(parsed.tool_calls)
-        ]
-    return message
+def _prompt_tokens(session: Session, backend: JobBackend, prompt: Prompt) -> int:
+    return len(prompt.ids) + sum(backend.tokens_of(session.images[sha256]) - 1 for sha256 in prompt.images)
+
+
+def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
 
 
 def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> ChatReply:
-    message, sampled = turn.message, turn.sampled
-    calls = message.get("tool_calls")
-    shown = {**message, "content": message["content"] or (None if calls else "")}
-    if calls:
-        shown["tool_calls"] = with_string_arguments(calls)
-    finish_reason = "tool_calls" if calls and sampled.finish_reason == "stop" else sampled.finish_reason
+    sampled = turn.sampled
+    is_calling = bool(turn.message.get("tool_calls")) and sampled.finish_reason == "stop"
     count = len(sampled.output_ids)
     sent = sum(one.own_length for one in turn.path()) - count
     prompt_tokens = sent if sampled.prompt_tokens is None else sampled.prompt_tokens
     return ChatReply(
-        name=f"{session.name}-{turn.number}",
+        name=f"{session.name}-{turn.name}",
         created=int(turn.created),
         model=body.model or MODEL_NAME,
-        message=shown,
-        finish_reason=finish_reason,
-        usage={
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": count,
-            "total_tokens": prompt_tokens + count,
-            "prompt_tokens_details": {"cached_tokens": sampled.cached_tokens or 0},
-        },
+        message=turn.message,
+        finish_reason="tool_calls" if is_calling else sampled.finish_reason,
+        usage=_usage(prompt_tokens, count, sampled.cached_tokens or 0),
         weight_version=sampled.weight_version,
         stop=first_stop(chat.text(sampled.output_ids), body.stops) if body.stops else None,
         log_probs=_log_probs(sampled, chat) if body.logprobs else None,
@@ -510,6 +523,6 @@ def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> Ch
 def _log_probs(sampled: Generation, chat: ChatTokens) -> list[dict[str, Any]]:
     entries = []
     for token_id, log_prob in zip(sampled.output_ids, sampled.output_log_probs or (), strict=True):
-        token = chat.token_text(token_id)
+        token = chat.decoded([token_id])
         entries.append({"token": token, "logprob": log_prob, "bytes": list(token.encode()), "top_logprobs": []})
     return entries

@@ -60,10 +60,12 @@ class Prompt:
         key: bytes,
         request: bytes,
         created: float,
+        name: str = "",
     ) -> Turn:
         """Returns the turn that was sampled after this prompt; it is not yet recorded."""
         return Turn(
             parent=self.parent,
+            name=name,
             number=number,
             request=request,
             key=key,

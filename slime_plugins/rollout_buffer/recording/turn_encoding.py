@@ -21,11 +21,12 @@ from slime_plugins.rollout_buffer.types import Message
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the client of the latest turn sees: messages with the turn's reply, tools, and why the turn ended."""
+    """What the client of the latest turn sees: messages with the turn's reply, tools, why the turn ended, its name."""
 
     messages: Sequence[Message] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     finish_reason: str = "stop"
+    turn: str = ""
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
     kept = wire.common_prefix_length(before.messages, view.messages[:-1])
     rest = replace(turn.sampled, output_ids=(), output_log_probs=None)
     detail = {
+        "name": turn.name,
         "key": turn.key.hex(),
         "context": len(turn.context),
         "images": turn.images,
@@ -86,6 +88,7 @@ def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None
         (rest,) = wire.decode_generations([detail["generation"]])
         turn = Turn(
             parent=None if row["parent"] is None else found.by_number[row["parent"]],
+            name=detail.get("name", str(row["number"])),
             number=row["number"],
             request=row["request"],
             key=bytes.fromhex(detail["key"]),
@@ -110,6 +113,7 @@ def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None
             (*messages, turn.message),
             found.view.tools if detail["tools"] is None else detail["tools"],
             turn.sampled.finish_reason,
+            turn.name,
         )
         found.add(turn, view)
         if (sent := row.get("sent")) is not None:

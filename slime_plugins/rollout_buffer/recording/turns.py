@@ -39,7 +39,7 @@ MAX_FINGERPRINTS = 20_000
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One sampled turn.
+    """One sampled turn. ``name``, if it has one, is its own in the session, also before it has a number.
 
     ``request`` is the digest of its request, ``message`` its reply in the form of a client's message, and ``created``
     its time. ``context`` has the fingerprints of the messages since its parent, ``reply`` that of its own message.
@@ -65,6 +65,7 @@ class Turn:
     from_start: bool
     is_closed: bool
     is_unusable: bool = False
+    name: str = ""
     writer: str = ""
     tolerated: tuple[str, ...] = ()
     difference: Difference | None = None

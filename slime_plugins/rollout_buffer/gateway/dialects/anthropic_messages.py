@@ -13,7 +13,15 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.gateway.replies import CHUNK_CHARACTERS, ChatReply, named_event, status_of
+from slime_plugins.rollout_buffer.gateway.replies import (
+    CONTENT,
+    REASONING,
+    TOOL_CALLS,
+    ChatReply,
+    Piece,
+    named_event,
+    status_of,
+)
 from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.types import Image
 
@@ -24,6 +32,11 @@ HOSTED_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp
 BILLING_LINE = "x-anthropic-billing-header:"
 """Start of a system block that is for Anthropic's servers; it changes between requests of one conversation."""
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+EMPTY_BLOCKS: Mapping[str, tuple[str, dict[str, str]]] = {
+    CONTENT: ("text", {"text": ""}),
+    REASONING: ("thinking", {"thinking": "", "signature": ""}),
+}
+"""By the key of a text its type of block, and the block as it begins."""
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -195,7 +208,7 @@ def message(reply: ChatReply) -> dict[str, Any]:
         "type": "message",
         "role": "assistant",
         "model": reply.model,
-        "content": _content(reply),
+        "content": _content(reply.message, reply.name),
         "stop_reason": "stop_sequence" if _ends_at_stop(reply) else STOP_REASONS.get(reply.finish_reason, "end_turn"),
         "stop_sequence": reply.stop if _ends_at_stop(reply) else None,
         "usage": {
@@ -212,52 +225,70 @@ def _ends_at_stop(reply: ChatReply) -> bool:
     return reply.finish_reason == "stop" and reply.stop is not None
 
 
-def _content(reply: ChatReply) -> Blocks:
+def _content(said: Mapping[str, Any], signature: str) -> Blocks:
     blocks: Blocks = []
-    if reply.message.get("reasoning_content"):
+    if said.get(REASONING):
         # Clients leave out thoughts without a signature.
-        blocks.append({"type": "thinking", "thinking": reply.message["reasoning_content"], "signature": reply.name})
-    if reply.message.get("content"):
-        blocks.append({"type": "text", "text": reply.message["content"]})
-    for call in reply.message.get("tool_calls") or []:
+        blocks.append({"type": "thinking", "thinking": said[REASONING], "signature": signature})
+    if said.get(CONTENT):
+        blocks.append({"type": "text", "text": said[CONTENT]})
+    for call in said.get(TOOL_CALLS) or []:
         function = call["function"]
-        arguments = orjson.loads(function["arguments"])
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]})
     return blocks
 
 
-def events(reply: ChatReply) -> Iterator[bytes]:
-    """Yields the events of a streamed reply."""
-    whole = message(reply)
-    begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
-    begun["usage"] = {**whole["usage"], "output_tokens": 0}
-    yield _event("message_start", message=begun)
-    for index, block in enumerate(whole["content"]):
-        empty, deltas = _streamed(block)
-        yield _event("content_block_start", index=index, content_block=empty)
-        for delta in deltas:
-            yield _event("content_block_delta", index=index, delta=delta)
-        yield _event("content_block_stop", index=index)
-    ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
-    yield _event("message_delta", delta=ended, usage=whole["usage"])
-    yield _event("message_stop")
+class MessageEvents:
+    """The events of a streamed reply. ``begin``, ``add`` and ``end`` yield them."""
 
+    def __init__(self) -> None:
+        self._blocks = 0
+        self._open = ""
+        """The key of the text whose block is open."""
 
-def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], Blocks]:
-    """Returns a block as it begins, and the deltas that complete it."""
-    if block["type"] == "text":
-        return {**block, "text": ""}, _deltas("text_delta", "text", block["text"])
-    if block["type"] == "thinking":
-        signed = {"type": "signature_delta", "signature": block["signature"]}
-        thoughts = _deltas("thinking_delta", "thinking", block["thinking"])
-        return {**block, "thinking": "", "signature": ""}, [*thoughts, signed]
-    arguments = orjson.dumps(block["input"]).decode()
-    return {**block, "input": {}}, _deltas("input_json_delta", "partial_json", arguments)
+    def begin(self, reply: ChatReply) -> Iterator[bytes]:
+        self._signature = reply.name
+        yield _event("message_start", message={**message(reply), "stop_reason": None})
 
+    def add(self, piece: Piece) -> Iterator[bytes]:
+        is_more = piece.key == self._open
+        if not is_more:
+            yield from self._close()
+        if piece.call is not None:
+            (block,) = _content({TOOL_CALLS: [piece.call]}, "")
+            yield self._start({**block, "input": {}})
+            yield self._delta("input_json_delta", partial_json=orjson.dumps(block["input"]).decode())
+            yield self._stop()
+            return
+        kind, empty = EMPTY_BLOCKS[piece.key]
+        if not is_more:
+            self._open = piece.key
+            yield self._start({"type": kind, **empty})
+        yield self._delta(f"{kind}_delta", **{kind: piece.joint + piece.text if is_more else piece.text})
 
-def _deltas(kind: str, key: str, text: str) -> Blocks:
-    pieces = [text[at : at + CHUNK_CHARACTERS] for at in range(0, len(text), CHUNK_CHARACTERS)]
-    return [{"type": kind, key: piece} for piece in pieces]
+    def end(self, reply: ChatReply) -> Iterator[bytes]:
+        yield from self._close()
+        whole = message(reply)
+        ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        yield _event("message_delta", delta=ended, usage=whole["usage"])
+        yield _event("message_stop")
+
+    def _start(self, block: Mapping[str, Any]) -> bytes:
+        return _event("content_block_start", index=self._blocks, content_block=block)
+
+    def _delta(self, kind: str, **fields: Any) -> bytes:
+        return _event("content_block_delta", index=self._blocks, delta={"type": kind, **fields})
+
+    def _stop(self) -> bytes:
+        self._blocks += 1
+        return _event("content_block_stop", index=self._blocks - 1)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open == REASONING:
+            yield self._delta("signature_delta", signature=self._signature)
+        if self._open:
+            self._open = ""
+            yield self._stop()
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.gateway import replies
 from slime_plugins.rollout_buffer.gateway.dialects import anthropic_messages, openai_responses
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply
+from slime_plugins.rollout_buffer.gateway.replies import ChatReply, Piece
 from slime_plugins.rollout_buffer.types import Image, Message
 
 Body = Mapping[str, Any]
+
+
+class ReplyEvents(Protocol):
+    """Encodes one reply as server-sent events."""
+
+    def begin(self, reply: ChatReply) -> Iterable[bytes]:
+        """Returns the events with which a reply begins."""
+        ...
+
+    def add(self, piece: Piece) -> Iterable[bytes]:
+        """Returns the events of its next piece."""
+        ...
+
+    def end(self, reply: ChatReply) -> Iterable[bytes]:
+        """Returns the events that end it."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,14 +36,14 @@ class Dialect:
     """Functions that convert the requests of one API to chat requests and images, and encode its replies and errors.
 
     ``read`` returns a request as the body of a chat request, with the images that were not taken out of it before. Its
-    second argument has the messages of the turn that ``previous_turn`` names by session and number. ``encode`` and
-    ``events`` encode the reply to a request, at once or as a stream.
+    second argument has the messages of the turn that ``previous_turn`` names by session and its own name. ``encode``
+    encodes the reply to a request, ``events`` makes what encodes it as a stream.
     """
 
     read: Callable[[Body, Sequence[Message]], tuple[Body, Mapping[str, Image]]]
-    previous_turn: Callable[[Body], tuple[str, int] | None] = lambda body: None
+    previous_turn: Callable[[Body], tuple[str, str] | None] = lambda body: None
     encode: Callable[[ChatReply, Body], dict[str, Any]]
-    events: Callable[[ChatReply, Body], Iterable[bytes]]
+    events: Callable[[Body], ReplyEvents]
     error: Callable[[RolloutBufferError], dict[str, Any]]
     error_events: Callable[[RolloutBufferError], Iterable[bytes]]
 
@@ -35,7 +51,7 @@ class Dialect:
 CHAT_COMPLETIONS = Dialect(
     read=lambda body, history: (body, {}),
     encode=lambda reply, body: replies.completion(reply),
-    events=replies.events,
+    events=replies.ChatEvents,
     error=replies.error_body,
     error_events=lambda error: [replies.server_sent_event(replies.error_body(error)), replies.DONE],
 )
@@ -43,14 +59,14 @@ RESPONSES = Dialect(
     read=openai_responses.read_request,
     previous_turn=openai_responses.previous_turn,
     encode=openai_responses.response,
-    events=openai_responses.events,
+    events=openai_responses.ResponseEvents,
     error=replies.error_body,
     error_events=openai_responses.error_events,
 )
 MESSAGES = Dialect(
     read=lambda body, history: anthropic_messages.read_request(body),
     encode=lambda reply, body: anthropic_messages.message(reply),
-    events=lambda reply, body: anthropic_messages.events(reply),
+    events=lambda body: anthropic_messages.MessageEvents(),
     error=anthropic_messages.error_body,
     error_events=lambda error: [replies.named_event("error", anthropic_messages.error_body(error))],
 )

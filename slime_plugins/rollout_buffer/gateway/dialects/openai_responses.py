@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.gateway.replies import CHUNK_CHARACTERS, ChatReply, named_event
+from slime_plugins.rollout_buffer.gateway.replies import CONTENT, ChatReply, Piece, named_event, pieces_of
 from slime_plugins.rollout_buffer.gateway.replies import error_body as chat_error_body
-from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, wrong_field
+from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, with_string_arguments, wrong_field
 from slime_plugins.rollout_buffer.types import Image, Message
 
 SAME_FIELDS = ("model", "stream", "temperature", "top_p", "top_logprobs")
@@ -30,7 +30,7 @@ LOG_PROBS = "message.output_text.logprobs"
 WITH_INSTRUCTIONS = "i"
 """End of the id of a response whose first message is its ``instructions``, which do not carry over to the next."""
 
-_RESPONSE_ID = re.compile(rf"resp_(.{{1,200}})-(\d{{1,9}})({WITH_INSTRUCTIONS}?)", re.ASCII)
+_RESPONSE_ID = re.compile(rf"resp_(.{{1,200}})-([0-9a-f]{{1,24}})({WITH_INSTRUCTIONS}?)")
 
 Parts = list[dict[str, Any]]
 Images = dict[str, Image]
@@ -39,8 +39,8 @@ Images = dict[str, Image]
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def previous_turn(body: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Returns session and number of the turn that ``previous_response_id`` names.
+def previous_turn(body: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns session and name of the turn that ``previous_response_id`` names.
 
     Raises:
         InvalidPayloadError: it is no id of a response.
@@ -51,7 +51,7 @@ def previous_turn(body: Mapping[str, Any]) -> tuple[str, int] | None:
     named = _RESPONSE_ID.fullmatch(expect_text(given, "previous_response_id"))
     if named is None:
         raise wrong_field("previous_response_id", f"names no response of this session: {given[:100]!r}")
-    return named[1], int(named[2])
+    return named[1], named[2]
 
 
 def read_request(body: Mapping[str, Any], history: Sequence[Message]) -> tuple[dict[str, Any], Images]:
@@ -177,22 +177,11 @@ def _tools(given: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def response(reply: ChatReply, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Encodes a reply that is not streamed; ``body`` is the request."""
-    is_cut = reply.finish_reason == "length"
-    usage = reply.usage
-    return {
-        **_frame(reply, body),
-        "status": "incomplete" if is_cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": _items(reply),
-        "usage": {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage["total_tokens"],
-        },
-    }
+    """Encodes a reply that is not streamed: the response that its events end with; ``body`` is the request."""
+    events = ResponseEvents(body)
+    for some in (events.begin(reply), *map(events.add, pieces_of(reply.message)), events.end(reply)):
+        list(some)
+    return events.response
 
 
 def _frame(reply: ChatReply, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,64 +211,118 @@ def _frame(reply: ChatReply, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _items(reply: ChatReply) -> list[dict[str, Any]]:
-    said = reply.message
-    items: list[dict[str, Any]] = []
-    if said.get("reasoning_content"):
-        thoughts = [{"type": "reasoning_text", "text": said["reasoning_content"]}]
-        items.append({"id": f"rs_{reply.name}", "type": "reasoning", "summary": [], "content": thoughts})
-    calls = said.get("tool_calls") or []
-    if said.get("content") or not calls:
-        log_probs = list(reply.log_probs or [])
-        text = {"type": "output_text", "text": said.get("content") or "", "annotations": [], "logprobs": log_probs}
-        items.append({"id": f"msg_{reply.name}", "type": "message", "role": "assistant", "content": [text]})
-    for at, call in enumerate(calls):
-        function = {key: call["function"][key] for key in ("name", "arguments")}
-        items.append({"id": f"fc_{reply.name}_{at}", "type": "function_call", "call_id": call["id"], **function})
-    is_cut = reply.finish_reason == "length"
-    return [{**item, "status": "incomplete" if is_cut and item is items[-1] else "completed"} for item in items]
+class ResponseEvents:
+    """The events of a streamed reply. ``begin``, ``add`` and ``end`` yield them; ``body`` is the request."""
 
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._body = body
+        self._number = 0
+        self._items: list[dict[str, Any]] = []
+        self._open = ""
+        """The key of the text to which the last item belongs, while that item goes on."""
+        self.response: dict[str, Any] = {}
+        """The response so far."""
 
-def events(reply: ChatReply, body: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yields the events of a streamed reply."""
-    for number, event in enumerate(_events(reply, body)):
-        yield named_event(event["type"], {**event, "sequence_number": number})
+    def begin(self, reply: ChatReply) -> Iterator[bytes]:
+        self._name = reply.name
+        self.response = _frame(reply, self._body)
+        yield self._event("response.created", response=self.response)
+        yield self._event("response.in_progress", response=self.response)
 
+    def add(self, piece: Piece) -> Iterator[bytes]:
+        is_more = piece.key == self._open
+        if not is_more:
+            yield from self._close()
+        if piece.call is not None:
+            yield from self._add_call(piece.call)
+            return
+        if not is_more:
+            yield from self._begin_text(piece.key)
+        yield self._add_text(piece.joint + piece.text if is_more else piece.text)
 
-def _events(reply: ChatReply, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    begun = _frame(reply, body)
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
-    ended = response(reply, body)
-    for index, item in enumerate(ended["output"]):
-        key = "arguments" if item["type"] == "function_call" else "content"
-        empty = {**item, key: "" if key == "arguments" else [], "status": "in_progress"}
-        yield {"type": "response.output_item.added", "output_index": index, "item": empty}
-        place = {"item_id": item["id"], "output_index": index}
-        if key == "arguments":
-            yield from _text_events("response.function_call_arguments", place, "arguments", item["arguments"], {})
+    def end(self, reply: ChatReply) -> Iterator[bytes]:
+        if all(item["type"] == "reasoning" for item in self._items):
+            yield from self._close()
+            yield from self._begin_text(CONTENT)
+        texts = [item["content"][0] for item in self._items if item["type"] == "message"]
+        if texts and reply.log_probs is not None:
+            texts[-1]["logprobs"] = list(reply.log_probs)
+        is_cut = reply.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        yield from self._close(status)
+        usage = reply.usage
+        self.response = {
+            **_frame(reply, self._body),
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._items,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        yield self._event(f"response.{status}", response=self.response)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return named_event(kind, {"type": kind, **fields, "sequence_number": self._number - 1})
+
+    def _of_item(self, kind: str, **fields: Any) -> bytes:
+        """Returns an event of the last item."""
+        return self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **fields)
+
+    def _of_text(self, kind: str, **fields: Any) -> bytes:
+        return self._of_item(kind, content_index=0, **fields)
+
+    def _begin(self, prefix: str, item: Mapping[str, Any]) -> bytes:
+        index = len(self._items)
+        self._items.append({"id": f"{prefix}_{self._name}_{index}", **item, "status": "in_progress"})
+        return self._event("response.output_item.added", output_index=index, item=self._items[-1])
+
+    def _finish(self, status: str) -> bytes:
+        self._items[-1]["status"] = status
+        index = len(self._items) - 1
+        return self._event("response.output_item.done", output_index=index, item=self._items[-1])
+
+    def _add_call(self, call: Mapping[str, Any]) -> Iterator[bytes]:
+        (function,) = (one["function"] for one in with_string_arguments([call]))
+        item = {"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": ""}
+        arguments = function["arguments"]
+        yield self._begin("fc", item)
+        yield self._of_item("response.function_call_arguments.delta", delta=arguments)
+        self._items[-1]["arguments"] = arguments
+        yield self._of_item("response.function_call_arguments.done", arguments=arguments)
+        yield self._finish("completed")
+
+    def _begin_text(self, key: str) -> Iterator[bytes]:
+        self._open = key
+        if key == CONTENT:
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield self._begin("msg", {"type": "message", "role": "assistant", "content": []})
         else:
-            yield from _part_events({**place, "content_index": 0}, item["content"][0])
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": f"response.{ended['status']}", "response": ended}
+            part = {"type": "reasoning_text", "text": ""}
+            yield self._begin("rs", {"type": "reasoning", "summary": [], "content": []})
+        self._items[-1]["content"].append(part)
+        yield self._of_text("response.content_part.added", part=part)
 
+    def _add_text(self, text: str) -> bytes:
+        (part,) = self._items[-1]["content"]
+        part["text"] += text
+        no_log_probs: dict[str, Any] = {"logprobs": []} if "logprobs" in part else {}
+        return self._of_text(f"response.{part['type']}.delta", delta=text, **no_log_probs)
 
-def _part_events(place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    log_probs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-    empty = {**part, "text": "", **({"logprobs": []} if log_probs else {})}
-    yield {"type": "response.content_part.added", **place, "part": empty}
-    yield from _text_events(f"response.{part['type']}", place, "text", part["text"], log_probs)
-    yield {"type": "response.content_part.done", **place, "part": part}
-
-
-def _text_events(
-    kind: str, place: Mapping[str, Any], key: str, text: str, log_probs: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Yields a text in pieces and as a whole; its log-probs come with the whole, as pieces do not end at tokens."""
-    no_log_probs: Mapping[str, Any] = {"logprobs": []} if log_probs else {}
-    for at in range(0, len(text), CHUNK_CHARACTERS):
-        yield {"type": f"{kind}.delta", **place, "delta": text[at : at + CHUNK_CHARACTERS], **no_log_probs}
-    yield {"type": f"{kind}.done", **place, key: text, **log_probs}
+    def _close(self, status: str = "completed") -> Iterator[bytes]:
+        if not self._open:
+            return
+        self._open = ""
+        (part,) = self._items[-1]["content"]
+        log_probs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+        yield self._of_text(f"response.{part['type']}.done", text=part["text"], **log_probs)
+        yield self._of_text("response.content_part.done", part=part)
+        yield self._finish(status)
 
 
 def error_events(error: RolloutBufferError) -> list[bytes]:

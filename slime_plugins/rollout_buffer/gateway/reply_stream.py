@@ -1,0 +1,267 @@
+"""Pure: converts sampled ids into the message for the client, in pieces as they come.
+
+Text that may begin a stop sequence, a thought or a tool call is held back until that is decided. A malformed call stays
+text, which is sent when the turn has ended. The pieces together are the recorded message, however the ids came.
+
+``<think>`` begins a thought in the reply, or at the end of the prompt. ``<thinking>`` is requested by prompts and stays
+text; a call in either is only thought of. With tools or separate reasoning, white space around texts is left out, and
+texts with a call or a thought between them are joined by a line break.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.engine.tool_call_parser import CALL, CALL_END, call_at
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
+from slime_plugins.rollout_buffer.gateway.replies import CONTENT, REASONING, TOOL_CALLS, ChatReply, Piece
+from slime_plugins.rollout_buffer.recording.messages import JOINT, call_id
+from slime_plugins.rollout_buffer.types import Message
+
+Listener = Callable[[ChatReply | Piece], None]
+
+THINK, THINK_END = "<think>", "</think>"
+QUOTE, QUOTE_END = "<thinking>", "</thinking>"
+HALF_CHARACTER = "\ufffd"
+_THINK_END = re.compile(THINK_END)
+_UNDECIDED_IN_QUOTE = re.compile(f"{THINK}|{CALL}")
+MAX_OPENING_TOKENS: Final = 8
+"""At most so many tokens end a prompt that begins the reply with ``<think>``."""
+
+
+def first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """Returns the stop sequence that comes first in a text; None if there is none."""
+    return min((stop for stop in stops if stop in text), key=text.find, default=None)
+
+
+class ReplyStream:
+    """The message of one turn. ``tell``, if given, gets ``begun`` with the first ids, then the pieces."""
+
+    def __init__(
+        self,
+        chat: ChatTokens,
+        body: ChatBody,
+        prompt_ids: Sequence[int],
+        begun: ChatReply,
+        tell: Listener | None,
+        *,
+        name: str,
+    ) -> None:
+        """``name`` is the reply's, of which its tool calls have their ids."""
+        opening = chat.decoded(prompt_ids[-MAX_OPENING_TOKENS:]).rstrip()
+        self._text = _Text(chat)
+        self._cut = _Cut(body.stops)
+        self._scanner = _Scanner(
+            name, body.offered_tools, separates=body.separate_reasoning, in_thought=opening.endswith(THINK)
+        )
+        self._begun = begun
+        self._untold: list[ChatReply | Piece] = [begun]
+        self._tell = tell
+        self._said: dict[str, Any] = {}
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Tells what the next ids add."""
+        self._note(self._scanner.add(self._cut.add(self._text.add(ids))))
+        self.tell_rest()
+
+    def end(self, output_ids: Sequence[int]) -> Message:
+        """Returns the message of a turn with those ids, of which any number were added before. Tells nothing.
+
+        Raises:
+            ConfigError: the text of the ids is not what was sent of it.
+        """
+        text = self._cut.add(self._text.end(output_ids)) + self._cut.end()
+        self._note(self._scanner.add(text, is_last=True))
+        return {"role": "assistant", CONTENT: "", **self._said}
+
+    @property
+    def has_told(self) -> bool:
+        """True if the client may have heard a part of it."""
+        return self._begun not in self._untold
+
+    def tell_rest(self) -> None:
+        """Tells what was not told yet."""
+        untold, self._untold = self._untold, []
+        if self._tell is not None:
+            for one in untold:
+                self._tell(one)
+
+    def _note(self, pieces: Sequence[Piece]) -> None:
+        self._untold += pieces
+        for piece in pieces:
+            if piece.call is not None:
+                self._said.setdefault(TOOL_CALLS, []).append(piece.call)
+            else:
+                self._said[piece.key] = self._said.get(piece.key, "") + piece.joint + piece.text
+
+
+def _begins_at(text: str, at: int, marks: Sequence[str]) -> int:
+    """Returns from where on a text may end with the beginning of a mark; its length if it does not."""
+    longest = max(map(len, marks), default=1)
+    starts = range(max(at, len(text) - longest + 1), len(text))
+    return next((start for start in starts if any(mark.startswith(text[start:]) for mark in marks)), len(text))
+
+
+class _Text:
+    """The text of ids as they come. A character whose bytes are not complete is held back."""
+
+    def __init__(self, chat: ChatTokens) -> None:
+        self._chat = chat
+        self._ids: list[int] = []
+        self._start = self._end = 0
+        """The ids in which the last text was added: they are decoded again with the next, which may change them."""
+        self._said: list[str] = []
+
+    def add(self, ids: Sequence[int]) -> str:
+        self._ids += ids
+        end = len(self._ids) - self._chat.is_closed(self._ids)
+        before = self._chat.decoded(self._ids[self._start : self._end])
+        text = self._chat.decoded(self._ids[self._start : end])
+        if text.endswith(HALF_CHARACTER) or len(text) <= len(before):
+            return ""
+        self._start, self._end = self._end, end
+        self._said.append(text[len(before) :])
+        return self._said[-1]
+
+    def end(self, output_ids: Sequence[int]) -> str:
+        whole, said = self._chat.text(output_ids), "".join(self._said)
+        if not whole.startswith(said):
+            raise ConfigError("the tokenizer decodes a turn otherwise than token by token: ask without stream")
+        return whole[len(said) :]
+
+
+class _Cut:
+    """The text before the first stop sequence, as OpenAI's API has it."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self._is_over = False
+
+    def add(self, text: str) -> str:
+        if self._is_over or not self._stops:
+            return "" if self._is_over else text
+        held = self._held + text
+        stop = first_stop(held, self._stops)
+        found = len(held) if stop is None else held.find(stop)
+        until = min(found, _begins_at(held, 0, self._stops))
+        self._is_over = stop is not None and found == until
+        self._held = held[until:]
+        return held[:until]
+
+    def end(self) -> str:
+        stop = first_stop(self._held, self._stops)
+        return "" if self._is_over else self._held if stop is None else self._held[: self._held.find(stop)]
+
+
+class _Scanner:
+    """The pieces of a text. ``add`` takes text at ``at`` step by step; a step that takes none waits for more text."""
+
+    def __init__(self, name: str, tools: Sequence[Mapping[str, Any]], *, separates: bool, in_thought: bool) -> None:
+        self._name = name
+        self._calls = 0
+        self._tools = tools
+        self._separates = separates
+        self._marks = (THINK, QUOTE, CALL) if tools else (THINK, QUOTE)
+        self._pattern = re.compile("|".join(self._marks))
+        self._in_thought = in_thought
+        self._in_quote = False
+        self._held = ""
+        self._looked = 0
+        """Characters of the held call in which its end was not found."""
+        self._pieces: list[Piece] = []
+        self._run = self._space = ""
+        """The key of the text that goes on, and its white space so far, which may be its last."""
+        self._keys: set[str] = set()
+
+    def add(self, text: str, *, is_last: bool = False) -> list[Piece]:
+        if not (self._tools or self._separates):
+            return [Piece(key=CONTENT, text=text)] if text else []
+        held, at, after = self._held + text, -1, 0
+        while at < after:
+            at, after = after, self._step(held, after, is_last=is_last)
+        self._held = held[at:]
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _step(self, held: str, at: int, *, is_last: bool) -> int:
+        if self._in_thought:
+            return self._thought(held, at, is_last=is_last)
+        if self._in_quote:
+            return self._quote(held, at, is_last=is_last)
+        mark = self._pattern.search(held, at)
+        until = self._until(held, at, mark, self._marks, is_last=is_last)
+        if until > at or mark is None:
+            return self._say(CONTENT, held[at:until], until)
+        if mark[0] == CALL:
+            return self._call(held, at, is_last=is_last)
+        self._in_thought, self._in_quote = mark[0] == THINK, mark[0] == QUOTE
+        if self._in_thought and self._separates:
+            self._run = ""
+            return mark.end()
+        return self._say(CONTENT, mark[0], mark.end())
+
+    def _until(self, held: str, at: int, mark: re.Match[str] | None, marks: Sequence[str], *, is_last: bool) -> int:
+        """Returns up to where a text without marks is decided."""
+        if mark is not None:
+            return mark.start()
+        return len(held) if is_last else _begins_at(held, at, marks)
+
+    def _thought(self, held: str, at: int, *, is_last: bool) -> int:
+        mark = _THINK_END.search(held, at)
+        until = self._until(held, at, mark, (THINK_END,), is_last=is_last)
+        self._say(REASONING if self._separates else CONTENT, held[at:until], until)
+        if mark is None:
+            return until
+        self._in_thought = False
+        if self._separates:
+            self._run = ""
+            return mark.end()
+        return self._say(CONTENT, THINK_END, mark.end())
+
+    def _quote(self, held: str, at: int, *, is_last: bool) -> int:
+        """Goes on in ``<thinking>``. If that is never closed, its calls count, so that it waits at the first."""
+        closing = held.find(QUOTE_END, at)
+        if closing >= 0 or is_last:
+            self._in_quote = False
+            end = closing + len(QUOTE_END)
+            return self._say(CONTENT, held[at:end], end) if closing >= 0 else self._step(held, at, is_last=is_last)
+        mark = _UNDECIDED_IN_QUOTE.search(held, at)
+        until = self._until(held, at, mark, (THINK, CALL, QUOTE_END), is_last=False)
+        return self._say(CONTENT, held[at:until], until)
+
+    def _call(self, held: str, at: int, *, is_last: bool) -> int:
+        begin, self._looked = at + max(len(CALL), self._looked - len(CALL_END)), len(held) - at
+        if not is_last and held.find(CALL_END, begin) < 0 and held.find(CALL, begin) < 0:
+            return at
+        call, end, is_whole = call_at(held, at, self._tools)
+        if is_whole and (is_last or held.endswith(CALL_END, at, end) or held.startswith(CALL, end)):
+            self._looked = 0
+            if call.problem is not None:
+                return self._say(CONTENT, held[at:end], end)
+            function = {"name": call.name, "arguments": call.arguments}
+            told = {"id": call_id(self._name, self._calls), "type": "function", "function": function}
+            self._calls += 1
+            self._pieces.append(Piece(key=TOOL_CALLS, call=told))
+            self._run = ""
+            return end
+        return self._say(CONTENT, CALL, at + len(CALL)) if is_last else at
+
+    def _say(self, key: str, text: str, until: int) -> int:
+        """Adds a piece of text, without white space around the text that it is part of; returns ``until``."""
+        joint = ""
+        if self._run != key:
+            text = text.lstrip()
+            joint = JOINT if key in self._keys else ""
+            self._space = ""
+        shown = (self._space + text).rstrip()
+        self._space = (self._space + text)[len(shown) :]
+        if shown:
+            self._run = key
+            self._keys.add(key)
+            self._pieces.append(Piece(key=key, text=shown, joint=joint))
+        return until
