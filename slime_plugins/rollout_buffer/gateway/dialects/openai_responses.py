@@ -116,17 +116,18 @@ def _messages(given: Any, images: Images) -> list[dict[str, Any]]:
 def _add_to_assistant(found: list[dict[str, Any]], item: Mapping[str, Any], kind: str, where: str) -> None:
     """Adds an item to the assistant's message that ends ``found``, or to a new one if it cannot follow there."""
     last = found[-1] if found and found[-1]["role"] == "assistant" else None
-    if last is None or (kind != "function_call" and (last["content"] or last["tool_calls"])):
+    # A text after calls is of the same turn: they wait for their outputs.
+    if last is None or (kind != "function_call" and last["content"] and not last["tool_calls"]):
         last = {"role": "assistant", "content": [], "tool_calls": []}
         found.append(last)
     if kind == "message":
-        last["content"] = _parts(item.get("content"), f"{where}.content", {})
+        last["content"] += _parts(item.get("content"), f"{where}.content", {})
     elif kind == "function_call":
         function = {name: expect_text(item.get(name), f"{where}.{name}") for name in ("name", "arguments")}
         call_id = expect_text(item.get("call_id"), f"{where}.call_id")
         last["tool_calls"].append({"id": call_id, "type": "function", "function": function})
     elif thoughts := _thoughts(item, where):
-        last["reasoning_content"] = thoughts
+        last["reasoning_content"] = "\n".join(filter(None, [last.get("reasoning_content"), thoughts]))
 
 
 def _thoughts(item: Mapping[str, Any], where: str) -> str:
