@@ -50,7 +50,7 @@ from slime_plugins.rollout_buffer.recording.messages import (
     image_hashes_of,
     reply_name,
 )
-from slime_plugins.rollout_buffer.recording.prompts import build_prompt
+from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
