@@ -7,8 +7,6 @@ request continues them.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,9 +26,6 @@ ASKED_AGAIN, OTHER_CONVERSATION, OTHER_TOOLS = "asked_again", "other_conversatio
 OPTION = "message_matching"
 
 NOTHING: frozenset[str] = frozenset()
-
-_LINE_SUMS = 2**64
-_REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
 
 
 class MessageMatching(StrEnum):
@@ -56,7 +51,7 @@ def matching_of(options: Mapping[str, Any]) -> MessageMatching:
 class Fingerprint(NamedTuple):
     """The parts of a message that are compared, those that ``differences`` names first.
 
-    ``exact`` covers all of it, ``said`` the lines of its text in any order without system reminders and white space,
+    ``exact`` covers all of it, ``said`` the lines of its text in any order, without additions of clients,
     ``loose_calls`` the tool calls without null arguments and with all values as text.
     """
 
@@ -77,7 +72,7 @@ class Fingerprint(NamedTuple):
             return frozenset()
         found = frozenset(compress(_NAMED, map(ne, self, other)))
         if "text" in found and self.said == other.said:
-            found = (found - {"text"}) | {"system_reminders"}
+            found = (found - {"text"}) | {"additions"}
         return found or frozenset({"form"})
 
 
@@ -99,7 +94,7 @@ def fingerprint(message: Message, exact: bytes) -> Fingerprint:
         exact=exact,
         role=message["role"],
         text=digest(text.strip() if is_reply else text),
-        said=_said(text),
+        said=_said(text, is_reply=is_reply),
         images=tuple(image_hashes_of([message])),
         tool_calls=digest(functions) if calls else b"",
         loose_calls=digest(_loose(functions)) if calls else b"",
@@ -188,7 +183,7 @@ def _outline_of_results(run: Sequence[Fingerprint]) -> Any:
 def _outline_of_roles(run: Sequence[Fingerprint]) -> Any:
     said: dict[str, int] = {}
     for one in run:
-        said[one.role] = (said.get(one.role, 0) + one.said) % _LINE_SUMS
+        said[one.role] = said.get(one.role, 0) + one.said
     return {role: lines for role, lines in said.items() if lines}, sorted(image for one in run for image in one.images)
 
 
@@ -215,14 +210,15 @@ def _difference(
     return Difference(len(sent), None, (ASKED_AGAIN,))
 
 
-def _said(text: str) -> int:
-    """Returns a sum over the lines of a text: that of joined texts is the sum of theirs."""
-    lines = (" ".join(line.split()) for line in _REMINDER.sub("\n", text).splitlines())
-    return sum(_line_sum(line) for line in lines if line) % _LINE_SUMS
-
-
-def _line_sum(line: str) -> int:
-    return int.from_bytes(hashlib.blake2b(line.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+def _said(text: str, *, is_reply: bool) -> int:
+    """Returns a sum over the lines of a text without what clients add: that of joined texts is the sum of theirs."""
+    first, *rest = text.split("<system-reminder>")
+    parts = (part.partition("</system-reminder>") for part in rest)
+    text = "\n".join([first, *(after if closed else inside for inside, closed, after in parts)])
+    if is_reply:  # smolagents adds the end of its code and a list of the calls
+        said, listed, calls = text.rpartition("Calling tools:\n[{'id': ")
+        text = (said if listed and calls.rstrip().endswith("}]") else text).rstrip().removesuffix("</code>")
+    return sum(map(hash, filter(None, map(str.strip, text.splitlines()))))
 
 
 def _loose(value: Any) -> Any:
