@@ -118,6 +118,7 @@ COUNTED = (
     "old_tokens",
     "old_trajectories",
     "record_problems",
+    "repeated_tokens",
     "row_tokens",
     "rows",
     "short_groups",

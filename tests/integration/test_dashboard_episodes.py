@@ -101,7 +101,7 @@ def test_a_session_of_the_gateway_says_so_and_how_many_branches_it_had(
     buffer.client.start_rollout({**start, **engine, "instances": [{"instance_id": "sum"}]})
     session = requests.post(f"{gateway}/sessions", json={"job_id": "agents"}, timeout=30).json()
     for question in ("What is 1 + 1?", "What is 2 + 2?"):
-        messages = [{"role": "user", "content": question}]
+        messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": question}]
         turn = {"model": "policy", "messages": messages}
         assert requests.post(f"{session['base_url']}/chat/completions", json=turn, timeout=30).ok
     closed = requests.post(f"{gateway}/sessions/{session['session_id']}/close", json={"reward": 1}, timeout=30)
@@ -111,4 +111,5 @@ def test_a_session_of_the_gateway_says_so_and_how_many_branches_it_had(
     tree = here.page.get_by_role("region", name="Branches")
     tree.get_by_text("What is 1 + 1?").wait_for()
     assert tree.locator(".branch-turn").count() == 2
+    tree.get_by_text("A branch of its own: message 1 (user) differs in text; repeats").wait_for()
     here.check()

@@ -11,13 +11,14 @@ const MESSAGE = /<\|im_start\|>([a-z_]{1,20})\n?([\s\S]*?)(?:<\|im_end\|>\n?|(?=
 
 /** The tree of a session with branches; null for an episode without. */
 export function branchSection(jobId, trajectory) {
-  const branches = trajectory.extra_info?.gateway?.branches;
+  const session = trajectory.extra_info?.gateway;
+  const branches = session?.branches;
   if (!(Number.isInteger(branches) && branches > 1)) return null;
   const body = h("div", null, h("p", { class: "muted" }, "Loading …"));
   const load = async () => {
     try {
       const found = (await ask(path(["turn_tree", trajectory.uid], { job_id: jobId }))).body;
-      body.replaceChildren(...tree(found));
+      body.replaceChildren(...tree(found, session));
     } catch (error) {
       body.replaceChildren(h("p", { role: "alert", class: "problem" }, error.message));
     }
@@ -26,15 +27,17 @@ export function branchSection(jobId, trajectory) {
   return section("Branches", h("div", { class: "panel branches" }, body));
 }
 
-function tree(found) {
+function tree(found, session) {
   const children = new Map();
+  const forks = new Map((session.forks ?? []).map((fork) => [fork.turn, fork]));
   for (const turn of found.turns) {
+    turn.fork = forks.get(turn.sampled_as);
     const key = turn.parent ?? -1;
     children.set(key, [...(children.get(key) ?? []), turn]);
   }
   const leaves = found.turns.filter((turn) => !children.has(turn.turn)).length;
   return [
-    h("p", { class: "muted" }, `${plural(found.turns.length, "turn")} in ${plural(leaves, "branch", "branches")}. A turn stands below the one whose tokens its prompt continues exactly.`),
+    h("p", { class: "muted" }, `${plural(found.turns.length, "turn")} in ${plural(leaves, "branch", "branches")}. A turn stands below the one whose tokens its prompt continues exactly.${session.repeated_ids ? ` The branches repeat ${plural(session.repeated_ids, "token")} of context.` : ""}`),
     found.why_no_texts && h("p", { class: "muted" }, found.why_no_texts),
     h("ol", { class: "branch-list" }, (children.get(-1) ?? []).map((turn) => branch(turn, children))),
   ].filter(Boolean);
@@ -55,9 +58,17 @@ function turnBox(turn) {
     "div",
     { class: "branch-turn" },
     h("div", { class: "row step-head" }, h("h3", null, `Turn ${count(name)}`), h("small", { class: "muted" }, about)),
+    turn.fork && h("p", { class: "muted fork" }, whyForked(turn.fork)),
     turn.context !== null && messagesOf(turn.context).map(([role, text]) => h("div", { class: ROLES.has(role) ? `said ${role}` : "said" }, h("span", { class: "role" }, role), fold(text))),
     turn.output !== null && h("div", { class: "said assistant" }, h("span", { class: "role" }, "assistant"), h("div", { class: "md" }, markdown(turn.output.replace(/<\|im_end\|>\s*$/, "")))),
   );
+}
+
+/** Why a branch began: what the client sent otherwise than the nearest branch had it. */
+function whyForked(fork) {
+  const [first] = fork.differs;
+  const why = { asked_again: "the request repeats an earlier one", other_conversation: "no message is that of another branch", tools: "other tools are offered" }[first] ?? `message ${fork.message} (${fork.role}) differs in ${fork.differs.join(", ").replaceAll("_", " ")}`;
+  return `A branch of its own: ${why}${fork.repeated_ids ? `; repeats ${plural(fork.repeated_ids, "token")}` : ""}.`;
 }
 
 /** The messages of a decoded context in ChatML; any other template is shown as one text. */

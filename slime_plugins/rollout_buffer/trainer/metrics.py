@@ -67,6 +67,7 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/turn_rewards": "trajectories of which the rewards of single turns are trained",
     "rollout/buffer/rows": "training rows",
     "rollout/buffer/row_tokens": "tokens in all rows, context included",
+    "rollout/buffer/repeated_tokens": "context tokens that branches of gateway sessions repeat, of all rows",
     "rollout/buffer/tokens_from_generations": "trajectories with the tokens that were sampled",
     "rollout/buffer/tokens_from_messages": "trajectories rebuilt from their messages",
     "rollout/buffer/images": "screenshots in the rows",

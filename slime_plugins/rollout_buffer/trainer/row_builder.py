@@ -149,6 +149,7 @@ class RowBuilder:
             self.counts["malformed_items"] += item.error is not None
             return _dummy(item, refusal)
         self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
+        self.counts["repeated_tokens"] += _repeated_tokens(item.extra_info.get("gateway"))
         try:
             if not_sent := why_not_sent(item.generations):
                 raise ImageMismatchError(not_sent)
@@ -558,3 +559,9 @@ def _warn_of_long_rows(rows: int, tokens: int) -> None:
         rows,
         tokens,
     )
+
+
+def _repeated_tokens(session: Any) -> int:
+    """Returns the context tokens that the branches of a gateway session repeat."""
+    repeated = session.get("repeated_ids") if isinstance(session, dict) else None
+    return repeated if isinstance(repeated, int) else 0

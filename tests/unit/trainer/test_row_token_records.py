@@ -71,6 +71,7 @@ def built(*generations: Generation, width: int = WIDTH, **settings: Any) -> tupl
         reward=1.0,
         group_index=0,
         generations=wire.decode_generations(encoded),
+        extra_info={"gateway": {"repeated_ids": 5}},
     )
     wanted = {"records": BOTH, "experts_width": width, **settings}
     rows = RowBuilder(RowSettings(samples_per_group=1, masks=NO_MASKS, report_drift=False, **wanted))
@@ -91,6 +92,10 @@ def test_every_token_of_a_row_has_the_experts_of_its_own_pass(generations: tuple
     assert len(trajectory.rows) == len(pack_training_rows(generations))
     for row in trajectory.rows:
         assert experts_along(row.records[ROUTED_EXPERTS]) == experts_of_passes(row.token_ids, "1")
+
+
+def test_tokens_that_branches_of_a_session_repeat_are_counted() -> None:
+    assert built(FIRST, BRANCH)[1].counts["repeated_tokens"] == 5
 
 
 def test_a_sampled_token_keeps_the_experts_that_sampled_it_when_it_is_read_again_by_other_weights() -> None:
