@@ -3,10 +3,10 @@
     python benchmarks/bench_gateway.py [--rounds 5] [--seconds 2] [--json FILE]
 
 Processes: an engine that answers every ``/generate`` at once with 16 tokens, and one that answers after 300 ms;
-``rollout-buffer gateway`` with its own store, one that stores turns without fsync, and one that keeps them in memory
-alone; and this one, which plays the agents. Direct calls carry what the gateway would send: ids in, ids and log-probs
-out. All are measured alternately, round by round, with the same client. A conversation has eight turns of a dozen words
-and then starts again. ``episodes`` opens and closes a session around each conversation.
+``rollout-buffer gateway`` with its own store, one with two processes, one that stores turns without fsync, and one that
+keeps them in memory alone; and this one, which plays the agents. Direct calls carry what the gateway would send: ids
+in, ids and log-probs out. All are measured alternately, round by round, with the same client. A conversation has eight
+turns of a dozen words and then starts again. ``episodes`` opens and closes a session around each conversation.
 
 Wall-clock numbers depend on the machine's load; the gateway's CPU time per request hardly does.
 """
@@ -41,8 +41,9 @@ from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 TURNS = 8
 REPLY_TOKENS = 16
 CONCURRENCY = 16
+CONCURRENCIES = (1, CONCURRENCY, 64, 256)
 WAIT_S = 0.3
-GATEWAYS = ("gateway", "without fsync", "in memory")
+GATEWAYS = ("gateway", "two processes", "without fsync", "in memory")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -94,8 +95,7 @@ def engine_reply() -> bytes:
 async def serve_engine(wait_s: float) -> None:
     reply = engine_reply()
     server = await asyncio.get_running_loop().create_server(lambda: InstantEngine(reply, wait_s), "127.0.0.1", 0)
-    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
-    sys.stdout.flush()
+    say(server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
 
@@ -148,13 +148,18 @@ class Scene:
     wait_s: float = 0.0
 
 
+Begin = Callable[[], Awaitable[float]]
+"""Waits until all agents are ready, and returns the time at which they end."""
+
+
 def question(number: int) -> dict[str, str]:
     return {"role": "user", "content": f"Please look at item {number} of the list and say what it is about."}
 
 
-async def direct_agent(scene: Scene, until: float, latencies: list[float]) -> None:
+async def direct_agent(scene: Scene, begin: Begin, latencies: list[float]) -> None:
     """Calls the engine as the gateway does, with prepared ids."""
     connection = await Connection(scene.engine_port).open()
+    until = await begin()
     bodies = direct_bodies()
     at = 0
     while time.perf_counter() < until:
@@ -182,21 +187,21 @@ def direct_bodies() -> list[bytes]:
     return _bodies
 
 
-async def session_agent(scene: Scene, until: float, latencies: list[float]) -> None:
+async def session_agent(scene: Scene, begin: Begin, latencies: list[float]) -> None:
     """Plays conversations in one session."""
     connection = await Connection(scene.gateway_port).open()
     session = await open_session(connection, scene)
-    number = 0
+    number, until = 0, await begin()
     while time.perf_counter() < until:
         number = await converse(connection, session, number, until, latencies)
     await connection.post(f"/sessions/{session['session_id']}/abandon", b"{}")
     connection.close()
 
 
-async def episode_agent(scene: Scene, until: float, latencies: list[float]) -> None:
+async def episode_agent(scene: Scene, begin: Begin, latencies: list[float]) -> None:
     """Opens a session, plays eight turns, closes it with a reward; repeats."""
     connection = await Connection(scene.gateway_port).open()
-    number = 0
+    number, until = 0, await begin()
     while time.perf_counter() < until:
         session = await open_session(connection, scene)
         number = await converse(connection, session, number, float("inf"), latencies)
@@ -226,28 +231,35 @@ async def converse(
     return number
 
 
-Agent = Callable[[Scene, float, list[float]], Awaitable[None]]
+Agent = Callable[[Scene, Begin, list[float]], Awaitable[None]]
 
 
 async def measure(agent: Agent, scene: Scene, concurrency: int, seconds: float, samples: Samples) -> None:
     """One round: ``concurrency`` agents for ``seconds``. They begin apart if the engine takes time: as agents do, they
     do not all ask at once."""
     latencies: list[float] = []
-    began = time.perf_counter()
+    all_ready = asyncio.Barrier(concurrency)
+    began: list[float] = []
 
     async def play(number: int) -> None:
-        await asyncio.sleep(scene.wait_s * number / concurrency)
-        await agent(scene, began + seconds, latencies)
+        async def begin() -> float:
+            await all_ready.wait()
+            began.append(time.perf_counter())
+            await asyncio.sleep(scene.wait_s * number / concurrency)
+            return began[0] + seconds
+
+        await agent(scene, begin, latencies)
 
     await asyncio.gather(*map(play, range(concurrency)))
     samples.latencies += latencies
-    samples.rates.append(len(latencies) / (time.perf_counter() - began))
+    samples.rates.append(len(latencies) / seconds)
 
 
 def processor_seconds(pid: int) -> float:
-    """Returns user and system time of a process so far."""
+    """Returns user and system time of a process and its children so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return (int(fields[11]) + int(fields[12])) / TICKS + sum(processor_seconds(int(child)) for child in children)
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
@@ -257,14 +269,16 @@ async def compare(scenes: dict[str, Scene], rounds: int, seconds: float) -> dict
     """Measures all variants alternately and returns the numbers."""
     scene = scenes["gateway"]
     kinds: dict[str, tuple[Agent, Scene, int]] = {
-        "direct c=1": (direct_agent, scene, 1),
-        "gateway c=1": (session_agent, scene, 1),
-        f"direct c={CONCURRENCY}": (direct_agent, scene, CONCURRENCY),
-        **{f"{name} c={CONCURRENCY}": (session_agent, scenes[name], CONCURRENCY) for name in GATEWAYS},
+        **{f"direct c={concurrency}": (direct_agent, scene, concurrency) for concurrency in CONCURRENCIES},
+        **{
+            f"{name} c={concurrency}": (session_agent, scenes[name], concurrency)
+            for concurrency in CONCURRENCIES
+            for name in GATEWAYS
+        },
         f"episodes c={CONCURRENCY}": (episode_agent, scene, CONCURRENCY),
         **{
             f"{name}, {WAIT_S:g} s, c={concurrency}": (session_agent, scenes[f"{name}, waiting"], concurrency)
-            for concurrency in (1, 16, 64)
+            for concurrency in CONCURRENCIES
             for name in GATEWAYS
             if name != "without fsync"
         },
@@ -348,7 +362,12 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def serve_gateway(folder: str, turns: str) -> None:
+def say(port: object) -> None:
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+
+
+def run_gateway(folder: str, turns: str) -> None:
     """Runs the gateway on a free port and prints it; ``turns`` is one of ``GATEWAYS``."""
     from slime_plugins.rollout_buffer.gateway.main import main as serve
     from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
@@ -356,6 +375,7 @@ def serve_gateway(folder: str, turns: str) -> None:
     from slime_plugins.rollout_buffer.http_serving import listen
     from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
     from slime_plugins.rollout_buffer.storage import store
+    from slime_plugins.rollout_buffer.supervisor.gateway_processes import serve_gateway
 
     set_up = store._set_up
 
@@ -371,10 +391,14 @@ def serve_gateway(folder: str, turns: str) -> None:
     if turns == "in memory":
         TurnStore.write = not_stored  # type: ignore[method-assign]  # what is compared to
 
+    settings = GatewaySettings(
+        data_dir=Path(folder), port=0, max_turns=10_000_000, workers=1 + (turns == "two processes")
+    )
+    if settings.workers > 1:
+        serve_gateway(settings, lambda url: say(url.rsplit(":", 1)[1]))
+        return
     (listening,) = listen("127.0.0.1", 0)
-    sys.stdout.write(f"{listening.getsockname()[1]}\n")
-    sys.stdout.flush()
-    settings = GatewaySettings(data_dir=Path(folder), max_turns=10_000_000)
+    say(listening.getsockname()[1])
     serve([settings.model_dump_json(), "1", str(Heartbeat().descriptor), str(listening.fileno())])
 
 
@@ -387,8 +411,10 @@ def report(found: dict[str, Any]) -> str:
     added = found["gateway c=1"]["p50_ms"] - found["direct c=1"]["p50_ms"]
     ratio = found[f"direct c={CONCURRENCY}"]["requests_per_s"] / found[f"gateway c={CONCURRENCY}"]["requests_per_s"]
     lines.append(f"added at the median, c=1: {added:.2f} ms; direct / gateway at c={CONCURRENCY}: {ratio:.1f}")
-    for concurrency in (1, 16, 64):
-        on_disk, in_memory = (found[f"{name}, {WAIT_S:g} s, c={concurrency}"]["p50_ms"] for name in GATEWAYS[::2])
+    for concurrency in CONCURRENCIES:
+        on_disk, in_memory = (
+            found[f"{name}, {WAIT_S:g} s, c={concurrency}"]["p50_ms"] for name in ("gateway", "in memory")
+        )
         lines.append(f"added by storing turns at the median, c={concurrency}: {on_disk - in_memory:.2f} ms")
     lines.append(f"load of the machine: {found['load']:.1f}")
     return "\n".join(lines)
@@ -406,7 +432,7 @@ def main() -> None:
     if options.engine is not None:
         asyncio.run(serve_engine(options.engine))
     elif options.gateway:
-        serve_gateway(options.gateway, options.turns)
+        run_gateway(options.gateway, options.turns)
     else:
         found = run(options.rounds, options.seconds)
         if options.json is not None:
