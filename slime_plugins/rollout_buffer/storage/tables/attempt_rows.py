@@ -127,7 +127,7 @@ def find_group(connection: Connection, job_key: int, epoch: int, position: int) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """An attempt; ``reward`` and ``late`` belong to its trajectory, None without one."""
+    """An attempt; ``reward`` is that of its trajectory, None without one."""
 
     state: AttemptState
     started_at: float
@@ -135,30 +135,18 @@ class AttemptRecord:
     error_code: str | None
     error_message: str | None
     reward: float | None
-    late: bool | None
 
 
 def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int) -> AttemptRecord | None:
     """Returns an attempt with the reward of its trajectory."""
     query = (
-        "SELECT a.state, started_at, idle_timeout_s, error_code, error_message, reward, late "
+        "SELECT a.state, started_at, idle_timeout_s, error_code, error_message, reward "
         "FROM attempts a LEFT JOIN trajectories t "
         "ON t.group_key = a.group_key AND t.slot = a.slot AND t.attempt = a.attempt "
         "WHERE a.group_key = ? AND a.slot = ? AND a.attempt = ?"
     )
     row = connection.execute(query, (group_key, slot, attempt)).fetchone()
-    if row is None:
-        return None
-    late = None if row["late"] is None else bool(row["late"])
-    return AttemptRecord(
-        state=AttemptState(row["state"]),
-        started_at=row["started_at"],
-        idle_timeout_s=row["idle_timeout_s"],
-        error_code=row["error_code"],
-        error_message=row["error_message"],
-        reward=row["reward"],
-        late=late,
-    )
+    return None if row is None else AttemptRecord(**{**dict(row), "state": AttemptState(row["state"])})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
