@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator
+from slime_plugins.rollout_buffer.generator.math_reward import judge as judge_module
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
@@ -28,19 +29,39 @@ pytestmark = pytest.mark.timeout(300)
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
 
+SCRIPTED = """
+import json, sys, time
+print('{"ready": true}', flush=True)
+for line in sys.stdin:
+    time.sleep(0.05)
+    print(json.dumps({"equal": json.loads(line)["answer"] != "wrong"}), flush=True)
+"""
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a judge process does without the library, which takes seconds of processor time to load."""
+    program = tmp_path / "judge_process.py"
+    program.write_text(SCRIPTED, encoding="utf-8")
+    monkeypatch.setattr(judge_module, "_PROGRAM", program)
+
+
 @pytest_asyncio.fixture
-async def impatient_judge() -> AsyncIterator[MathJudge]:
-    """Gives an expression a second of processor time, and takes a process for frozen after a minute by the clock."""
-    math_judge = MathJudge(processes=2, timeout_s=1, answer_timeout_s=60)
+async def scripted_judge(scripted: None) -> AsyncIterator[MathJudge]:
+    math_judge = MathJudge(processes=2)
     await math_judge.start()
     yield math_judge
     await math_judge.close()
 
 
-async def test_expressions_that_never_end_are_wrong_and_hold_up_nobody(impatient_judge: MathJudge) -> None:
-    hostile = [impatient_judge.are_equal("42", "9^{9^{9^{9}}}!") for _ in range(2)]
-    verdicts = await asyncio.gather(*hostile, impatient_judge.are_equal("1/2", "2/4"))
-    assert verdicts == [False, False, True]
+async def test_expressions_that_never_end_are_wrong_and_hold_up_nobody() -> None:
+    judge = MathJudge(processes=2, timeout_s=1)
+    await judge.start()
+    try:
+        hostile = [judge.are_equal("42", "9^{9^{9^{9}}}!") for _ in range(2)]
+        assert await asyncio.gather(*hostile, judge.are_equal("1/2", "2/4")) == [False, False, True]
+    finally:
+        await judge.close()
 
 
 def judge_pids() -> list[int]:
@@ -59,7 +80,7 @@ async def until_ended(pids: Sequence[int]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def disturbed(judge: MathJudge, signal_number: int, questions: int = 24) -> list[bool]:
+async def disturbed(judge: MathJudge, signal_number: int, questions: int = 80) -> list[bool]:
     """Verdicts of right answers, asked while every judge process that appears is disturbed, half a second apart."""
 
     async def disturb() -> None:
@@ -69,21 +90,20 @@ async def disturbed(judge: MathJudge, signal_number: int, questions: int = 24) -
                 os.kill(pid, signal_number)
 
     disturbing = asyncio.create_task(disturb())
-    # A proof for each that no earlier one has left in a cache, and none that takes no time.
-    asked = [judge.are_equal(f"(x+{n})^6", f"((x+{n})^3)^2 + 0*x^{n}") for n in range(questions)]
+    asked = [judge.are_equal(f"{n}", f"{n}.0") for n in range(questions)]
     verdicts = await asyncio.gather(*asked)
     await disturbing
     return list(verdicts)
 
 
-async def test_a_judge_that_is_killed_turns_no_right_answer_into_a_wrong_one(impatient_judge: MathJudge) -> None:
+async def test_a_judge_that_is_killed_turns_no_right_answer_into_a_wrong_one(scripted_judge: MathJudge) -> None:
     """As the kernel's out-of-memory killer does it, also to processes that wait for a question."""
-    assert all(await disturbed(impatient_judge, signal.SIGKILL))
-    assert await impatient_judge.are_equal("1/2", "3/6")  # by a process that lives: the last kills may have left none
+    assert all(await disturbed(scripted_judge, signal.SIGKILL))
+    assert await scripted_judge.are_equal("1/2", "3/6")  # by a process that lives: the last kills may have left none
     (killed,) = judge_pids()[:1]
     os.kill(killed, signal.SIGKILL)
     await until_ended([killed])
-    assert await impatient_judge.are_equal("1/2", "2/4")
+    assert await scripted_judge.are_equal("1/2", "2/4")
 
 
 class StubbornKiller:
@@ -104,14 +124,15 @@ class StubbornKiller:
             await asyncio.sleep(0.01)
 
 
-async def test_without_a_verdict_there_is_a_typed_failure_and_no_reward(impatient_judge: MathJudge) -> None:
+async def test_without_a_verdict_there_is_a_typed_failure_and_no_reward(scripted_judge: MathJudge) -> None:
     async with StubbornKiller():
         with pytest.raises(JudgeError, match="4 processes were tried") as failure:
-            await impatient_judge.are_equal("1/2", "2/4")
+            await scripted_judge.are_equal("1/2", "2/4")
     assert failure.value.code == "judge"
-    assert await impatient_judge.are_equal("1/2", "2/4"), "a judge that failed once judges again"
+    assert await scripted_judge.are_equal("1/2", "2/4"), "a judge that failed once judges again"
 
 
+@pytest.mark.usefixtures("scripted")
 async def test_an_attempt_whose_judge_is_killed_has_no_reward() -> None:
     generator = MathGenerator()
     engine = FakeEngine(lambda _: r"\boxed{\frac{84}{2}}", tokenizer=TOKENIZER)
@@ -130,6 +151,7 @@ async def test_an_attempt_whose_judge_is_killed_has_no_reward() -> None:
         await generator.close()
 
 
+@pytest.mark.usefixtures("scripted")
 async def test_a_judge_killed_while_it_starts_is_started_again() -> None:
     math_judge = MathJudge(processes=1)
     starting = asyncio.create_task(math_judge.start())
