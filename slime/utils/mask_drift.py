@@ -51,7 +51,10 @@ class DriftReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltTurn:
-    """Tokens ``start`` to ``end`` of the rebuilt ids are one assistant turn; ``merged`` if its first one is lost."""
+    """Tokens ``start`` to ``end`` of the rebuilt ids are one assistant turn.
+
+    ``merged``: the token before ``start`` holds the end of the generation prompt and the turn's first character.
+    """
 
     start: int
     end: int

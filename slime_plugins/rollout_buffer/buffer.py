@@ -313,7 +313,7 @@ class Buffer:
             return group_rows.open_groups(connection, job_key, after=after, limit=limit)
 
     def groups_in_play(self, job_key: int) -> list[GroupRecord]:
-        """Returns open groups that were begun, the oldest first, where a job keeps its lag by admission; else none."""
+        """Returns the begun open groups of a job that keeps its lag by admission, oldest first; else none."""
         with self.store.read() as connection:
             if not staleness.admits(job_rows.get_job(connection, job_key)):
                 return []
@@ -548,7 +548,8 @@ class Buffer:
                 job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, **NO_CAUSE.columns())
 
     def empty_poll(self, job: JobRecord) -> None:
-        """Records since when a trainer has polled without groups; restarts after ``MAX_GAP_BETWEEN_POLLS_S``."""
+        """Records the time since which polls have brought no groups. A pause of more than ``MAX_GAP_BETWEEN_POLLS_S``
+        between two polls restarts it."""
         gone = self._clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or gone:
             with self.store.write() as connection:

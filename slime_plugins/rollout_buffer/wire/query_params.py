@@ -87,15 +87,15 @@ class GroupPageQuery(Body):
     cursor: Annotated[str, AfterValidator(_is_cursor)] | None = None
     """`next_cursor` of the previous page. Default: the first page."""
     state: GroupState | None = None
-    """Only those in this state."""
+    """Only groups in this state."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Only those with this text in their instance id, in either case of its letters."""
+    """Only groups with this text in their instance id, ignoring case."""
     cause: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    """Only those with this text in their cause."""
+    """Only groups with this text in their cause."""
     sort: Literal["updated_at", "instance_id", "reward_mean"] = "updated_at"
-    """What the list is ordered by; a group without members counts as lowest by its mean reward."""
+    """Sort key; a group without members has the lowest mean reward."""
     order: Literal["descending", "ascending"] = "descending"
-    """Last touched or highest first, or the other way round. A cursor belongs to one sort and order."""
+    """Sort order. A cursor is valid for one `sort` and `order`."""
 
 
 def _is_attempt_cursor(value: str) -> str:
@@ -105,29 +105,29 @@ def _is_attempt_cursor(value: str) -> str:
 
 
 class AttemptPageQuery(Body):
-    """One page of the attempts of a job that failed, the last ended first; every filter that is given must hold."""
+    """A page of a job's failed attempts that pass all given filters, last ended first."""
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
     """Maximum number of entries."""
     cursor: Annotated[str, AfterValidator(_is_attempt_cursor)] | None = None
     """`next_cursor` of the previous page. Default: the first page."""
     error_code: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    """Only those with this error code."""
+    """Only attempts with this error code."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Only those with this text in their instance id or error, in either case of its letters."""
+    """Only attempts with this text in their instance id or error, ignoring case."""
     transcripts: bool = False
-    """With what was said in them, where it was kept."""
+    """Adds the stored transcript of each attempt, if it has one."""
 
 
 class SeriesQuery(Body):
-    """Which stretch of a job's time, in which buckets."""
+    """A range of a job's time, in buckets of equal width."""
 
     range_s: Annotated[Number, Field(gt=0, le=3e9)] | None = None
-    """The last so many seconds; the whole job when it is left out."""
+    """Length of the range in seconds, up to now. Default: the whole job."""
     since: Annotated[Number, Field(ge=0, le=1e12)] | None = None
-    """Only buckets from this time on: what a caller that has the earlier ones asks for."""
+    """Only buckets from this time on, for a caller that has the earlier ones."""
     width_s: Annotated[Count, Field(ge=1, le=604_800)] | None = None
-    """Seconds of a bucket; chosen by the length when it is left out. At least 60 where very many episodes lie in it."""
+    """Width of a bucket in seconds. Default: by the length of the range. At least 60 with very many episodes."""
 
 
 class OverviewQuery(Body):
@@ -138,42 +138,42 @@ class OverviewQuery(Body):
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Only jobs with this text in their id or task type."""
     limit: Annotated[Count, Field(ge=1, le=100)] = 20
-    """How many jobs at most."""
+    """Maximum number of jobs."""
     cursor: Annotated[Count, Field(ge=1, le=MAX_KEY)] | None = None
     """`next_cursor` of the previous page. Default: the first page."""
 
 
 class TokenRowQuery(Body):
-    """Which training row of a trajectory."""
+    """A training row of the trajectory with that uid."""
 
     job_id: Identifier | None = None
-    """The job it belongs to; needed only when several jobs have that uid."""
+    """Job of the trajectory; required if several jobs have that uid."""
     row: Annotated[Count, Field(ge=0, le=1_000_000)] = 0
-    """Which row, from 0."""
+    """Index of the row, from 0."""
 
 
 class TrajectoryQuery(Body):
-    """Which trajectory of that uid, and in which form."""
+    """The trajectory with that uid, and its form."""
 
     job_id: Identifier | None = None
-    """The job it belongs to; needed only when several jobs have that uid."""
+    """Job of the trajectory; required if several jobs have that uid."""
     images: Literal["inline", "hash"] = "hash"
     """Screenshots as data URIs, or as hashes for `/images`."""
     generations: bool = True
-    """Whether the token ids and log-probs come along: most of the bytes, and nothing that a reader of texts needs."""
+    """Includes token ids and log-probs, which are most of the bytes."""
 
 
 class NamedTrajectoryQuery(Body):
-    """Which trajectory of that uid."""
+    """The trajectory with that uid."""
 
     job_id: Identifier | None = None
-    """The job it belongs to; needed only when several jobs have that uid."""
+    """Job of the trajectory; required if several jobs have that uid."""
 
 
 class DeliveryQuery(Body):
-    """In which form a past delivery is returned."""
+    """The form of a past delivery."""
 
     images: Literal["inline", "hash"] = "inline"
-    """As in the poll that got it: screenshots as data URIs, or by hash."""
+    """Screenshots as data URIs, or as hashes for `/images`."""
     reward_version: Annotated[Count, Field(ge=0)] = 0
-    """Which rewards its trajectories get: 0, what was played, or a version that `rollout-buffer rescore` gave."""
+    """Version of the rewards: 0 for those of the episodes, else a version that `rollout-buffer rescore` made."""

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def deliveries(
     job_id: JobId,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of deliveries.")] = 20,
     cursor: Annotated[int | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
