@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError, UnavailableError
-from slime_plugins.rollout_buffer.remote_rollout.agent_loop import play_rollout
+from slime_plugins.rollout_buffer.remote_rollout.agent_loop import RolloutLoop
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody, check_text_only
 from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError
@@ -112,7 +112,7 @@ class AgentSide:
     async def _play(self, request: RolloutBody, server_url: str) -> dict[str, Any]:
         tokens = await self._tokenizers.get(request.tokenizer_name, request.tokenizer_revision)
         tool_session = self.tools.open_session(request)
-        return await play_rollout(request, server_url, tokens, tool_session, self._http(), self.settings)
+        return await RolloutLoop(request, server_url, tokens, tool_session, self._http(), self.settings).play()
 
     def _ended(self, rollout_id: str, run: _Run, done: asyncio.Task[dict[str, Any]]) -> None:
         """Stores a result; a refused request is removed, so that a corrected one may use its id."""

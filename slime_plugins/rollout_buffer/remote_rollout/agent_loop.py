@@ -22,7 +22,6 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn
 from slime_plugins.rollout_buffer.remote_rollout.tools import ContextAware, ToolSession, answer_call
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
-from slime_plugins.rollout_buffer.types import Message
 
 _CAPS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
@@ -53,28 +52,61 @@ class _Metrics:
 
 
 class RolloutLoop:
+    """One rollout, against the trainer at ``server_url``, with the connections of ``http``."""
+
     def __init__(
-        self, request: RolloutBody, session: RolloutSession, tool_session: ToolSession, settings: AgentSettings
+        self,
+        request: RolloutBody,
+        server_url: str,
+        tokens: ChatTokens,
+        tool_session: ToolSession,
+        http: aiohttp.ClientSession,
+        settings: AgentSettings,
     ) -> None:
         self._request = request
-        self._session = session
         self._tool_session = tool_session
         self._settings = settings
         self._started = time.monotonic()
         self._metrics = _Metrics()
         self._tools = request.tools or tool_session.schemas
+        self._session = RolloutSession(
+            request.rollout_id,
+            tokens,
+            server_url,
+            http=http,
+            api_key=request.callback_api_key,
+            settings=settings,
+            tools=request.tools or (),
+            optional_tools=() if request.tools else tool_session.schemas,
+        )
+        self._session.messages = [dict(message) for message in request.messages]
 
     async def play(self) -> dict[str, Any]:
-        """Plays until a turn calls no tool, a limit is reached, or an error occurs; returns the response."""
+        """Plays until a turn calls no tool, a limit is reached, or an error occurs; returns the final response."""
+        reason, error = FinishReason.ERROR, None
         try:
             async with asyncio.timeout(self._settings.rollout_timeout_s):
-                return self._response(await self._turns())
+                reason = await self._turns()
         except TimeoutError:
             limit = self._settings.rollout_timeout_s
             error = f"turn {self._metrics.num_llm_calls + 1}: the rollout did not finish within {limit:g} s"
-            return self._response(FinishReason.ERROR, error)
-        except RolloutBufferError as error:
-            return self._response(FinishReason.ERROR, error.message)
+        except RolloutBufferError as refusal:
+            error = refusal.message
+        except Exception as defect:
+            logger.exception("rollout %s broke", self._request.rollout_id)
+            error = f"the rollout server failed: {type(defect).__name__}: {defect}"
+        finally:
+            await self._tool_session.close()
+        self._metrics.total_latency_ms = _ms_since(self._started)
+        return {
+            "rollout_id": self._request.rollout_id,
+            "status": "ERROR" if reason is FinishReason.ERROR else "COMPLETED",
+            "final_messages": list(self._session.messages),
+            "finish_reason": reason.value,
+            "error_message": error,
+            "metrics": asdict(self._metrics),
+            "extra_fields": {"metadata": dict(self._request.metadata)} if self._request.metadata else {},
+        }
 
     async def _turns(self) -> FinishReason:
         for turn in range(1, self._request.max_turns + 1):
@@ -123,55 +155,6 @@ class RolloutLoop:
         self._session.append_tool_outputs(results)
         self._metrics.tool_latency_ms += _ms_since(start)
         self._metrics.num_tool_calls += len(calls)
-
-    def _response(self, reason: FinishReason, error: str | None = None) -> dict[str, Any]:
-        self._metrics.total_latency_ms = _ms_since(self._started)
-        return final_response(self._request, self._session.messages, reason, error, self._metrics)
-
-
-async def play_rollout(
-    request: RolloutBody,
-    server_url: str,
-    tokens: ChatTokens,
-    tool_session: ToolSession,
-    session: aiohttp.ClientSession,
-    settings: AgentSettings,
-) -> dict[str, Any]:
-    """Plays one rollout and returns its final response, also after an error."""
-    rollout = RolloutSession(
-        request.rollout_id,
-        tokens,
-        server_url,
-        http=session,
-        api_key=request.callback_api_key,
-        settings=settings,
-        tools=request.tools or (),
-        optional_tools=() if request.tools else tool_session.schemas,
-    )
-    rollout.messages = [dict(message) for message in request.messages]
-    try:
-        return await RolloutLoop(request, rollout, tool_session, settings).play()
-    except Exception as error:
-        logger.exception("rollout %s broke", request.rollout_id)
-        broken = TrainerReplyError(f"the rollout server failed: {type(error).__name__}: {error}")
-        return final_response(request, list(request.messages), FinishReason.ERROR, broken.message, _Metrics())
-    finally:
-        await tool_session.close()
-
-
-def final_response(
-    request: RolloutBody, messages: Sequence[Message], reason: FinishReason, error: str | None, metrics: _Metrics
-) -> dict[str, Any]:
-    """Returns the body of the reply to ``POST /rollout``."""
-    return {
-        "rollout_id": request.rollout_id,
-        "status": "ERROR" if reason is FinishReason.ERROR else "COMPLETED",
-        "final_messages": list(messages),
-        "finish_reason": reason.value,
-        "error_message": error,
-        "metrics": asdict(metrics),
-        "extra_fields": {"metadata": dict(request.metadata)} if request.metadata else {},
-    }
 
 
 def _ms_since(start: float) -> float:
