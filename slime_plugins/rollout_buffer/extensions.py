@@ -11,6 +11,7 @@ The simulated phone and the commands ``demo``, ``engine`` and ``learn`` of ``rol
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -113,5 +114,5 @@ def missing(group: Group, name: str) -> str:
     if name in OF_THE_LAB.get(group, ()):
         return f"{name} is of the package {LAB_DISTRIBUTION}, which is not installed: {install_lab()}"
     names = installed(group)
-    known = f"installed are {', '.join(sorted(names))}" if names else "no installed package has any"
-    return f"no installed package has {name!r} among its entry points {group.value}; {known}"
+    known = f"installed are {', '.join(sorted(names))}" if names else "none is installed"
+    return f"no package of {sys.executable} has {name!r} among its entry points {group.value}; {known}"

@@ -16,8 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.devices.ray_cluster.resource_check import in_words
+from slime_plugins.rollout_buffer.extensions import Group, installed
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_kinds import kind_of
+from slime_plugins.rollout_buffer.generator.android_world.device_kinds import SHIPPED_KINDS, kind_of
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
     allocated_bytes,
     running_emulator,
@@ -223,9 +224,12 @@ def _of_the_kind(host: Host) -> list[Finding]:
 
 def _package(host: Host) -> list[Finding]:
     """Checks each package of the device workers' Python."""
-    python = host.settings.android_world_python or sys.executable
+    python, device = host.settings.android_world_python or sys.executable, host.settings.device
+    found_of = installed(Group.DEVICES)
+    target = found_of[device].target if device in found_of else device
+    own = (f"of device: {device}", target.partition(":")[0], "install it there, too")
     findings = []
-    for name, module, remedy in _PACKAGES:
+    for name, module, remedy in _PACKAGES if device in SHIPPED_KINDS else (*_PACKAGES, own):
         problem = _import_problem(python, module)
         detail = f"{python} cannot import {module}: {problem}" if problem else f"{python} can import it"
         remedy = f"{remedy}; or name a Python that has it in android_world_python"

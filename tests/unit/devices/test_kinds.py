@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
+from slime_plugins.rollout_buffer.cli.host_checks import State
 from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.devices.kinds import create_device
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, read_settings
+from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_KIND, AndroidWorldSettings, read_settings
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind, DeviceCheck
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
@@ -50,6 +53,9 @@ KIND_OF_A_PACKAGE = AndroidKind(
     defaults=lambda values: {"num_workers": 3 if values["device_options"]["room"] == "attic" else 1},
     examine=lambda settings: [DeviceCheck(name="room", passed=False, detail=settings.device_options["room"])],
 )
+
+
+WITH_THE_PACKAGE = replace(KIND_OF_A_PACKAGE, uses_package=True, read_options=dict, examine=lambda _: [])
 
 
 class TestTheFakeDevice(DeviceContract):
@@ -126,3 +132,17 @@ def test_a_kind_of_a_package_brings_options_defaults_and_checks_of_its_own(tmp_p
     )
     with pytest.raises(ConfigError, match=r"farm.yaml: line 3: device_options: this kind needs room"):
         read_settings(config)
+
+
+def test_a_kind_that_the_device_workers_python_lacks_is_missing_for_the_doctor_and_given_up_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # not beside this module
+    settings = AndroidWorldSettings(device=f"{__name__}:WITH_THE_PACKAGE", android_world_python=sys.executable)
+    findings = {one.name: one for one in examine(Examination(settings=settings, data_dir=tmp_path))}
+    mine = findings[f"package of device: {settings.device}"]
+    assert (mine.state, mine.remedy.partition(";")[0]) == (State.MISSING, "install it there, too")
+    assert f"cannot import {__name__}" in mine.detail
+    options = settings.for_devices().device_options | {"device": "bench"}
+    with pytest.raises(ConfigError, match=rf"no package of {sys.executable} has 'bench' among its entry points"):
+        create_device(DEVICE_KIND, options, 0)

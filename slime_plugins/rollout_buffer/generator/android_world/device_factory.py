@@ -7,6 +7,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
 from slime_plugins.rollout_buffer.devices.interface import Device
+from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_KIND, AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import kind_of
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
@@ -14,7 +15,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 
 def from_options(options: Mapping[str, Any], index: int) -> Device[Action]:
     """Android's ``DeviceKind``: ``options`` come from ``AndroidWorldSettings.for_devices``."""
-    return create_device(AndroidWorldSettings.model_validate(options), index)
+    return create_device(_settings_of(options), index)
 
 
 def make_virtual_device(options: Mapping[str, Any], index: int) -> None:
@@ -26,7 +27,7 @@ def make_virtual_device(options: Mapping[str, Any], index: int) -> None:
     from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import check_sdk, make_clone
     from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package
 
-    settings = AndroidWorldSettings.model_validate(options)
+    settings = _settings_of(options)
     if not settings.android_world_python:  # before minutes of copying; otherwise that Python checks
         check_package()
     check_sdk(settings)
@@ -48,3 +49,7 @@ def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
         options = settings.for_devices().device_options | {"android_world_python": ""}
         return DeviceProcess(settings.android_world_python, DEVICE_KIND, options, index, setting="android_world_python")
     return kind(settings, index)
+
+
+def _settings_of(options: Mapping[str, Any]) -> AndroidWorldSettings:
+    return config_sources.validated(AndroidWorldSettings, config_sources.Layer(values=dict(options)))
