@@ -40,6 +40,7 @@ from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Samplin
 from tests.android_world_expert import expert_replies, turn_of
 from tests.bad_adb import make_adb, set_devices
 from tests.integration.conftest import descendants, is_alive, wait_until
+from tests.memory_eater import BY_FILE
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 pytestmark = [
@@ -242,6 +243,39 @@ def test_doctor_examines_every_node_of_a_cluster_and_names_one_that_does_not_ans
     assert findings["room for the devices"] == "2 of 3 devices fit on the nodes at once"
     silent, _ = examine_nodes(cluster, emulators, 0.0)
     assert (silent.name.startswith("node "), silent.detail) == (True, "did not answer within 0 s")
+
+
+async def test_a_node_short_of_memory_loses_one_device_with_that_reason_and_the_others_play_on(
+    cluster: str, tmp_path: Path
+) -> None:
+    reading = tmp_path / "used_share"
+    reading.write_text("0.5")
+    reserved = {"num_cpus": 0.1, "memory": 1_000_000}
+    options = {"reading": str(reading)}
+    began, played = asyncio.Semaphore(0), asyncio.Event()
+
+    async def episode(pool: RayDevicePool) -> None:
+        async with await pool.acquire() as device:
+            await device.reset("Solved", 0)
+            began.release()
+            await played.wait()
+            await device.score()
+
+    async with pool_at(
+        cluster, kind=BY_FILE, device_options=options, resources_per_worker=reserved, farm="memory", boot_pause_s=1
+    ) as pool:
+        episodes = [asyncio.create_task(episode(pool)) for _ in range(2)]
+        for _ in episodes:
+            await began.acquire()
+        reading.write_text("0.97")
+        (lost,), (other,) = await asyncio.wait(episodes, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(DeviceError, match="the node's memory is 97% in use, and Ray kills workers above 95%"):
+            await lost
+        async with await pool.acquire():  # the lost one has booted again
+            assert not other.done()
+            played.set()
+            await other
+            assert sorted(device["replacements"] for device in await pool.counters()) == [0, 1]
 
 
 async def test_nobody_without_the_token_gets_in(cluster: str) -> None:

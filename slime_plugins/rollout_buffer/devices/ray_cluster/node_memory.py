@@ -18,6 +18,8 @@ _MARGIN = 0.05
 """Share of the node's memory below Ray's threshold at which a device is given up."""
 _RAY_THRESHOLD = "RAY_memory_usage_threshold"
 _POLL_S = 1.0
+_FREEING_S = 10.0
+"""Time for the memory of a device that was given up to be free: its emulator ends after its worker."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -58,7 +60,11 @@ def wait_for_shortage() -> tuple[str, IO[str]]:
         lock = try_lock(Path(f"/tmp/rollout_buffer_memory_{os.getuid()}.lock"))
         if lock is None:
             continue
-        if why := shortage():  # still, after the last worker's turn
+        given_up = os.fstat(lock.fileno())
+        is_freeing = given_up.st_size > 0 and time.time() < given_up.st_mtime + _FREEING_S
+        if not is_freeing and (why := shortage()):  # still, after the last worker's turn
+            lock.write(".")  # for its time
+            lock.flush()
             return why, lock
         lock.close()
 
