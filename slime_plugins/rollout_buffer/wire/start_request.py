@@ -52,8 +52,8 @@ ENGINES_OWN = (
 """Sampling parameters of the engine that slime does not have, to suggest corrections of misspelt ones."""
 SAMPLING_ALONE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty")
 """Sampling parameters that are certainly misplaced outside of ``sampling_params``."""
-GATEWAYS_OWN = "pin_sampling_params"
-"""An option of the gateway that resembles a field."""
+GATEWAYS_OWN = ("pin_sampling_params", "message_matching")
+"""Options of the gateway that resemble a field, or are easily misspelt."""
 
 
 def _nameable(value: str) -> str:
@@ -135,7 +135,7 @@ class StartPayload(JobSettings):
         if not isinstance(body, dict):
             return body
         sampling = body.get("sampling_params")
-        known = [*cls.model_fields, *SHORT_NAMES, GATEWAYS_OWN]
+        known = [*cls.model_fields, *SHORT_NAMES, *GATEWAYS_OWN]
         wrong = misspelt_key_messages(body, known) + _misplaced(islice(body, MAX_KEYS), known)
         if isinstance(sampling, dict):
             wrong += misspelt_key_messages(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")

@@ -79,8 +79,9 @@ async def test_thoughts_parallel_calls_and_results_with_pictures_are_one_row(
             {"role": "user", "content": "Go on."},
         ]
         if is_stateless:
-            said = [item.model_dump(exclude_none=True) for item in turn.output]
-            end = await asked(client, input=[{"role": "user", "content": "What is there?"}, *said, *results], **options)
+            *said, last = [item.model_dump(exclude_none=True) for item in turn.output]
+            between = [*said, results[0], last, *results[1:]]  # as clients do that send each call with its result
+            end = await asked(client, input=[{"role": "user", "content": "What is there?"}, *between], **options)
         else:
             end = await asked(client, input=results, previous_response_id=turn.id, **options)
             assert end.previous_response_id == turn.id

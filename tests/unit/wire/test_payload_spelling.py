@@ -33,6 +33,7 @@ BODY: dict[str, Any] = {
         ({"sampling_params": {"topk": 8}}, "did you mean sampling_params.top_k"),
         ({"group_timeout_second": 8}, "group_timeout_second is not known; did you mean group_timeout_seconds"),
         ({"max_token": 8}, "did you mean max_tokens"),
+        ({"mesage_matching": "strict"}, "did you mean message_matching"),
         ({"num_epochs": 8}, "did you mean num_epoch"),
         ({"skip_instance_id": ["a"]}, "did you mean skip_instance_ids"),
         ({"engine-url": "http://a:1"}, "engine-url is not known; did you mean engine_url"),
