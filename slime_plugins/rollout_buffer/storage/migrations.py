@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.storage.data_dir import APPLICATION_ID, DATABASE
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 MIGRATIONS_FOLDER = SCHEMA_FILE.parent
 """Holds one SQL file for each version after the first. Released files never change."""

@@ -11,6 +11,7 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
+from slime_plugins.rollout_buffer.storage import migrations
 from slime_plugins.rollout_buffer.storage.data_dir import DATABASE
 from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_FILE, SCHEMA_VERSION, create_database
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -47,9 +48,15 @@ def test_the_next_version_migrates_a_database_once_keeps_its_rows_and_makes_new_
     new.close()
 
 
-def test_sessions_that_a_gateway_of_schema_1_held_in_memory_are_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schema", [1, 2])
+def test_sessions_that_a_gateway_of_an_earlier_schema_had_open_are_given_up_with_their_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: int
+) -> None:
     create_database(tmp_path)
     with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as connection:
+        with monkeypatch.context() as patch:
+            patch.setattr(migrations, "SCHEMA_VERSION", schema)
+            migrations.migrate(connection)
         for key, has_runner in ((1, 0), (2, 1)):
             connection.execute(
                 "INSERT INTO jobs (key, job_id, task_type, state, identity, settings, has_runner, has_input, "
@@ -62,10 +69,20 @@ def test_sessions_that_a_gateway_of_schema_1_held_in_memory_are_given_up(tmp_pat
                 "VALUES (?, ?, 0, 0, 'a', 'a', 'open')",
                 (key, key),
             )
-            connection.execute("INSERT INTO attempts VALUES (?, 0, 1, 1, 'running', NULL, NULL, 5.0, NULL)", (key,))
+            connection.execute(
+                "INSERT INTO attempts (group_key, slot, attempt, fence, state, started_at) "
+                "VALUES (?, 0, 1, 1, 'running', 5.0)",
+                (key,),
+            )
+        if schema == 2:
+            connection.execute(
+                "INSERT INTO turns (group_key, slot, attempt, number, created_at, request, context_ids, output_ids, "
+                "log_probs, detail) VALUES (1, 0, 1, 1, 5.0, x'', x'', x'', x'', '{}')"
+            )
     opened = Store(tmp_path)
     with opened.read() as connection:
         found = connection.execute("SELECT state, error_code, ended_at > 5 FROM attempts ORDER BY group_key").fetchall()
+        assert connection.execute("SELECT count(*) FROM turns").fetchone()[0] == 0
     assert [tuple(row) for row in found] == [("given_up", "gateway_restarted", 1), ("running", None, None)]
     opened.close()
 
@@ -88,10 +105,10 @@ def test_what_a_newer_version_wrote_is_refused_and_left_as_it_was(
     with monkeypatch.context() as patch:
         become_next_version(patch, tmp_path)
         Store(tmp_path / "data").close()
-    with pytest.raises(ConfigError, match=r"newer version \(schema 3, this one knows 2\): use that version"):
+    with pytest.raises(ConfigError, match=rf"schema {SCHEMA_VERSION + 1}, this one knows {SCHEMA_VERSION}\): use"):
         Store(tmp_path / "data")
     with closing(sqlite3.connect(tmp_path / "data" / DATABASE)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION + 1,)
 
 
 def everything_in(folder: Path) -> dict[str, tuple[bytes, int, int]]:
