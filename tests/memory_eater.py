@@ -50,7 +50,7 @@ def create_device(_options: object, index: int) -> MemoryEater:
 
 
 class TakesWhatAFileSays(FakeDevice):
-    """``reading`` holds the used share of the node's memory. Some is free three seconds after the end of its process."""
+    """``reading`` holds the used share of the node's memory. Some is free three seconds after its end."""
 
     def __init__(self, reading: Path, index: int) -> None:
         super().__init__(index)
