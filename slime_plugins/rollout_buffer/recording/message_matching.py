@@ -131,10 +131,10 @@ def compare(
 ) -> Comparison:
     """Compares the messages of a turn, and its reply, with those of a request from ``start``."""
     at, tolerated = start + len(context), NOTHING
-    if at < len(sent) and sent[at].role == ASSISTANT and sent[start:at] == context and is_same(rule, reply, sent[at]):
-        return Comparison(at + 1, reply.differences(sent[at]))  # the usual case, fast
-    at = start
-    for run in _runs(context):
+    is_usual = sent[start:at] == context and (at >= len(sent) or sent[at].role == ASSISTANT)
+    if not is_usual:
+        at = start
+    for run in () if is_usual else _runs(context):
         end = at + 1 if run[0].role == ASSISTANT else _end_of_run(sent, at)
         theirs = sent[at:end]
         begins_alike = len(theirs) >= len(run) and all(is_same(rule, *pair) for pair in zip(run, theirs, strict=False))
