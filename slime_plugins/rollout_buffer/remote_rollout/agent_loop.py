@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTur
 from slime_plugins.rollout_buffer.remote_rollout.tools import ContextAware, ToolSession, answer_call
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 
-_CAPS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+CAP_KEYS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class RolloutLoop:
         Raises:
             TrainerReplyError: the turn is longer.
         """
-        caps = [value for key in _CAPS if type(value := self._request.sampling_params.get(key)) is int]
+        caps = [value for key in CAP_KEYS if type(value := self._request.sampling_params.get(key)) is int]
         if caps and sampled > min(caps):
             turn = self._metrics.num_llm_calls + 1
             raise TrainerReplyError(f"turn {turn}: the trainer sent {sampled} token_ids for a limit of {min(caps)}")
@@ -164,7 +164,7 @@ def _ms_since(start: float) -> float:
 def _capped(sampling_params: Mapping[str, Any], room: int) -> dict[str, Any]:
     """Returns the sampling parameters with token limits of at most ``room``, the rest of the sequence."""
     params = dict(sampling_params)
-    given = [key for key in _CAPS if type(params.get(key)) is int]
+    given = [key for key in CAP_KEYS if type(params.get(key)) is int]
     for key in given:
         params[key] = min(params[key], room)
     return params if given else {**params, "max_tokens": room}

@@ -24,11 +24,11 @@ from slime_plugins.rollout_buffer.generator.context_editing.document_tools impor
 from slime_plugins.rollout_buffer.generator.context_editing.history import ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import TOOLS, ToolName, schemas
+from slime_plugins.rollout_buffer.remote_rollout.agent_loop import CAP_KEYS
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 
 OFFERED = tuple(tool for tool in TOOLS if tool.name not in (ToolName.DELETE_CONTEXT, ToolName.FINISH))
 _PLACES = ("extra_info", "tool_kwargs", "metadata")
-_CAPS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 _KEPT_FOR_A_TURN = 1024
 _MAX_CACHES = 4
 _MAX_CHARACTERS_OF_A_CACHE = 16_000_000
@@ -131,7 +131,7 @@ def _document_of(request: RolloutBody) -> str:
 
 def _kept_for_a_turn(request: RolloutBody) -> int:
     """Returns the request's token limit of a turn, or a default; always leaves room for results."""
-    caps = [cap for name in _CAPS if type(cap := request.sampling_params.get(name)) is int and cap > 0]
+    caps = [cap for name in CAP_KEYS if type(cap := request.sampling_params.get(name)) is int and cap > 0]
     return min([*caps, request.max_tokens_total // 4] if caps else [_KEPT_FOR_A_TURN, request.max_tokens_total // 4])
 
 

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
 from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract
-from slime_plugins.rollout_buffer.testing.fake_android_host import ENDPOINT, FakeAndroidHost
+from tests.fake_android_host import ENDPOINT, FakeAndroidHost
 from tests.unit.generator.android_world.test_android_world_adapter import WrittenPackage
 
 

@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.package impor
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract
-from slime_plugins.rollout_buffer.testing.fake_android_host import ENDPOINT
+from tests.fake_android_host import ENDPOINT
 from tests.watchdog_device import make_sdk, recorded
 
 # ---- the order of an episode -----------------------------------------------------------------------------------------
