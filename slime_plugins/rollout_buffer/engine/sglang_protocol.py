@@ -204,8 +204,9 @@ class StreamedReply:
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ForeignReplyError(f"an event of more than {MAX_EVENT_BYTES} bytes")
         events = [line[5:] for line in lines if line.startswith(b"data:") and line[5:].strip() != b"[DONE]"]
-        for event in events[-1:] if self._is_cumulative else events:
-            self._add(_json_object(event))
+        while events:
+            events = events[-1:] if self._is_cumulative else events
+            self._add(_json_object(events.pop(0)))
 
     @property
     def status(self) -> int:
