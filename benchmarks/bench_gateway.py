@@ -7,6 +7,8 @@ Processes: an engine that answers every ``/generate`` at once with 16 tokens, an
 keeps them in memory alone; and this one, which plays the agents. Direct calls carry what the gateway would send: ids
 in, ids and log-probs out. All are measured alternately, round by round, with the same client. A conversation has eight
 turns of a dozen words and then starts again. ``episodes`` opens and closes a session around each conversation.
+``streamed`` turns come token by token, and their latency is that of the first event: the engine of 300 ms gives its
+first token at once.
 
 Wall-clock numbers depend on the machine's load; the gateway's CPU time per request hardly does.
 """
@@ -25,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +56,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class InstantEngine(asyncio.Protocol):
     """One connection to the engine, with a minimal HTTP implementation."""
 
-    def __init__(self, reply: bytes, wait_s: float) -> None:
-        self._reply, self._wait_s = reply, wait_s
+    def __init__(self, reply: bytes, events: tuple[bytes, bytes], wait_s: float) -> None:
+        self._reply, self._events, self._wait_s = reply, events, wait_s
         self._pending = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -71,30 +74,52 @@ class InstantEngine(asyncio.Protocol):
             )
             if len(self._pending) < size:
                 return
+            is_streamed = b'"stream":true' in self._pending[end:size]
             self._pending = self._pending[size:]
+            if is_streamed:
+                self._transport.write(self._events[0])
+            content = self._events[1] if is_streamed else self._reply
             if self._wait_s:
-                asyncio.get_running_loop().call_later(self._wait_s, self._transport.write, self._reply)
+                asyncio.get_running_loop().call_later(self._wait_s, self._transport.write, content)
             else:
-                self._transport.write(self._reply)
+                self._transport.write(content)
+
+
+def reply_body(count: int = REPLY_TOKENS) -> bytes:
+    """Returns the body of the constant reply when there are so many tokens."""
+    ids = list(range(400, 400 + count))
+    meta = {
+        "finish_reason": {"type": "stop", "matched": ids[-1]} if count == REPLY_TOKENS else None,
+        "prompt_tokens": None,
+        "completion_tokens": count,
+        "weight_version": "1",
+        "output_token_logprobs": [[-0.5, token, None] for token in ids],
+    }
+    return orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+
+
+def engine_events() -> tuple[bytes, bytes]:
+    """Returns the constant reply as a stream: up to its first token, and the rest."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    first, *rest = (chunk(b"data: " + reply_body(count + 1) + b"\n\n") for count in range(REPLY_TOKENS))
+    return head + first, b"".join([*rest, chunk(b"data: [DONE]\n\n"), chunk(b"")])
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
 
 
 def engine_reply() -> bytes:
     """Returns the constant reply."""
-    ids = list(range(400, 400 + REPLY_TOKENS))
-    meta = {
-        "finish_reason": {"type": "stop", "matched": ids[-1]},
-        "prompt_tokens": None,
-        "weight_version": "1",
-        "output_token_logprobs": [[-0.5, token, None] for token in ids],
-    }
-    body = orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+    body = reply_body()
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 async def serve_engine(wait_s: float) -> None:
-    reply = engine_reply()
-    server = await asyncio.get_running_loop().create_server(lambda: InstantEngine(reply, wait_s), "127.0.0.1", 0)
+    reply, events = engine_reply(), engine_events()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: InstantEngine(reply, events, wait_s), "127.0.0.1", 0)
     say(server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
@@ -121,6 +146,21 @@ class Connection:
         if not answer.startswith(b"http/1.1 200"):
             raise RuntimeError(content.decode())
         return content
+
+    async def stream(self, path: str, body: bytes) -> tuple[float, list[Any]]:
+        """Returns when the first event came, and all events."""
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        self._writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(answer.decode())
+        content, came_at = bytearray(), 0.0
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            content += (await self._reader.readexactly(size + 2))[:-2]
+            came_at = came_at or time.perf_counter()
+        await self._reader.readexactly(2)
+        events = [event[6:] for event in bytes(content).split(b"\n\n") if event.startswith(b"data: ")]
+        return came_at, [orjson.loads(event) for event in events if event != b"[DONE]"]
 
     def close(self) -> None:
         self._writer.close()
@@ -156,16 +196,21 @@ def question(number: int) -> dict[str, str]:
     return {"role": "user", "content": f"Please look at item {number} of the list and say what it is about."}
 
 
-async def direct_agent(scene: Scene, begin: Begin, latencies: list[float]) -> None:
+async def direct_agent(scene: Scene, begin: Begin, latencies: list[float], *, is_streamed: bool = False) -> None:
     """Calls the engine as the gateway does, with prepared ids."""
     connection = await Connection(scene.engine_port).open()
     until = await begin()
     bodies = direct_bodies()
     at = 0
     while time.perf_counter() < until:
+        body = bodies[at % len(bodies)]
         began = time.perf_counter()
-        orjson.loads(await connection.post("/generate", bodies[at % len(bodies)]))
-        latencies.append(time.perf_counter() - began)
+        if is_streamed:
+            ended, _ = await connection.stream("/generate", body[:-1] + b',"stream":true}')
+        else:
+            orjson.loads(await connection.post("/generate", body))
+            ended = time.perf_counter()
+        latencies.append(ended - began)
         at += 1
     connection.close()
 
@@ -187,13 +232,13 @@ def direct_bodies() -> list[bytes]:
     return _bodies
 
 
-async def session_agent(scene: Scene, begin: Begin, latencies: list[float]) -> None:
+async def session_agent(scene: Scene, begin: Begin, latencies: list[float], *, is_streamed: bool = False) -> None:
     """Plays conversations in one session."""
     connection = await Connection(scene.gateway_port).open()
     session = await open_session(connection, scene)
     number, until = 0, await begin()
     while time.perf_counter() < until:
-        number = await converse(connection, session, number, until, latencies)
+        number = await converse(connection, session, number, until, latencies, is_streamed=is_streamed)
     await connection.post(f"/sessions/{session['session_id']}/abandon", b"{}")
     connection.close()
 
@@ -215,7 +260,13 @@ async def open_session(connection: Connection, scene: Scene) -> dict[str, Any]:
 
 
 async def converse(
-    connection: Connection, session: dict[str, Any], number: int, until: float, latencies: list[float]
+    connection: Connection,
+    session: dict[str, Any],
+    number: int,
+    until: float,
+    latencies: list[float],
+    *,
+    is_streamed: bool = False,
 ) -> int:
     path = f"/sessions/{session['api_key']}/v1/chat/completions"
     messages: list[Any] = []
@@ -224,11 +275,22 @@ async def converse(
             break
         number += 1
         messages.append(question(number))
+        body = orjson.dumps({"model": "policy", "messages": messages, "stream": is_streamed})
         began = time.perf_counter()
-        reply = orjson.loads(await connection.post(path, orjson.dumps({"model": "policy", "messages": messages})))
-        latencies.append(time.perf_counter() - began)
-        messages.append(reply["choices"][0]["message"])
+        if is_streamed:
+            ended, events = await connection.stream(path, body)
+            said = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+            messages.append({"role": "assistant", "content": said})
+        else:
+            reply = orjson.loads(await connection.post(path, body))
+            ended = time.perf_counter()
+            messages.append(reply["choices"][0]["message"])
+        latencies.append(ended - began)
     return number
+
+
+streamed_directly = partial(direct_agent, is_streamed=True)
+streamed_session = partial(session_agent, is_streamed=True)
 
 
 Agent = Callable[[Scene, Begin, list[float]], Awaitable[None]]
@@ -267,7 +329,7 @@ def processor_seconds(pid: int) -> float:
 
 async def compare(scenes: dict[str, Scene], rounds: int, seconds: float) -> dict[str, Any]:
     """Measures all variants alternately and returns the numbers."""
-    scene = scenes["gateway"]
+    scene, waiting = scenes["gateway"], scenes["gateway, waiting"]
     kinds: dict[str, tuple[Agent, Scene, int]] = {
         **{f"direct c={concurrency}": (direct_agent, scene, concurrency) for concurrency in CONCURRENCIES},
         **{
@@ -283,6 +345,13 @@ async def compare(scenes: dict[str, Scene], rounds: int, seconds: float) -> dict
             if name != "without fsync"
         },
     }
+    for concurrency in CONCURRENCIES:
+        for kind, place in (
+            (f"streamed c={concurrency}", scene),
+            (f"streamed, {WAIT_S:g} s, c={concurrency}", waiting),
+        ):
+            kinds[f"direct {kind}"] = streamed_directly, place, concurrency
+            kinds[f"gateway {kind}"] = streamed_session, place, concurrency
     samples = {name: Samples() for name in kinds}
     busy = dict.fromkeys(kinds, 0.0)
     direct_bodies()
@@ -416,6 +485,9 @@ def report(found: dict[str, Any]) -> str:
             found[f"{name}, {WAIT_S:g} s, c={concurrency}"]["p50_ms"] for name in ("gateway", "in memory")
         )
         lines.append(f"added by storing turns at the median, c={concurrency}: {on_disk - in_memory:.2f} ms")
+        kind = f"streamed, {WAIT_S:g} s, c={concurrency}"
+        alone, through = (found[f"{name} {kind}"]["p50_ms"] for name in ("direct", "gateway"))
+        lines.append(f"added to the first event at the median, c={concurrency}: {through - alone:.2f} ms")
     lines.append(f"load of the machine: {found['load']:.1f}")
     return "\n".join(lines)
 
