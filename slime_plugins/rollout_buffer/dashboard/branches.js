@@ -11,7 +11,7 @@ const MESSAGE = /<\|im_start\|>([a-z_]{1,20})\n?([\s\S]*?)(?:<\|im_end\|>\n?|(?=
 
 /** The tree of a session with branches; null for an episode without. */
 export function branchSection(jobId, trajectory) {
-  const session = trajectory.extra_info?.gateway;
+  const session = trajectory.extra_info?.gateway ?? trajectory.extra_info?.remote_rollout;
   const branches = session?.branches;
   if (!(Number.isInteger(branches) && branches > 1)) return null;
   const body = h("div", null, h("p", { class: "muted" }, "Loading …"));

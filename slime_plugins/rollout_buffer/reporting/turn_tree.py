@@ -16,8 +16,9 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import TurnOfTree
 
 
 def emission_order(extra_info: Any) -> list[int] | None:
-    """Returns the number of each turn in the order of sampling, as the gateway recorded them; None if it did not."""
-    about = extra_info.get("gateway") if isinstance(extra_info, dict) else None
+    """Returns the number of each turn in the order of sampling, as the recorder noted them; None if it did not."""
+    known = extra_info if isinstance(extra_info, dict) else {}
+    about = known.get("gateway", known.get("remote_rollout"))
     numbers = about.get("emission_order") if isinstance(about, dict) else None
     usable = isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
     return numbers if usable else None

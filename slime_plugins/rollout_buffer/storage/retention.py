@@ -83,6 +83,7 @@ def _purge_rows(connection: Connection, now: float, retain_s: float) -> tuple[in
     before = now - retain_s
     before -= clock_rows.jumped_since(connection, before)  # a clock set forward by a day ages nothing
     turn_rows.purge_turns(connection, before)
+    turn_rows.purge_rollouts(connection, before)
     before = min(before, payload_rows.oldest_undelivered(connection, now))
     trainer_rows.purge_log_probs(connection, before)
     attempt_rows.purge_transcripts(connection, before)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -149,7 +149,7 @@ class RowBuilder:
             self.counts["malformed_items"] += item.error is not None
             return _dummy(item, refusal)
         self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
-        self.counts["repeated_tokens"] += _repeated_tokens(item.extra_info.get("gateway"))
+        self.counts["repeated_tokens"] += _repeated_tokens(item.extra_info)
         try:
             if not_sent := why_not_sent(item.generations):
                 raise ImageMismatchError(not_sent)
@@ -561,7 +561,8 @@ def _warn_of_long_rows(rows: int, tokens: int) -> None:
     )
 
 
-def _repeated_tokens(session: Any) -> int:
-    """Returns the context tokens that the branches of a gateway session repeat."""
+def _repeated_tokens(extra_info: Mapping[str, Any]) -> int:
+    """Returns the context tokens that the branches of a gateway session, or of a remote rollout, repeat."""
+    session = extra_info.get("gateway", extra_info.get("remote_rollout"))
     repeated = session.get("repeated_ids") if isinstance(session, dict) else None
     return repeated if isinstance(repeated, int) else 0

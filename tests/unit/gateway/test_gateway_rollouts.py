@@ -108,6 +108,8 @@ async def test_a_killed_gateways_rollout_goes_on_where_it_was_and_samples_no_tur
         ended = await gateway.call("POST", "/rollouts/r1/end", {"reward": 1}, bearer="key-of-the-rollout")
         assert (ended.status, ended.body["turns"]) == (200, 3)
         job = gateway.buffer.job(job_id)
+        told = gateway.item(job, "r1")["extra_info"]["remote_rollout"]
+        assert (told["emission_order"], told["parents"], told["forks"]) == ([1, 2, 3], [0, 1, 2], [])
         generations = gateway.generations(job, "r1")
         assert [list(one.output_ids) for one in generations] == [one["token_ids"] for one in (one, two, three)]
         assert [list(one.prompt_ids) for one in generations] == [one["prompt_token_ids"] for one in (one, two, three)]

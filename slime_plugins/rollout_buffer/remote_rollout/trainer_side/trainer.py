@@ -15,6 +15,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from slime_plugins.rollout_buffer.errors import (
     EngineError,
     InvalidPayloadError,
     NotFoundError,
+    RolloutBufferError,
     UnavailableError,
     network_reason,
 )
@@ -149,7 +151,8 @@ class TrainerSide:
     async def refresh_all(self) -> None:
         """Reads the sessions of other processes."""
         for rollout_id in () if self._log is None else await self._log.names():
-            await self.refresh(rollout_id)
+            with suppress(RolloutBufferError):  # the engine of its job is not known any more
+                await self.refresh(rollout_id)
 
     def get_session(self, rollout_id: str) -> TrainerSession:
         """Returns a session, open or ended.

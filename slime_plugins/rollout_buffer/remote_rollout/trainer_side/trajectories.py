@@ -52,7 +52,7 @@ def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Tr
             "finish_reason": finish_reason,
             "remote_rollout": {
                 "rollout_id": session.rollout_id,
-                "turns": len(session.turns),
+                **session.recording.describe(),
                 **counts_of(session.turns),
                 "metrics": dict(end.metrics),
             },
