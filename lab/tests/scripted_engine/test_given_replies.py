@@ -42,6 +42,11 @@ def test_conversations_take_the_lines_in_turn_and_go_on_with_a_line_that_begins_
     assert said(policy, begun="No") == "No."
 
 
+def test_a_conversation_goes_on_after_a_reply_was_deleted_from_it(tmp_path: Path) -> None:
+    policy = script(tmp_path, ["a", "b", "c"], ["x", "y", "z"])
+    assert said(policy, "[message 2 was deleted]", "y") == "z"
+
+
 def test_a_turn_that_no_line_has_is_a_wrong_request(tmp_path: Path) -> None:
     policy = script(tmp_path, "42")
     with pytest.raises(BadRequestError) as refused:

@@ -8,6 +8,7 @@ take the lines in turn; a later turn goes on with a line whose replies were said
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from rollout_buffer_lab.sglang_routes.sampling import BadRequestError
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 Line = Sequence[str]
+DELETED = re.compile(r"\[message \d+ was deleted\]")
+"""What the generator ``statelm`` leaves of a reply that the policy deleted."""
 
 
 class GivenReplies:
@@ -39,8 +42,8 @@ class GivenReplies:
         fitting = [
             line[len(said)]
             for line in self._lines
-            if tuple(line[: len(said)]) == said
-            and len(line) > len(said)
+            if len(line) > len(said)
+            and all(one == given or DELETED.fullmatch(one) for one, given in zip(said, line, strict=False))
             and line[len(said)].startswith(conversation.begun_reply)
         ]
         if not fitting:
