@@ -62,14 +62,15 @@ def stored_turns(gateway: GatewayUnderTest) -> int:
 async def test_a_killed_gateways_session_goes_on_where_it_was_with_its_exact_ids_and_pictures(tmp_path: Path) -> None:
     first, second = counting(), counting()
     async with gateway_on(tmp_path, first) as gateway:
-        job = start_session_job(gateway.buffer, n=1)
+        job = start_session_job(gateway.buffer, n=1, message_matching="role_content_only")
         opened = await gateway.open(job, idle_timeout_s=1234)
         one = said(await gateway.chat(opened, [USER]))
         two = said(await gateway.chat(opened, [USER, one, LOOK]))
     async with gateway_on(tmp_path, second) as gateway:
         shown = (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body
         assert (shown["turns"], shown["branches"], shown["idle_timeout_s"]) == (2, 1, 1234)
-        said(await gateway.chat(opened, [USER, one, LOOK, two, USER]))
+        reminded = {**USER, "content": USER["content"] + "<system-reminder>It is Friday.</system-reminder>"}
+        said(await gateway.chat(opened, [reminded, one, LOOK, two, USER]))
         (asked,) = second.requests
         before = tuple(first.requests[1].input_ids)
         assert tuple(asked.input_ids[: len(before)]) == before
@@ -82,6 +83,7 @@ async def test_a_killed_gateways_session_goes_on_where_it_was_with_its_exact_ids
         assert all(len(one.output_log_probs or ()) == len(one.output_ids) for one in generations)
         item = gateway.item(job, opened["session_id"])
         assert [message["role"] for message in item["messages"]] == ["user", "assistant"] * 3
+        assert item["extra_info"]["gateway"]["tolerated"] == {"additions": 1}, "the job's rule holds after a restart"
         assert stored_turns(gateway) == 0, "they go with the trajectory"
 
 
