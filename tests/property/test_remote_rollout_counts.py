@@ -22,10 +22,10 @@ from transformers import AutoTokenizer
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod
 from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
-from slime_plugins.rollout_buffer.remote_rollout.token_counts import PromptSource, TokenCounter
+from slime_plugins.rollout_buffer.remote_rollout.token_counts import TokenCounter
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import CountMethod
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, TurnKind, plan_turn
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -136,10 +136,10 @@ async def _play(tokens: ChatTokens, question: list[dict[str, Any]], steps: list[
     count, messages = TokenCounter(tokens, (), ()), list(question)
     for turn, step in enumerate(steps, 1):
         expected = await count.expect(messages, turn)
-        body = {"rollout_id": "r", "messages": messages, "response_mask": expected.mask(PromptSource.IDS)}
+        body = {"rollout_id": "r", "messages": messages, "response_mask": expected.mask(CountMethod.IDS)}
         completion = await trainer.complete(body, asked_turn=turn)
         count.take(messages, expected, read_reply(orjson.dumps(completion), turn), turn)
-        assert completion["entered_tokens"] == expected.entered[PromptSource.IDS]
+        assert completion["entered_tokens"] == expected.entered[CountMethod.IDS]
         messages = [*messages, completion["choices"][0]["message"], *step.messages()]
     session = trainer.get_session("r")
     assert all(turn.counted_by is CountMethod.IDS for turn in session.turns)
@@ -158,8 +158,8 @@ def test_the_agents_mask_is_the_guides_formula_where_a_trainer_renders_again(
     for turn, step in enumerate(steps, 1):
         prompt, expected = rendered(tokens.tokenizer, messages), asyncio.run(count.expect(messages, turn))
         by_formula = len(prompt) - last_prompt_length if turn > 1 else 0
-        assert expected.entered[PromptSource.TEXT] == by_formula
-        if expected.prompts[PromptSource.IDS] == prompt:
+        assert expected.entered[CountMethod.TEXT] == by_formula
+        if expected.prompts[CountMethod.IDS] == prompt:
             assert expected.mask(expected.preferred) == ([0] * by_formula or None)
         ids = step.sampled(tokens)
         message = {"role": "assistant", "content": step.said}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from slime.utils.mask_template import with_reasoning_content
@@ -12,6 +13,16 @@ from slime_plugins.rollout_buffer.recording.messages import digest, read_convers
 from slime_plugins.rollout_buffer.types import Message
 
 Tools = Sequence[Mapping[str, Any]]
+
+
+class CountMethod(StrEnum):
+    """How a prompt is made after the first turn, and so how the tokens that entered are counted.
+
+    Both give the same, unless the tokenizer would encode the sampled text to other ids.
+    """
+
+    IDS = "ids"  # the held ids, and a bridge
+    TEXT = "text"  # the whole conversation rendered again
 
 
 def prompt_by_text(tokens: ChatTokens, messages: Sequence[Message], tools: Tools) -> list[int]:

@@ -20,9 +20,9 @@ from typing import Any
 import aiohttp
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools, is_same_reply
+from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod, Tools, is_same_reply
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
-from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn, PromptSource, TokenCounter
+from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn, TokenCounter
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
@@ -132,7 +132,7 @@ class RolloutSession:
             return await calls.sample(self._body(expected, other[0], sampling_params, turn), turn)
 
     def _body(
-        self, expected: ExpectedTurn, source: PromptSource, sampling_params: Mapping[str, Any], turn: int
+        self, expected: ExpectedTurn, source: CountMethod, sampling_params: Mapping[str, Any], turn: int
     ) -> dict[str, Any]:
         mask = expected.mask(source)
         self._log_mask(expected.prompts[source], mask, turn)

@@ -14,14 +14,13 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.recording.messages import Conversation, digest, read_conversation
 from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt, prompt_of_ids
 from slime_plugins.rollout_buffer.recording.turns import Recording
-from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools, prompt_by_text
+from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod, Tools, prompt_by_text
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
@@ -31,29 +30,22 @@ from slime_plugins.rollout_buffer.wire import common_prefix_length
 _CAUSES = "it uses another tokenizer, another chat template, or another conversation"
 
 
-class PromptSource(StrEnum):
-    """How a trainer builds the next prompt."""
-
-    IDS = "ids"  # the held ids, and a bridge
-    TEXT = "text"  # the whole conversation rendered again
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTurn:
     """The next turn: its prompt and the number of added tokens, by prompt source. ``continued`` is that by ids."""
 
     conversation: Conversation
     continued: Prompt
-    prompts: Mapping[PromptSource, list[int]]
-    entered: Mapping[PromptSource, int]
-    preferred: PromptSource
+    prompts: Mapping[CountMethod, list[int]]
+    entered: Mapping[CountMethod, int]
+    preferred: CountMethod
 
-    def sources(self) -> list[PromptSource]:
+    def sources(self) -> list[CountMethod]:
         """Returns the sources that differ in their count, the preferred one first."""
-        other = PromptSource.TEXT if self.preferred is PromptSource.IDS else PromptSource.IDS
+        other = CountMethod.TEXT if self.preferred is CountMethod.IDS else CountMethod.IDS
         return [self.preferred] + ([other] if self.entered[other] != self.entered[self.preferred] else [])
 
-    def mask(self, source: PromptSource) -> list[int] | None:
+    def mask(self, source: CountMethod) -> list[int] | None:
         """Returns one 0 for each added token; None without any."""
         return [0] * self.entered[source] if self.entered[source] > 0 else None
 
@@ -70,7 +62,7 @@ class TokenCounter:
         self._held: list[int] = []
         self._sampled = 0
         self._trusts_text = False
-        self._seen: PromptSource | None = None
+        self._seen: CountMethod | None = None
 
     @property
     def sequence_tokens(self) -> int:
@@ -89,9 +81,9 @@ class TokenCounter:
         return ExpectedTurn(
             conversation=conversation,
             continued=continued,
-            prompts={PromptSource.IDS: continued.ids, PromptSource.TEXT: rendered},
-            entered={PromptSource.IDS: by_ids, PromptSource.TEXT: by_text},
-            preferred=self._seen or (PromptSource.TEXT if self._trusts_text and by_text > 0 else PromptSource.IDS),
+            prompts={CountMethod.IDS: continued.ids, CountMethod.TEXT: rendered},
+            entered={CountMethod.IDS: by_ids, CountMethod.TEXT: by_text},
+            preferred=self._seen or (CountMethod.TEXT if self._trusts_text and by_text > 0 else CountMethod.IDS),
         )
 
     def take(self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int) -> None:
@@ -118,7 +110,7 @@ class TokenCounter:
                 sampled, message, self._tokens, number=turn, key=digest(self._tools), request=b"", created=time.time()
             )
         )
-        self._rendered = len(expected.prompts[PromptSource.TEXT])
+        self._rendered = len(expected.prompts[CountMethod.TEXT])
         self._held = [*ids, *reply.token_ids]
         self._sampled = len(reply.token_ids)
         self._trusts_text = not _holds_the_message(self._tokens.text(reply.token_ids), reply.message)
@@ -133,9 +125,9 @@ class TokenCounter:
 
     def _prompt_of(
         self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int
-    ) -> tuple[PromptSource, list[int]]:
+    ) -> tuple[CountMethod, list[int]]:
         theirs = None if reply.prompt_ids is None else list(reply.prompt_ids)
-        sources = [expected.preferred, *(source for source in PromptSource if source is not expected.preferred)]
+        sources = [expected.preferred, *(source for source in CountMethod if source is not expected.preferred)]
         for source in sources:
             if theirs == expected.prompts[source]:
                 return source, expected.prompts[source]
@@ -143,7 +135,7 @@ class TokenCounter:
             self._check_count(messages, expected, reply, turn)
             return expected.preferred, expected.prompts[expected.preferred]
         if turn == 1 and self._shows_own_tools(messages, theirs):
-            return PromptSource.IDS, theirs
+            return CountMethod.IDS, theirs
         raise TrainerReplyError(_difference(expected.prompts[expected.preferred], theirs, turn))
 
     def _shows_own_tools(self, messages: Sequence[Message], theirs: list[int]) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, calculator, evaluate
 from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
+from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod
 from slime_plugins.rollout_buffer.remote_rollout.errors import (
     CallbackRefusedError,
     TokenizerRefusedError,
@@ -18,7 +19,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import (
 )
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, CountMethod, check_mask
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, check_mask
 from tests.chat_tokenizers import load
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------

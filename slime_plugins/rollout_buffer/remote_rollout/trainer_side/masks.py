@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod
 from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
-
-
-class CountMethod(StrEnum):
-    """The counting method that explains a mask's length."""
-
-    IDS = "ids"  # the tokens that were added
-    TEXT = "text"  # the whole conversation rendered again, minus the held ids: differs if sampled ids were re-tokenised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

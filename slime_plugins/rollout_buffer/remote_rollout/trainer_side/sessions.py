@@ -23,9 +23,9 @@ from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, V
 from slime_plugins.rollout_buffer.recording.turns import Recording
 from slime_plugins.rollout_buffer.recording.turns import Turn as RecordedTurn
 from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
-from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools, prompt_by_text, reply_key
+from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod, Tools, prompt_by_text, reply_key
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, CountMethod
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens
 from slime_plugins.rollout_buffer.types import Message
 from slime_plugins.rollout_buffer.wire import common_prefix_length
 

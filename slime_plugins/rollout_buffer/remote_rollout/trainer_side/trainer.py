@@ -34,11 +34,11 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer
 from slime_plugins.rollout_buffer.recording.turn_encoding import encode_turn
 from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, OpenBody, check_text_only
-from slime_plugins.rollout_buffer.remote_rollout.conversation import Tools
+from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod, Tools
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError, SessionEndedError
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import CountMethod, check_mask
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import check_mask
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import SessionLog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     PlannedTurn,
