@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -253,6 +254,17 @@ def test_without_a_supervisor_no_work_is_accepted(client: FlaskClient) -> None:
     status, reply = start(client)
     assert (status, reply["error"]["code"]) == (503, "unavailable")
     assert client.get("/health").status_code == 503
+
+
+def test_a_start_while_the_supervisor_comes_up_is_told_to_come_again(client: FlaskClient) -> None:
+    class ComingUp:
+        def last(self) -> Any:
+            return SimpleNamespace(age_s=0.0, detail={"starting": "generators are being listed"})
+
+    client.application.extensions["rollout_buffer"].supervisor = ComingUp()
+    status, reply = start(client)
+    assert status == 503
+    assert reply["error"]["message"] == "no job can be started yet: generators are being listed. Try again in a moment"
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ def start_rollout() -> Response:
 def _check_task_type(task_type: Any) -> Mapping[str, Any]:
     """Returns the catalog's entry of a task type; refuses it if no supervisor is alive or none knows it."""
     seen = _when_listed(task_type)
+    if seen.alive and not seen.serving:
+        raise UnavailableError(f"no job can be started yet: {seen.reason}. Try again in a moment")
     if not seen.serving:
         raise UnavailableError(f"no supervisor would run this job: {seen.reason}. Is rollout-buffer serve running?")
     known = seen.catalog.get("task_types", {})
