@@ -84,7 +84,7 @@ def _played(device: AndroidWorldDevice, name: str) -> dict[str, Any]:
     line: dict[str, Any] = {"task": name}
     try:
         first = device.reset(name, PARAMS_IDX)
-        line["budget"] = first.step_budget
+        line["budget"], line["not_restored"] = first.step_budget, first.details["not_restored"]
         if name in SOLUTIONS:
             params = _params(device, name)
             line["actions"] = _solved(Player(device, first), name, params)

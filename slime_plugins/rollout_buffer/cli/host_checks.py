@@ -32,19 +32,12 @@ _COPIED_PER_S = 200e6
 _MEMORY_PER_EMULATOR = 4 * 1024**3
 _ASK_KVM_FOR_ITS_VERSION = 0xAE00
 _KVM_VERSION = 12
-_PACKAGES = (
-    ("android-env", "android_env.loader", "make that environment with scripts/install_android_world"),
-    (
-        "android_world",
-        "android_world.registry",
-        "make that environment with scripts/install_android_world",
-    ),
-    (
-        "slime-rollout-buffer, for the devices",
-        "slime_plugins.rollout_buffer.devices.device_process",
-        "make that environment with scripts/install_android_world",
-    ),
-)
+_PACKAGES = {
+    "android-env": "android_env.loader",
+    "android_world": "android_world.registry",
+    "slime-rollout-buffer, for the devices": "slime_plugins.rollout_buffer.devices.device_process",
+}
+_MAKE_IT = "make that environment with scripts/install_android_world"
 _IMPORT_S = 60.0
 _VERSION_S = 10.0
 
@@ -225,11 +218,13 @@ def _of_the_kind(host: Host) -> list[Finding]:
 def _package(host: Host) -> list[Finding]:
     """Checks each package of the device workers' Python."""
     python, device = host.settings.android_world_python or sys.executable, host.settings.device
-    found_of = installed(Group.DEVICES)
-    target = found_of[device].target if device in found_of else device
-    own = (f"of device: {device}", target.partition(":")[0], "install it there, too")
+    packages = {name: (module, _MAKE_IT) for name, module in _PACKAGES.items()}
+    if device not in SHIPPED_KINDS:
+        known = installed(Group.DEVICES)
+        address = known[device].target if device in known else device
+        packages[f"of device: {device}"] = (address.partition(":")[0], "install it there, too")
     findings = []
-    for name, module, remedy in _PACKAGES if device in SHIPPED_KINDS else (*_PACKAGES, own):
+    for name, (module, remedy) in packages.items():
         problem = _import_problem(python, module)
         detail = f"{python} cannot import {module}: {problem}" if problem else f"{python} can import it"
         remedy = f"{remedy}; or name a Python that has it in android_world_python"
