@@ -77,7 +77,7 @@ class StateCheck:
             DeviceError: the state cannot be read.
         """
         _, output = adb.run("-s", serial, "shell", self.script(packages), timeout_s=_READ_S)
-        if "@end" not in output:
+        if "@end" not in map(str.strip, output.splitlines()):
             raise DeviceError(f"the state of {serial} cannot be read: {output[-400:]}")
         found = read(output)
         recorded = self._recorded()

@@ -79,11 +79,12 @@ def test_what_is_set_for_every_task_or_changes_by_itself_is_no_change(phone: Any
     assert check.compare(phone, "phone", []) == {}
 
 
-def test_a_state_that_cannot_be_read_is_an_error_in_adbs_words(tmp_path: Path) -> None:
-    class Gone(Phone):
+@pytest.mark.parametrize("said", ["error: device offline", "sh: syntax error: echo @settings; echo @end"])
+def test_a_state_that_cannot_be_read_is_an_error_in_adbs_words(tmp_path: Path, said: str) -> None:
+    class Refusing(Phone):
         def run(self, *words: str, timeout_s: float = 0.0) -> tuple[bool, str]:
-            return False, "error: device offline"
+            return False, said
 
-    gone: Any = Gone()
-    with pytest.raises(DeviceError, match="the state of phone cannot be read: error: device offline"):
-        StateCheck(file=tmp_path / "state").compare(gone, "phone", [])
+    phone: Any = Refusing()
+    with pytest.raises(DeviceError, match=f"the state of phone cannot be read: {said}"):
+        StateCheck(file=tmp_path / "state").compare(phone, "phone", [])
