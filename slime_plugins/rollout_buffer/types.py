@@ -129,6 +129,14 @@ class EngineReport:
     waiting: int = 0
 
 
+class MessageMatching(StrEnum):
+    """The rules by which messages count as recorded ones, with the names of miles' ``--session-message-matcher``."""
+
+    STRICT = "strict"
+    LOOSE_TOOL_CALL = "loose_tool_call"
+    ROLE_CONTENT_ONLY = "role_content_only"
+
+
 class Outcome(StrEnum):
     """Outcome of an attempt. Only ``COMPLETED`` and ``TRUNCATED`` are trained; a failure never has a reward."""
 

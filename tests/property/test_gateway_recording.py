@@ -22,11 +22,11 @@ from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.recording.message_matching import MessageMatching
 from slime_plugins.rollout_buffer.recording.messages import digest, read_conversation
 from slime_plugins.rollout_buffer.recording.prompts import build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn, sampled_in
+from slime_plugins.rollout_buffer.types import MessageMatching
 from tests.example_counts import examples
 from tests.gateway_support import tokenizer
 

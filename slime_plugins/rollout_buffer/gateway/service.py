@@ -43,7 +43,6 @@ from slime_plugins.rollout_buffer.gateway.sessions import Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState
 from slime_plugins.rollout_buffer.gateway.turn_store import WrittenTurn
-from slime_plugins.rollout_buffer.recording.message_matching import MessageMatching
 from slime_plugins.rollout_buffer.recording.messages import (
     Conversation,
     digest,
@@ -59,6 +58,7 @@ from slime_plugins.rollout_buffer.types import (
     Generation,
     Image,
     Message,
+    MessageMatching,
     StopReason,
     WriteStatus,
 )

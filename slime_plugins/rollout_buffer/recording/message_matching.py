@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import compress
 from operator import ne
 from typing import Any, NamedTuple
 
 import orjson
 
-from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.recording.messages import JOINT, digest, image_hashes_of, whole_numbers_as_int
-from slime_plugins.rollout_buffer.types import Message
+from slime_plugins.rollout_buffer.types import Message, MessageMatching
 
 ASSISTANT, TOOL = "assistant", "tool"
 ASKED_AGAIN, OTHER_CONVERSATION, OTHER_TOOLS = "asked_again", "other_conversation", "tools"
@@ -28,24 +26,9 @@ OPTION = "message_matching"
 NOTHING: frozenset[str] = frozenset()
 
 
-class MessageMatching(StrEnum):
-    """The rules, from strict to loose, with the names of miles' ``--session-message-matcher``."""
-
-    STRICT = "strict"
-    LOOSE_TOOL_CALL = "loose_tool_call"
-    ROLE_CONTENT_ONLY = "role_content_only"
-
-
 def matching_of(options: Mapping[str, Any]) -> MessageMatching:
-    """Returns the rule that the options of a job name.
-
-    Raises:
-        ConfigError: there is no such rule.
-    """
-    try:
-        return MessageMatching(options.get(OPTION, MessageMatching.LOOSE_TOOL_CALL))
-    except ValueError as error:
-        raise ConfigError(f"{OPTION} must be one of {', '.join(MessageMatching)}") from error
+    """Returns the rule that the options of a job name."""
+    return MessageMatching(options.get(OPTION, MessageMatching.LOOSE_TOOL_CALL))
 
 
 class Fingerprint(NamedTuple):

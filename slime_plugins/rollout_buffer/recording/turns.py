@@ -26,13 +26,12 @@ from slime_plugins.rollout_buffer.recording.message_matching import (
     OTHER_TOOLS,
     Difference,
     Fingerprint,
-    MessageMatching,
     compare,
     fingerprint,
     is_same,
 )
 from slime_plugins.rollout_buffer.recording.messages import digest
-from slime_plugins.rollout_buffer.types import Generation, Message
+from slime_plugins.rollout_buffer.types import Generation, Message, MessageMatching
 
 MAX_FINGERPRINTS = 20_000
 

@@ -21,6 +21,7 @@ from pydantic import (
 
 from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.unknown_keys import MAX_KEYS, misspelt_key_messages, nearest_key
+from slime_plugins.rollout_buffer.types import MessageMatching
 from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE, JobSettings, SamplingPayload
 from slime_plugins.rollout_buffer.wire.request_fields import (
     MAX_NESTING,
@@ -189,6 +190,12 @@ class StartPayload(JobSettings):
     def _names_the_model_of_an_engine_that_serves_several(self) -> StartPayload:
         if self.engine_api == "openai" and self.engine_model is None:
             raise ValueError("engine_model is missing: an engine of the kind openai is asked for a model by name")
+        return self
+
+    @model_validator(mode="after")
+    def _names_a_known_rule_of_matching(self) -> StartPayload:
+        if (self.model_extra or {}).get("message_matching", MessageMatching.STRICT) not in list(MessageMatching):
+            raise ValueError(f"message_matching must be one of {', '.join(MessageMatching)}")
         return self
 
     @model_validator(mode="after")

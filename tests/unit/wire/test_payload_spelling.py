@@ -34,6 +34,8 @@ BODY: dict[str, Any] = {
         ({"group_timeout_second": 8}, "group_timeout_second is not known; did you mean group_timeout_seconds"),
         ({"max_token": 8}, "did you mean max_tokens"),
         ({"mesage_matching": "strict"}, "did you mean message_matching"),
+        ({"message_matching": "loose"}, "must be one of strict, loose_tool_call, role_content_only"),
+        ({"message_matching": ["strict"]}, "must be one of strict"),
         ({"num_epochs": 8}, "did you mean num_epoch"),
         ({"skip_instance_id": ["a"]}, "did you mean skip_instance_ids"),
         ({"engine-url": "http://a:1"}, "engine-url is not known; did you mean engine_url"),
