@@ -7,7 +7,7 @@ claimed again until it has failed ``max_attempts`` times. Claims outlive the pro
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -82,10 +82,8 @@ class ClaimState:
 class SlotClaims:
     """Claims and finishes slots of external jobs. Thread-safe."""
 
-    def __init__(self, buffer: Buffer, *, clock: Callable[[], float] | None = None) -> None:
-        """``clock`` returns seconds since the epoch; the buffer's by default."""
+    def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
-        self._clock = clock or buffer.clock
 
     def open_sessions(self) -> dict[str, OpenSession]:
         """Returns the sessions that have not ended, of all processes, by id."""
@@ -98,7 +96,7 @@ class SlotClaims:
 
     def touch(self, claims: Sequence[SlotClaim]) -> float:
         """Stores that sessions are in use, and returns the time."""
-        now = self._clock()
+        now = self._buffer.clock()
         with self._buffer.store.write() as connection:
             attempt_rows.touch(connection, [claim.place for claim in claims], now)
         return now
@@ -129,7 +127,7 @@ class SlotClaims:
             group, slot = _free_slot(connection, job, instance_id)
             if group.opened_at is None:
                 _check_room(connection, job)
-            now = self._clock()
+            now = self._buffer.clock()
             if group.opened_at is None:
                 group_rows.update_group(connection, group.key, opened_at=now)
             attempt = attempt_rows.insert_attempt(

@@ -32,7 +32,12 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
 from slime_plugins.rollout_buffer.supervisor import child_commands
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
-from slime_plugins.rollout_buffer.supervisor.gateway_processes import GATEWAY_NAME, GatewayProcesses
+from slime_plugins.rollout_buffer.supervisor.gateway_processes import (
+    GATEWAY_NAME,
+    STOP_TIMEOUT_S,
+    TICK_S,
+    GatewayProcesses,
+)
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
 from slime_plugins.rollout_buffer.supervisor.periodic_tasks import POSTPONED, PeriodicTasks, PeriodicThread
 from slime_plugins.rollout_buffer.supervisor.restart_policies import (
@@ -44,10 +49,8 @@ from slime_plugins.rollout_buffer.supervisor.restart_policies import (
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
 from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE
 
-TICK_S = 0.1
 CLOCK_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 60.0
-STOP_TIMEOUT_S = 25.0
 WRITE_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 0.2
 PORT_TIMEOUT_S = 8.0
