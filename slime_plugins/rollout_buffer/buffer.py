@@ -685,6 +685,11 @@ class Buffer:
                 if not job.has_runner:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
 
+    def restart_session_clocks(self) -> None:
+        """Restarts the idle timeouts of gateway sessions, after a time without a gateway."""
+        with self.store.write() as connection:
+            attempt_rows.touch_all(connection, self._clock())
+
     def beat(self, name: str, pid: int, detail: Mapping[str, Any]) -> None:
         """Stores a heartbeat of a process, with its report."""
         with self.store.write() as connection:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO
 
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.http_serving import base_url, listen
@@ -86,11 +87,13 @@ def serve_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) ->
         ConfigError: another gateway has the data directory, the port is taken, or this version cannot read the data.
     """
     settings = settings.model_copy(update={"data_dir": settings.data_dir.resolve()})
-    Store(settings.data_dir).close()
+    store = Store(settings.data_dir)
     processes = GatewayProcesses(settings, gateway_policy(60.0))
     records = ChildRecords(settings.data_dir / "gateway_children.json")
     for orphan in records.orphans():  # of a parent that was killed
         orphan.kill()
+    Buffer(store).restart_session_clocks()
+    store.close()
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

@@ -388,6 +388,14 @@ async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_aga
     assert (await gateway.open(job))["attempt"] == 2
 
 
+async def test_a_time_without_a_gateway_does_not_count_as_idle(gateway: GatewayUnderTest) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer, n=1), idle_timeout_s=60)
+    let_pass(gateway, 61)
+    gateway.buffer.restart_session_clocks()
+    await gateway.gateway.reconcile()
+    assert (await gateway.chat(opened, [USER])).status == 200
+
+
 async def test_a_session_does_not_expire_while_a_turn_is_sampled(tmp_path: Path) -> None:
     engine = HeldEngine()
     async with gateway_on(tmp_path, engine) as gateway:

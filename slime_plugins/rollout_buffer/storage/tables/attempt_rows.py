@@ -188,6 +188,11 @@ def touch(connection: Connection, places: Sequence[Mapping[str, int]], now: floa
     connection.executemany(query, [{**place, "now": now} for place in places])
 
 
+def touch_all(connection: Connection, now: float) -> None:
+    """Sets when all open sessions were used."""
+    connection.execute(f"UPDATE attempts SET used_at = ? WHERE {_OPEN}", (now,))
+
+
 def set_refusal(connection: Connection, place: Mapping[str, int], refusal: str) -> None:
     """Stores why the latest request of a session got no turn."""
     connection.execute(f"UPDATE attempts SET refusal = :refusal WHERE {PLACE}", {**place, "refusal": refusal})
