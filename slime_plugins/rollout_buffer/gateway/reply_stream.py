@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.tool_call_parser import CALL, CALL_END, call_at
-from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
 from slime_plugins.rollout_buffer.gateway.replies import CONTENT, REASONING, TOOL_CALLS, ChatReply, Piece
 from slime_plugins.rollout_buffer.recording.messages import JOINT, call_id
@@ -69,11 +68,7 @@ class ReplyStream:
         self.tell_rest()
 
     def end(self, output_ids: Sequence[int]) -> Message:
-        """Returns the message of a turn with those ids, of which any number were added before. Tells nothing.
-
-        Raises:
-            ConfigError: the text of the ids is not what was sent of it.
-        """
+        """Returns the message of a turn with those ids, of which any number were added before. Tells nothing."""
         text = self._cut.add(self._text.end(output_ids)) + self._cut.end()
         self._note(self._scanner.add(text, is_last=True))
         return {"role": "assistant", CONTENT: "", **self._said}
@@ -116,12 +111,12 @@ class _Text:
         """The ids in which the last text was added: they are decoded again with the next, which may change them."""
         self._said: list[str] = []
 
-    def add(self, ids: Sequence[int]) -> str:
+    def add(self, ids: Sequence[int], *, is_last: bool = False) -> str:
         self._ids += ids
         end = len(self._ids) - self._chat.is_closed(self._ids)
         before = self._chat.decoded(self._ids[self._start : self._end])
         text = self._chat.decoded(self._ids[self._start : end])
-        if text.endswith(HALF_CHARACTER) or len(text) <= len(before):
+        if (text.endswith(HALF_CHARACTER) and not is_last) or len(text) <= len(before):
             return ""
         self._start, self._end = self._end, end
         self._said.append(text[len(before) :])
@@ -129,9 +124,10 @@ class _Text:
 
     def end(self, output_ids: Sequence[int]) -> str:
         whole, said = self._chat.text(output_ids), "".join(self._said)
-        if not whole.startswith(said):
-            raise ConfigError("the tokenizer decodes a turn otherwise than token by token: ask without stream")
-        return whole[len(said) :]
+        if whole.startswith(said):
+            return whole[len(said) :]
+        # Bytes that are no text, which some tokenizers decode by what follows: it goes on from what was sent.
+        return self.add(output_ids[len(self._ids) :], is_last=True)
 
 
 class _Cut:

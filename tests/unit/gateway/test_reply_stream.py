@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.gateway.reply_stream import ReplyStream
 from slime_plugins.rollout_buffer.types import Message
 from tests.example_counts import examples
 from tests.gateway_support import tokenizer
-from tests.reply_streams import BEGUN, END_OF_TURN, gateway_message, reply_stream
+from tests.reply_streams import BEGUN, END_OF_TURN, ByteTokens, gateway_message, reply_stream
 
 TOOLS: Any = [
     {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}},
@@ -104,6 +104,29 @@ def test_any_tokens_are_told_as_the_text_that_they_decode_to(ids: list[int], dat
     assert stream.end(ids)["content"] == chat.text(ids)
     stream.tell_rest()
     assert put_together(told)["content"] == chat.text(ids)
+
+
+class ByteRuns(ByteTokens):
+    """Decodes bytes as the tokenizers that fall back to them: a run of bytes is one text, or none of it is."""
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        try:
+            return bytes(ids).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(ids)
+
+
+@examples(100)
+@given(ids_of_bytes, st.data())
+def test_of_bytes_that_turn_out_to_be_no_text_what_was_told_is_recorded(ids: list[int], data: st.DataObject) -> None:
+    tokens: Any = ByteRuns()
+    told: list[Piece | ChatReply] = []
+    stream = ReplyStream(tokens, ChatBody(), [], BEGUN, told.append, name="0")
+    for token_id in ids[: data.draw(st.integers(0, len(ids)))]:
+        stream.add([token_id])
+    message = stream.end(ids)
+    stream.tell_rest()
+    assert message == put_together(told)
 
 
 # --- how early -------------------------------------------------------------------------------------------------------
