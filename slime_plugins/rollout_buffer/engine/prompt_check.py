@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.chat_tokens import image_placeholder_of
 from slime_plugins.rollout_buffer.types import PromptCheck, PromptReceipt
 
 NOT_PROVEN: Final = "the engine does not report the ids it ran, and those it was sent do not encode to themselves"
+OTHER_LENGTH: Final = "the engine does not report the ids it ran, and their number is not that of the ids it was sent"
 RESUMED_ELSEWHERE: Final = "the engine was interrupted and resumed after other ids than it had sampled"
 
 

@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, 
 from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
 from slime_plugins.rollout_buffer.engine.prompt_check import (
     NOT_PROVEN,
+    OTHER_LENGTH,
     RESUMED_ELSEWHERE,
     CheckedPrompt,
     PromptChecker,
@@ -334,10 +335,11 @@ class SglangEngine(HttpEngine):
         if checked is None:
             return reply
         receipt = replace(checked.receipt, images=tuple(image.sha256 for image in request.images))
-        if receipt.check is PromptCheck.UNKNOWN and not (
-            self._probe_found(PromptIntegrity.EXACT, request) or await self._is_proven(request, parts)
-        ):
-            receipt = replace(receipt, untrained_because=NOT_PROVEN)
+        if receipt.check is PromptCheck.UNKNOWN:
+            if not request.images and reply.prompt_tokens not in (None, len(request.input_ids)):
+                receipt = replace(receipt, untrained_because=OTHER_LENGTH)
+            elif not (self._probe_found(PromptIntegrity.EXACT, request) or await self._is_proven(request, parts)):
+                receipt = replace(receipt, untrained_because=NOT_PROVEN)
         return replace(reply, prompt_receipt=receipt, ran_prompt_ids=checked.ran_ids)
 
     def _checked_prompt(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> CheckedPrompt | None:

@@ -91,7 +91,7 @@ def answered(
     meta_info = {
         "finish_reason": {"type": finish} if isinstance(finish, str) else finish,
         "weight_version": version,
-        "prompt_tokens": 70,
+        "prompt_tokens": 3,
         "cached_tokens": 64,
         "output_token_logprobs": [[-0.5 - token_id / 1000, token_id, None] for token_id in ids],
         **meta,
@@ -190,7 +190,7 @@ class TestWhatComesBack:
             finish_reason="length",
             weight_version="3",
             weight_version_spans=(WeightVersionSpan("3", 0, 3),),
-            prompt_tokens=70,
+            prompt_tokens=3,
             cached_tokens=64,
             prompt_receipt=PromptReceipt(PromptCheck.UNKNOWN),
         )
@@ -225,7 +225,7 @@ class TestAborts:
         assert reply.output_log_probs == (-0.507, -0.508, -0.509)
         assert reply.weight_version_spans == (WeightVersionSpan("3", 0, 2), WeightVersionSpan("4", 2, 3))
         assert (reply.finish_reason, reply.weight_version) == ("stop", "4")
-        assert (reply.prompt_tokens, reply.cached_tokens) == (70, 64)
+        assert (reply.prompt_tokens, reply.cached_tokens) == (3, 64)
 
     async def test_an_abort_without_a_change_of_weights_leaves_one_span(self) -> None:
         reply, _ = await play(answered([7, 8], finish="abort"), answered([9]))

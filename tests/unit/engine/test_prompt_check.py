@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.prompt_check import NOT_PROVEN, RESUMED_ELSEWHERE, PromptChecker
+from slime_plugins.rollout_buffer.engine.prompt_check import NOT_PROVEN, OTHER_LENGTH, RESUMED_ELSEWHERE, PromptChecker
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
@@ -115,6 +115,11 @@ class TestTheClient:
         safe, other = await played([*WORD], answered([7])), await played(LETTERS, answered([7]))
         assert safe.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
         assert other.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN, untrained_because=NOT_PROVEN)
+
+    async def test_a_prompt_of_another_length_is_not_trained_even_if_its_ids_are_not_said(self) -> None:
+        same, longer = [await played([*WORD], answered([7], prompt_tokens=len(WORD) + more)) for more in (0, 1)]
+        assert same.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
+        assert longer.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN, untrained_because=OTHER_LENGTH)
 
     async def test_a_turn_that_goes_on_after_its_own_tokens_is_equal(self) -> None:
         cut = answered(LETTERS[:2], prompt=[1], finish="abort")
