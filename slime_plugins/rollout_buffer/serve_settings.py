@@ -15,6 +15,8 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8889
+MAX_TURN_BYTES = 64 * 1024 * 1024
+"""Default limit of a body with a turn: a request to the gateway or to a rollout server, or the trainer's reply."""
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
 """Environment variable that passes ``ServeSettings`` to the server's processes, as JSON."""
 

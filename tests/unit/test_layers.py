@@ -148,6 +148,7 @@ def test_the_trainers_side_imports_no_more_than_a_client() -> None:
     records = ("client", "wire", "types", "errors", "redaction", "install_hints", "engine_keys")
     pure = (
         "rules.backoff",
+        "rules.job_settings",
         "rules.reward_normalization",
         "rules.token_validity",
         "rules.weight_versions",

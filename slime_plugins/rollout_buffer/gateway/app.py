@@ -35,6 +35,7 @@ from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Session, SessionKeys
+from slime_plugins.rollout_buffer.gateway.settings import KEEP_ALIVE_INTERVAL_S
 from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer, check_page, has_bearer
 from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.recording.messages import Conversation, read_conversation
@@ -43,8 +44,6 @@ from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, parse
 
-KEEP_ALIVE_INTERVAL_S = 10.0
-"""Seconds between keep-alive comments in a stream while its turn is sampled."""
 BUSY_RETRY_S = "1"
 RETRY_COUNT = "x-stainless-retry-count"
 """Header in which the clients of OpenAI and Anthropic count the retries of a request."""

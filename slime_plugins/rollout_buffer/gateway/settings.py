@@ -7,10 +7,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.serve_settings import read_token, validation_messages, why_exposed
+from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, read_token, validation_messages, why_exposed
 
 DEFAULT_GATEWAY_PORT = 8890
 DEFAULT_IDLE_TIMEOUT_S = 900.0
+KEEP_ALIVE_INTERVAL_S = 10.0
+"""Seconds between keep-alive comments in a stream while its turn is sampled."""
 
 
 class GatewaySettings(BaseModel):
@@ -43,7 +45,7 @@ class GatewaySettings(BaseModel):
         default=DEFAULT_IDLE_TIMEOUT_S, gt=0, description="Seconds without a request after which one expires."
     )
     session_timeout_s: float = Field(default=4 * 3600.0, gt=0, description="Seconds that one may live.")
-    max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_body_bytes: int = Field(default=MAX_TURN_BYTES, ge=1024, description="Largest request body.")
     max_data_bytes: int | None = Field(default=None, ge=1_000_000, description="As of `serve`. [default: unlimited]")
     max_turns: int = Field(default=2000, ge=1)
     """Limit of the turns of one session."""

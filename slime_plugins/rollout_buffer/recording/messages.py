@@ -17,7 +17,7 @@ import orjson
 
 from slime.utils.mask_template import with_reasoning_content
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.types import Image, Message
+from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Image, Message
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, decode_data_uri, is_sha256
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than
 
@@ -91,7 +91,7 @@ def whole_numbers_as_int(value: Any) -> Any:
         return {key: whole_numbers_as_int(one) for key, one in value.items()}
     if isinstance(value, list):
         return [whole_numbers_as_int(one) for one in value]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT_INTEGER else value
 
 
 def image_hashes_of(messages: Sequence[Message]) -> list[str]:

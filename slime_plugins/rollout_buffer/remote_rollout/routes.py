@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -35,9 +35,8 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views impo
     session_page,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
+from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING
-
-MAX_BODY: Final = 64 * 1024 * 1024
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,7 +47,7 @@ def create_app(
     *,
     agent: AgentSide | None = None,
     trainer: TrainerSide | None = None,
-    max_body_bytes: int = MAX_BODY,
+    max_body_bytes: int = MAX_TURN_BYTES,
     allowed_hosts: Collection[str] | None = None,
 ) -> web.Application:
     """Returns an application with one side or both, and ``GET /health``.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,7 @@ class AgentSettings:
     keep_result_s: float = 3600.0
     max_kept: int = 4096
     max_turns: int = 1000
-    max_reply_bytes: int = 64 * 1024 * 1024
+    max_reply_bytes: int = MAX_TURN_BYTES
 
     def __post_init__(self) -> None:
         times = (self.turn_timeout_s, self.tool_timeout_s, self.rollout_timeout_s, self.keep_result_s)

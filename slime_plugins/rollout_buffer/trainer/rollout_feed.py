@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.client import DEFAULT_TIMEOUT_S, AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
+from slime_plugins.rollout_buffer.rules.job_settings import DEFAULTS
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutBatch, RolloutGroup
 from slime_plugins.rollout_buffer.trainer.consumed import JobProgress
 from slime_plugins.rollout_buffer.trainer.delivery_conversion import DeliveryConverter
@@ -42,9 +43,6 @@ from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 __all__ = ["RolloutFeed"]
 
 Result = TypeVar("Result")
-
-DEFAULT_GROUPS_AHEAD = 256
-"""The buffer's default of ``max_groups_ahead``."""
 
 
 class RolloutFeed:
@@ -92,7 +90,7 @@ class RolloutFeed:
             lease_s=lease_s,
             timeout_s=timeout_s,
         )
-        self._groups_ahead = payload.get("max_groups_ahead", DEFAULT_GROUPS_AHEAD)
+        self._groups_ahead = payload.get("max_groups_ahead", DEFAULTS.max_groups_ahead)
         self._row_settings = rows or _row_settings(payload)
         self._image_settings = images
         self._progress = JobProgress()

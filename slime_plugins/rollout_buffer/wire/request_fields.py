@@ -24,7 +24,7 @@ from pydantic import (
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.serve_settings import validation_messages
 from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER
-from slime_plugins.rollout_buffer.wire.checks import checked_identifier
+from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER, checked_identifier
 
 MAX_NESTING = 100
 """Levels of the settings and options of a job; what can be stored must be possible to show."""
@@ -70,7 +70,9 @@ Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
 Ratio = Annotated[Number, Field(ge=0, le=1)]
 HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_http_url)]
 Identifier = Annotated[
-    str, AfterValidator(checked_identifier), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 256})
+    str,
+    AfterValidator(checked_identifier),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_IDENTIFIER}),
 ]
 
 

@@ -47,7 +47,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     plan_turn,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink, item_of, trajectory_of
-from slime_plugins.rollout_buffer.types import SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.types import DEFAULT_TEMPERATURE, SamplingParams, Trajectory
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 _ENGINE_OPTIONS: Final = (
@@ -322,7 +322,7 @@ class TrainerSide:
         given = asked.model_extra or {}
         return SamplingParams(
             max_new_tokens=min(cap for cap in caps if cap is not None),
-            temperature=1.0 if asked.temperature is None else asked.temperature,
+            temperature=DEFAULT_TEMPERATURE if asked.temperature is None else asked.temperature,
             top_p=1.0 if asked.top_p is None else asked.top_p,
             extra={key: given[key] for key in _ENGINE_OPTIONS if given.get(key) is not None},
         )
