@@ -34,9 +34,10 @@ NO_LOG_PROBS = "it has no log-probs of the engine, and most of its batch have"
 class BatchRule:
     """A batch has ``groups`` times ``members`` trajectories, in steps of ``step`` trajectories.
 
-    ``whole_groups`` accepts only groups with all members played. A group needs at least ``least`` played members: a
-    single one has no baseline and so no advantage. ``weightless_dummies``: slime's loss is the mean over played
-    trajectories, with or without dummies in the batch.
+    With ``whole_groups`` only groups of which all members were played count, and short ones only fill a batch that
+    lacks them. Otherwise a group counts from ``least`` played members on: a single one has no baseline and so no
+    advantage. ``weightless_dummies``: slime's loss is the mean over played trajectories, with or without dummies in the
+    batch.
     """
 
     groups: int
@@ -206,7 +207,7 @@ def _give_mean(group: Group) -> None:
 
 
 def _selection_hash(member: Any) -> bytes:
-    """Returns the hash by which members are chosen, independent of their order."""
+    """Returns the hash of a member's uid, which slime's Sample carries as its ``prompt``."""
     return hashlib.sha256(str(rows_of(member)[0].prompt).encode("utf-8", "surrogatepass")).digest()
 
 

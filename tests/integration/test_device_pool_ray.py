@@ -146,7 +146,7 @@ async def test_a_worker_that_dies_costs_one_attempt_and_is_replaced(cluster: str
     async with pool_at(cluster) as pool:
         async with await pool.acquire() as device:
             await device.reset("Exit", 0)
-            with pytest.raises(DeviceError, match="a device worker is gone"):
+            with pytest.raises(DeviceError, match="a device worker or the device manager is gone"):
                 await device.step(CLICK)
             lost = device.device_id
         async with await pool.acquire() as one, await pool.acquire() as other:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
-_MAX_PAUSE = 16
+_MAX_PAUSE_FACTOR = 16
 
 
 @dataclass(slots=True)
@@ -27,4 +27,4 @@ def retry_pause_s(failures: int, settings: DevicePoolSettings) -> float:
     """Returns the pause after that number of consecutive failed boots; it grows once the attempts are used up."""
     first_s = settings.boot_pause_s
     beyond = max(failures - settings.boot_attempts, 0)
-    return max(first_s, backoff_s(beyond, first_s=2 * first_s, longest_s=_MAX_PAUSE * first_s))
+    return max(first_s, backoff_s(beyond, first_s=2 * first_s, longest_s=_MAX_PAUSE_FACTOR * first_s))

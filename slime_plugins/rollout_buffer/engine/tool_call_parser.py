@@ -8,8 +8,8 @@ A call is the text between ``<tool_call>`` and ``</tool_call>``. Its first chara
 Rules for incomplete or ambiguous output, for all callers:
 
 * A call inside a thought is ignored. Thoughts are ``<think>`` blocks: one that was never closed goes to the end, and
-  text before a ``</think>`` without a start was opened by the prompt. Closed ``<thinking>`` blocks, which prompts ask
-  for, are thoughts too.
+  text before a ``</think>`` without a start is one that the prompt opened. Closed ``<thinking>`` blocks, which some
+  prompts ask for, are thoughts too.
 * Marks inside of a string of a valid call belong to the string.
 * Arguments may be a JSON string, may be named ``parameters``, and may be missing.
 * Line breaks inside of JSON strings are accepted. A value of ``qwen3_coder`` is a string if the tool's schema declares
@@ -43,7 +43,7 @@ _FUNCTION_END = re.compile(r"\s*</function>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _PARAMETER_END = "</parameter>"
 _MAX_WORD = 16
-"""Characters by which the window may cut a token of JSON, such as ``false`` or an escape."""
+"""Upper limit of the characters of a JSON token, such as ``false`` or an escape, that a window may cut."""
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -172,7 +172,7 @@ def _end_of_call(text: str, at: int) -> int:
     if text.startswith(CALL_END, after):
         return after + len(CALL_END)
     if after < len(text) and not text.startswith(CALL, after):
-        _refuse(f"more than one tool call stands before {CALL_END}")
+        _refuse(f"the tool call is followed by something other than {CALL_END}")
     return after
 
 
@@ -219,7 +219,7 @@ def _read_qwen3_coder(text: str, at: int, tools: Tools) -> tuple[dict[str, Any],
         at = closings[following] + len(_PARAMETER_END)
     ending = _FUNCTION_END.match(text, at)
     if ending is None:
-        _refuse("the tool call is not closed by </function>, or holds what is no <parameter=KEY>value</parameter>")
+        _refuse("the tool call is not closed by </function>, or has more than <parameter=KEY>value</parameter>")
     arguments = {key: _value(text[start:end], is_text=key in texts) for key, (start, end) in places.items()}
     return {"name": name, "arguments": arguments}, ending.end()
 
@@ -279,7 +279,7 @@ def _arguments(given: Any, name: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    _refuse(f"the tool call is not valid JSON ({name} is not a number)")
+    _refuse(f"the tool call is not valid JSON ({name} is not allowed)")
 
 
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)

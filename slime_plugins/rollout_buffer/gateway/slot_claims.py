@@ -187,7 +187,7 @@ class SlotClaims:
         if named is None:
             return None
         with self._buffer.store.read() as connection:
-            group = attempt_rows.find_group(connection, named.job_key, named.epoch, named.position)
+            group = group_rows.find_group(connection, named.job_key, named.epoch, named.position)
             if group is None:
                 return None
             found = attempt_rows.find_attempt(connection, group.key, named.slot, named.attempt)

@@ -1,6 +1,7 @@
 """Leases of deliveries: grant, renewal, acknowledgement and expiry. On an open transaction.
 
 A delivery whose lease has run out is ``expired``: its groups are ready again, and are redelivered together.
+The length is ``lease_s`` of each poll; a trainer's default is in ``trainer/settings.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the bodies and queries of requests are checked with: their base class, the types of their fields, and ``parse``.
+"""Validation of the bodies and queries of requests: their base class, the types of their fields, and ``parse``.
 
 slime's trainer sends numbers as strings, so numbers are taken from strings here and nowhere else.
 """
@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER
 from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER, checked_identifier
 
 MAX_NESTING = 100
-"""Levels of the settings and options of a job; what can be stored must be possible to show."""
+"""Levels of a job's settings, and of bodies to the gateway and to rollout servers: all can be written as JSON again."""
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
 
@@ -54,7 +54,7 @@ def _http_url(value: str) -> str:
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:  # its own words quote the address, a password in it included
+    except ValueError:  # its text would show a password in the address
         is_url = False
     if not is_url:
         raise ValueError("must be a URL like http://host:port")
@@ -77,7 +77,7 @@ Identifier = Annotated[
 
 
 class Body(BaseModel):
-    """What a caller sends where every key is known; another key is refused, because it is a typing error."""
+    """What a caller sends where every key is known; another key is refused as a misspelling."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=False, use_attribute_docstrings=True)
 
@@ -89,7 +89,7 @@ def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
     """Builds the record from a JSON object.
 
     Raises:
-        InvalidPayloadError: one sentence for each field that is wrong.
+        InvalidPayloadError: one sentence for each invalid field, of up to ten.
     """
     try:
         return model.model_validate(body)
@@ -101,7 +101,7 @@ def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
 
 
 def is_deeper_than(value: Any, levels: int) -> bool:
-    """Returns True if lists and objects stand in each other more than so many levels deep."""
+    """Returns True if lists and objects are nested more than ``levels`` deep."""
     level = [value]
     for _ in range(levels + 1):
         level = [inner for outer in level if isinstance(outer, dict | list) for inner in parts_of(outer)]
@@ -111,5 +111,5 @@ def is_deeper_than(value: Any, levels: int) -> bool:
 
 
 def parts_of(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    """Returns what stands directly in an object or a list."""
+    """Returns the direct members of an object or a list."""
     return value.values() if isinstance(value, dict) else value

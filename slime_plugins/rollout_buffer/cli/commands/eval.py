@@ -88,10 +88,11 @@ MaxAttempts = Annotated[
     int, typer.Option(min=1, max=100, help="Attempts at a slot whose device, engine or environment fails.")
 ]
 RetryGivenUp = Annotated[
-    bool, typer.Option("--retry-given-up", help="Try the slots that were given up again, --max-attempts times more.")
+    bool,
+    typer.Option("--retry-given-up", help="Play slots that were given up, with --max-attempts more attempts at each."),
 ]
 SuccessThreshold = Annotated[
-    float, typer.Option(help="A task is solved from this success on, or from this reward where no success is reported.")
+    float, typer.Option(help="Minimum success of a solved attempt, or minimum reward where no success is reported.")
 ]
 GroupBy = Annotated[
     list[str] | None,
@@ -204,7 +205,7 @@ def _checked_ks(pass_k: Sequence[int] | None, samples_per_task: int) -> list[int
 
     ks = sorted(set(pass_k)) if pass_k else default_ks(samples_per_task)
     if ks[0] < 1 or ks[-1] > samples_per_task:
-        raise ConfigError(f"--pass-k lies in 1 … {samples_per_task}, the attempts of --samples-per-task")
+        raise ConfigError(f"--pass-k must be between 1 and {samples_per_task}, the value of --samples-per-task")
     return ks
 
 
@@ -314,7 +315,7 @@ def _summary(report: Report) -> Table:
         if report[name] is not None:
             table.add_row(f"mean {unit}", f"{report[name]:.3g}", "", "")
     for code, count in report["failed_tries"].items():
-        table.add_row(f"broken: {escape(code)}", str(count), "", "tries; none counts as the policy's")
+        table.add_row(f"failed: {escape(code)}", str(count), "", "tries, not counted against the policy")
     return table
 
 
@@ -330,8 +331,8 @@ def _group_table(name: str, groups: Mapping[str, Report]) -> Table:
 def _comparison(comparison: Report) -> str:
     difference = comparison["difference"]
     return (
-        f"compared on {comparison['tasks']} tasks: {comparison['new']:.1%}, then {comparison['old']:.1%}; difference "
-        f"{difference['value']:+.1%} ({difference['low']:+.1%} to {difference['high']:+.1%}); "
+        f"compared on {comparison['tasks']} tasks: {comparison['new']:.1%}, earlier {comparison['old']:.1%}; "
+        f"difference {difference['value']:+.1%} ({difference['low']:+.1%} to {difference['high']:+.1%}); "
         f"{comparison['better']} better, {comparison['equal']} equal, {comparison['worse']} worse"
     )
 

@@ -49,7 +49,7 @@ _HEAD_NODE = "node:__internal_head__"
 _WATCH = "watch"
 _CALL_TIMEOUT_S = 60.0
 _NODES_JOIN_S = 60.0
-"""Time after the start of a manager, and so of a head, within which a missing node may still join."""
+"""Time after a manager's start, with which its cluster may have started: missing nodes may still join."""
 _NODES_POLL_S = 1.0
 _GIVING_UP_S = 3.0
 
@@ -166,9 +166,9 @@ async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None, **k
         cause = getattr(error, "cause", None)
         if isinstance(cause, EpisodeError):
             raise type(cause)(cause.message, cause.detail) from error
-        raise DeviceError(f"a device worker broke: {error}") from error
+        raise DeviceError(f"a device worker or the device manager failed: {error}") from error
     except ray.exceptions.RayError as error:
-        raise device_died(f"a device worker is gone: {type(error).__name__}: {error}") from error
+        raise device_died(f"a device worker or the device manager is gone: {type(error).__name__}: {error}") from error
 
 
 def _submit(method: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Awaitable[Any]:
@@ -324,7 +324,7 @@ class _WorkerActor(DeviceWorker):
     """A device worker that reports its node, and gives its device up before the node's memory runs out."""
 
     def boot(self) -> None:
-        if self._settings.resources_per_worker.memory:  # otherwise its device takes no memory worth freeing
+        if self._settings.resources_per_worker.memory:  # a device without a reservation counts as small
             if why := shortage():
                 raise DeviceError(f"the device is not booted: {why}")
             threading.Thread(target=self._give_up_at_shortage, name="node-memory", daemon=True).start()
@@ -334,7 +334,7 @@ class _WorkerActor(DeviceWorker):
         why, lock = wait_for_shortage()
         logger.error("device %d is given up: %s", self._index, why)
         self.give_up(why)
-        time.sleep(_GIVING_UP_S)  # with an episode on it, its runner knows by then, and the manager kills this process
+        time.sleep(_GIVING_UP_S)  # the runner of its episode learns of it, and the manager may kill this process
         if self._device is None:  # a boot cannot be interrupted
             os._exit(1)
         self.close()

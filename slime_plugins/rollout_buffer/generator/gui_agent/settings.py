@@ -52,6 +52,7 @@ class GuiAgentSettings(PoolSettings):
 
     rollout_mode: RolloutMode = RolloutMode.INCREMENTAL
     history_images: int = Field(default=1, ge=1)
+    """Screenshots in a prompt of mode history, the newest; prompts of mode incremental keep all."""
     max_turns: int | None = Field(default=None, ge=1)
     max_context_len: int = Field(default=16384, ge=1)
     stop_after_repeats: int | None = Field(default=None, ge=2)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
-from slime_plugins.rollout_buffer.storage.tables import group_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
-from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import AttemptState
 
 TRANSCRIPTS_OF_A_JOB = 100
@@ -116,13 +114,6 @@ def slot_uses(connection: Connection, group_key: int) -> dict[int, SlotUse]:
             filled=use.filled or bool(filled), running=use.running or bool(running), failures=use.failures + failed
         )
     return uses
-
-
-def find_group(connection: Connection, job_key: int, epoch: int, position: int) -> GroupRecord | None:
-    """Returns the group of one (job, epoch, instance)."""
-    query = "SELECT * FROM groups WHERE job_key = ? AND epoch = ? AND position = ?"
-    row = connection.execute(query, (job_key, epoch, position)).fetchone()
-    return None if row is None else group_rows.as_group(row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -97,6 +97,13 @@ def get_group(connection: Connection, key: int) -> GroupRecord:
     return as_group(connection.execute("SELECT * FROM groups WHERE key = ?", (key,)).fetchone())
 
 
+def find_group(connection: Connection, job_key: int, epoch: int, position: int) -> GroupRecord | None:
+    """Returns the group of one (job, epoch, instance)."""
+    query = "SELECT * FROM groups WHERE job_key = ? AND epoch = ? AND position = ?"
+    row = connection.execute(query, (job_key, epoch, position)).fetchone()
+    return None if row is None else as_group(row)
+
+
 def open_groups(connection: Connection, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
     """Returns open groups in playing order, beginning behind (epoch, position)."""
     query = (
