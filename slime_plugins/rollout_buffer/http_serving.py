@@ -9,10 +9,12 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 KEEPALIVE_TIMEOUT_S = 75.0
 BACKLOG = 1024
@@ -64,6 +66,8 @@ async def serving(
     Raises:
         ConfigError: the address cannot be served on; the port is taken, for instance.
     """
+    from aiohttp import web  # not for the supervisor, which only listens
+
     runner = web.AppRunner(
         app, handler_cancellation=handler_cancellation, access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT_S
     )
