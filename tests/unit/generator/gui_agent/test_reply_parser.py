@@ -142,8 +142,8 @@ def test_what_a_thinking_model_thinks_by_itself_counts_as_thinking_and_calls_not
         (reply(action="click", coordinate=[1001, 5]), "outside of the 999x999 screen"),
         (reply(action="click", coordinate=[-1, 5]), "outside of the 999x999 screen"),
         (reply(action="click", coordinate=[540, 1200]), "outside of the 999x999 screen"),
-        (reply(action="click", coordinate=[float("nan"), 5]), "NaN is not a number"),
-        (reply(action="click", coordinate=[float("inf"), 5]), "Infinity is not a number"),
+        (reply(action="click", coordinate=[float("nan"), 5]), "NaN is not allowed"),
+        (reply(action="click", coordinate=[float("inf"), 5]), "Infinity is not allowed"),
         (
             reply(action="click", coordinate=[0, 0]).replace("[0, 0]", "[1e999, 0]"),
             "number in the arguments is too large",
