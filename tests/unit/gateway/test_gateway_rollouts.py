@@ -133,6 +133,7 @@ async def test_any_process_of_a_gateway_continues_and_ends_a_rollout(tmp_path: P
         assert [len(engine.requests) for engine in engines] == [2, 1]
         listed = (await there.call("GET", "/rollouts")).body["rollouts"]
         assert [(one["rollout_id"], one["turns"]) for one in listed] == [("r1", 3)]
+        assert listed == (await here.call("GET", "/rollouts")).body["rollouts"]
         ended = await there.call("POST", "/rollouts/r1/end", {"reward": 1})
         again = await here.call("POST", "/rollouts/r1/end", {"reward": 1})
         assert (ended.status, ended.body) == (again.status, again.body)

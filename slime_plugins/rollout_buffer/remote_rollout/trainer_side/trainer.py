@@ -136,7 +136,9 @@ class TrainerSide:
         if stored is None or (known is not None and known.state is not SessionState.OPEN):
             return
         if known is None:
-            known = self._open.setdefault(rollout_id, await self._session(OpenBody.model_validate(stored.opening)))
+            found = await self._session(OpenBody.model_validate(stored.opening))
+            found.opened_at = stored.opening["opened_at"]
+            known = self._open.setdefault(rollout_id, found)
         known.replay(stored.turns)
         known.used_at = max(known.used_at, self._clock() + stored.expires_in_s - self.settings.idle_s)
         self._open.move_to_end(rollout_id)
@@ -452,7 +454,7 @@ class TrainerSide:
             raise UnavailableError(f"{len(self._open)} sessions are open, which is the limit: try again later")
         session = await self._session(asked)
         if self._log is not None:
-            opening = asked.model_dump(exclude_none=True)
+            opening = {**asked.model_dump(exclude_none=True), "opened_at": session.opened_at}
             if not await self._log.open(session.rollout_id, opening, self.settings.idle_s):
                 await self.refresh(session.rollout_id)
                 return await self._open_once(asked)
