@@ -111,7 +111,7 @@ def _read_message(message: Any, where: str) -> Message:
     message = with_reasoning_content(message)
     role = message.get("role")
     role = SAME_ROLES.get(role, role) if isinstance(role, str) else role
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise wrong_field(f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}")
     read: Message = {"role": role, "content": _content(message.get("content"), role, f"{where}.content")}
     for key in ("name", "tool_call_id", "reasoning_content"):

@@ -222,6 +222,7 @@ async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: Gat
         ({"messages": []}, "messages"),
         ({}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [USER], "functions": []}, "functions"),

@@ -188,6 +188,7 @@ def result(content: Any) -> dict[str, Any]:
         ),
         ({"messages": [USER], "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
         ({"messages": [USER], "tool_choice": "auto"}, "tool_choice"),
+        ({"messages": [USER], "tool_choice": {"type": ["auto"]}}, "tool_choice"),
         ({"messages": [USER], "mcp_servers": [{"type": "url", "url": "http://here"}]}, "mcp_servers"),
     ],
 )

@@ -232,3 +232,25 @@ def test_any_conversation_is_read_as_it_was_held(messages: list[dict[str, Any]],
     items = [item for message in messages[known:] for item in items_of(message)]
     history = read_conversation(messages[:known]).messages if known else ()
     assert read_conversation(read_request({"input": items}, history)[0]["messages"]) == read_conversation(messages)
+
+
+def test_items_of_one_reply_are_one_message_in_any_order() -> None:
+    items = [
+        {
+            "type": kind,
+            "id": f"{prefix}_1.0.0.0.1-{reply}_{at}",
+            "role": "assistant",
+            "content": [{"type": "text", "text": text}],
+        }
+        for reply, kind, prefix, at, text in (
+            ("aa", "message", "msg", 0, "a"),
+            ("aa", "reasoning", "rs", 1, "why"),
+            ("aa", "message", "msg", 2, "b"),
+            ("bb", "message", "msg", 0, "c"),
+        )
+    ]
+    read = read_conversation(read_request({"input": items}, [])[0]["messages"]).messages
+    assert read == (
+        {"role": "assistant", "content": "a\nb", "reasoning_content": "why"},
+        {"role": "assistant", "content": "c"},
+    )

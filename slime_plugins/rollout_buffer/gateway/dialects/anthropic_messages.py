@@ -192,7 +192,7 @@ def _tool_choice(given: Any) -> str | dict[str, Any]:
     kind = given.get("type") if isinstance(given, dict) else None
     if kind == "tool":
         return {"type": "function", "function": {"name": expect_text(given.get("name"), "tool_choice.name")}}
-    if kind not in TOOL_CHOICES:
+    if not isinstance(kind, str) or kind not in TOOL_CHOICES:
         raise wrong_field("tool_choice", "must be of type auto, any, tool or none")
     return TOOL_CHOICES[kind]
 

@@ -30,6 +30,7 @@ LOG_PROBS = "message.output_text.logprobs"
 WITH_INSTRUCTIONS = "i"
 """End of the id of a response whose first message is its ``instructions``, which do not carry over to the next."""
 
+_ITEM_ID = re.compile(r"(?:msg|rs|fc)_(.+)_[0-9]+")
 _RESPONSE_ID = re.compile(rf"resp_(.{{1,200}})-([0-9a-f]{{1,24}})({WITH_INSTRUCTIONS}?)")
 
 Parts = list[dict[str, Any]]
@@ -95,10 +96,12 @@ def _messages(given: Any, images: Images) -> list[dict[str, Any]]:
     if not isinstance(given, list) or not given:
         raise wrong_field("input", "must be a string, or a list with at least one item")
     found: list[dict[str, Any]] = []
+    reply = None
     for at, item in enumerate(given):
         where = f"input[{at}]"
         if not isinstance(item, dict):
             raise wrong_field(where, "must be an object")
+        before, reply = reply, _reply_of(item)
         kind = item.get("type", "message")
         if kind == "function_call_output":
             found.append(_output(item, where, images))
@@ -107,17 +110,28 @@ def _messages(given: Any, images: Images) -> list[dict[str, Any]]:
             if item.get("role") not in ("user", "system", "developer"):
                 raise wrong_field(f"{where}.role", "must be user, assistant, system or developer")
         elif kind in ("message", "reasoning", "function_call"):
-            _add_to_assistant(found, item, kind, where)
+            _add_to_assistant(found, item, kind, where, goes_on=reply is not None and reply == before)
         else:
             raise wrong_field(where, f"is of type {str(kind)[:50]}, which is not taken")
     return found
 
 
-def _add_to_assistant(found: list[dict[str, Any]], item: Mapping[str, Any], kind: str, where: str) -> None:
-    """Adds an item to the assistant's message that ends ``found``, or to a new one if it cannot follow there."""
+def _reply_of(item: Mapping[str, Any]) -> str | None:
+    """Returns the name of the reply of which an item is a part, if its id says so."""
+    named = _ITEM_ID.fullmatch(item["id"]) if isinstance(item.get("id"), str) else None
+    return None if named is None else named[1]
+
+
+def _add_to_assistant(
+    found: list[dict[str, Any]], item: Mapping[str, Any], kind: str, where: str, *, goes_on: bool
+) -> None:
+    """Adds an item to the assistant's message that ends ``found``, or to a new one if it cannot follow there.
+
+    ``goes_on``: its id says that it is of the same reply as the item before.
+    """
     last = found[-1] if found and found[-1]["role"] == "assistant" else None
     # A text after calls is of the same turn: they wait for their outputs.
-    if last is None or (kind != "function_call" and last["content"] and not last["tool_calls"]):
+    if last is None or (kind != "function_call" and last["content"] and not last["tool_calls"] and not goes_on):
         last = {"role": "assistant", "content": [], "tool_calls": []}
         found.append(last)
     if kind == "message":
