@@ -99,6 +99,7 @@ LAYOUT: tuple[Section, ...] = (
                 "buffer/surplus_items",
                 "buffer/untrained_trajectories",
                 "buffer/left_out_trajectories",
+                "buffer/repeated_tokens",
                 "buffer/without_log_probs",
                 "buffer/record_problems",
                 "buffer/old_trajectories",
