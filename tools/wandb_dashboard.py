@@ -89,7 +89,11 @@ LAYOUT: tuple[Section, ...] = (
         panels=(
             _panel("Waiting for groups", "buffer/wait_s"),
             _panel("Training rows", "buffer/rows"),
-            _panel("Tokens in all rows", "buffer/row_tokens"),
+            _panel(
+                "Tokens in all rows, and those of them repeated by branches",
+                "buffer/row_tokens",
+                "buffer/repeated_tokens",
+            ),
             _panel("Prompts as the engine ran them", "buffer/prompts/<statistic>"),
             _panel("Where tokens came from", "buffer/tokens_from_generations", "buffer/tokens_from_messages"),
             _panel(
@@ -99,7 +103,6 @@ LAYOUT: tuple[Section, ...] = (
                 "buffer/surplus_items",
                 "buffer/untrained_trajectories",
                 "buffer/left_out_trajectories",
-                "buffer/repeated_tokens",
                 "buffer/without_log_probs",
                 "buffer/record_problems",
                 "buffer/old_trajectories",
