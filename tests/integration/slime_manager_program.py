@@ -16,6 +16,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -42,6 +43,7 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, _StubFinder())
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import slime.ray.rollout as slime_rollout  # type: ignore[import-not-found]  # noqa: E402 - slime's own, once sglang is stubbed
 
@@ -51,8 +53,12 @@ try:
 except ImportError:  # before August 2026
     rollout_metrics = slime_rollout
     log_rollout = slime_rollout._log_rollout_data
+from loopback_buffer import (  # type: ignore[import-not-found]  # noqa: E402 - found where this program is run
+    LoopbackBuffer,
+    probe_item,
+)
+
 from slime.rollout import agent_rollout  # noqa: E402 - as above
-from slime.rollout.agent_rollout_probe import LoopbackBuffer, probe_item  # noqa: E402 - as above
 from slime.rollout.data_source import (  # type: ignore[import-not-found]  # noqa: E402 - as above
     RolloutDataSourceWithBuffer,
 )

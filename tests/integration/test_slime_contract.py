@@ -49,7 +49,7 @@ def run_in(checkout: Path, *command: str, **environment: str) -> str:
     finished = subprocess.run(
         [SLIME_PYTHON, *command],
         cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout), **environment},
+        env={**os.environ, "PYTHONPATH": f"{checkout}:{ROOT / 'tests'}", **environment},
         capture_output=True,
         text=True,
         timeout=280,
@@ -71,7 +71,7 @@ def test_slimes_contract_for_rollout_functions_holds(checkout: Path) -> None:
     output = run_in(
         checkout,
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/plugin_contracts/test_plugin_rollout_contracts.py"),
-        SLIME_CONTRACT_ROLLOUT_FUNCTION_PATH="slime.rollout.agent_rollout_probe.generate_rollout",
+        SLIME_CONTRACT_ROLLOUT_FUNCTION_PATH="loopback_buffer.generate_rollout",
     )
 
     assert "6 passed" in output

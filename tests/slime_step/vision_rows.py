@@ -23,12 +23,12 @@ import torch
 import transformers
 from PIL import Image as PillowImage
 
-from slime.rollout.agent_rollout_probe import probe_item
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, trajectories_of
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 from slime_plugins.rollout_buffer.wire import decode_item
+from tests.loopback_buffer import probe_item
 
 START, END, PAD = 4086, 4087, 4088
 """Of the demo tokenizer: around a picture, and its placeholder."""

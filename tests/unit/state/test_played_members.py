@@ -13,7 +13,6 @@ from flask.testing import FlaskClient
 
 from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import get_rollout_data, start_rollout
-from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import (
     ConflictError,
@@ -26,6 +25,7 @@ from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
+from tests.loopback_buffer import LoopbackBuffer, ScriptedReply
 from tests.support import written
 
 

@@ -362,7 +362,7 @@ def test_the_trainers_end_plays_a_rollout_by_itself(trainers_end: Path) -> None:
     """Every module that went in is imported, and a batch goes from the buffer's protocol to Samples."""
     program = """
 import importlib, json, pathlib
-from slime.rollout.agent_rollout_probe import generate_rollout
+from loopback_buffer import generate_rollout
 from types import SimpleNamespace
 
 source = SimpleNamespace(get_samples=lambda count: [], metadata={})
@@ -372,7 +372,7 @@ for file in files:
     importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
 print(json.dumps({"samples": sum(map(len, batch.samples)), "imported": len(files)}))
 """
-    done = run_in(trainers_end, sys.executable, "-c", program, PYTHONPATH=str(trainers_end))
+    done = run_in(trainers_end, sys.executable, "-c", program, PYTHONPATH=f"{trainers_end}:{ROOT / 'tests'}")
 
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -22,10 +22,10 @@ from slime.rollout.agent_rollout_argument_checks import (
 )
 from slime.rollout.agent_rollout_data_source import checked_data_source
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
+from tests.loopback_buffer import LoopbackBuffer
 
 RANKS = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 8, "micro_batch_size": 1, "use_dynamic_batch_size": False}
 

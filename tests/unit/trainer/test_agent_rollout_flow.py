@@ -29,7 +29,6 @@ from slime.rollout.agent_rollout import (
     reset_jobs,
     start_rollout,
 )
-from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError
 from slime_plugins.rollout_buffer.trainer import job_feed
@@ -39,6 +38,7 @@ from slime_plugins.rollout_buffer.trainer.job_feed import (
     JobEndedError,
     RetriesUsedUpError,
 )
+from tests.loopback_buffer import LoopbackBuffer, ScriptedReply, probe_item
 from tests.wandb_runs import logged_in, offline_run
 
 UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable", "message": "not now", "detail": {}}}')

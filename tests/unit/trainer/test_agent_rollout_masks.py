@@ -12,7 +12,6 @@ import pytest
 
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
 from slime.rollout.agent_rollout import generate_rollout
-from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime.rollout.agent_rollout_settings import read_mask_settings
 from slime.utils import mask_generator as built_in
@@ -21,6 +20,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer import mask_selection
 from slime_plugins.rollout_buffer.trainer.mask_selection import check_masks
 from slime_plugins.rollout_buffer.wire import RolloutItem
+from tests.loopback_buffer import LoopbackBuffer
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
 

@@ -18,11 +18,11 @@ from PIL import Image as PillowImage
 from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, trainer_args
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import reset_jobs
-from slime.rollout.agent_rollout_probe import LoopbackBuffer, probe_item
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.trainer import delivery_conversion, job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import process_cache
 from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
+from tests.loopback_buffer import LoopbackBuffer, probe_item
 
 PAD = 99
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
 from slime.utils.mask_utils import WeightVersionSpan
 from slime_plugins.rollout_buffer import InputExhaustedError, RolloutFeed, RolloutRow
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
+from tests.loopback_buffer import LoopbackBuffer, ScriptedReply
 
 SAMPLES = 2
 PAYLOAD = {"job_id": "job", "task_type": "probe", "num_epoch": 1, "num_repeat_per_sample": SAMPLES}

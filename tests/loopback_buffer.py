@@ -1,8 +1,8 @@
-"""A rollout function for slime's contract test: the real one, against a scripted buffer on a loopback port.
+"""``LoopbackBuffer``: the buffer's protocol in memory, on a loopback port, with scripted faults.
 
-slime's contract test calls rollout functions with ``args=None`` and a data source that only has ``get_samples``; run it
-with ``--rollout-function-path slime.rollout.agent_rollout_probe.generate_rollout``. All code from the HTTP client to
-the Samples is that of training. ``LoopbackBuffer`` implements the buffer's protocol in memory, with scripted faults.
+``generate_rollout`` is the real rollout function against it, for slime's contract test, which calls rollout functions
+with ``args=None`` and a data source that only has ``get_samples``. Imports nothing of ``tests``: it also runs inside of
+a slime checkout.
 """
 
 from __future__ import annotations
