@@ -3,7 +3,7 @@
 Every trajectory counts once, regardless of its number of rows; dummies count only in metrics that mention them. Names
 that end in a task, an app, a reason or a state are shares or counts of that value. Metrics of the buffer are named
 after its Prometheus metrics, with slashes for underscores and the label's value at the end: ``rollout_buffer_slots`` of
-state ``ready`` is ``rollout/buffer/slots/ready``.
+state ``ready`` is ``rollout/buffer/slots/ready``. ``docs/trainer.md`` describes them all.
 """
 
 from __future__ import annotations
@@ -21,78 +21,6 @@ from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
 
 Metrics = dict[str, float]
 
-METRICS: Mapping[str, str] = {
-    "rollout/no_filter/total_samples": "trajectories that the buffer saw, before any filter",
-    "rollout/no_filter/avg_reward": "their mean reward",
-    "rollout/no_filter/reward_std": "their rewards' standard deviation (n - 1), mean over the replies",
-    "rollout/no_filter/reward_min": "their smallest reward",
-    "rollout/no_filter/reward_max": "their largest reward",
-    "rollout/reward/mean": "mean raw reward of the batch",
-    "rollout/reward/std": "standard deviation of the raw rewards (n - 1)",
-    "rollout/reward/min": "smallest raw reward",
-    "rollout/reward/max": "largest raw reward",
-    "rollout/success/mean": "share of trajectories that solved their task, of those that say whether they did",
-    "rollout/success/task/<task>": "the same, by task",
-    "rollout/success/app/<app>": "the same, by app",
-    "rollout/pass_at/<k>": "share of tasks of which one of k attempts succeeds, k = 1, 2, 4 … up to the played members",
-    "rollout/truncated/mean": "share of trajectories that a limit truncated",
-    "rollout/response_length/mean": "tokens from the first trained one to the end, all rows of a trajectory together",
-    "rollout/response_length/min": "the shortest",
-    "rollout/response_length/max": "the longest",
-    "rollout/repetition/mean": "share of trajectories whose replies repeat themselves, by slime's measure: the last "
-    "10 000 characters compress to less than a tenth",
-    "rollout/prefix_cache/hit_rate": "share of prompt tokens that the engine had in its cache, where it reports them",
-    "rollout/equal_rewards/mean": "share of groups whose rewards do not differ: they have no advantage",
-    "rollout/trained_tokens/mean": "tokens with mask 1 of a trajectory",
-    "rollout/turns/mean": "replies of the model in an episode",
-    "rollout/turns/max": "most replies",
-    "rollout/stop_reason/<reason>": "share of trajectories that stopped for this reason",
-    "rollout/outcome/<outcome>": "share of members with this outcome, dummies included",
-    "rollout/staleness/mean": "weight versions between a trajectory's oldest token and the newest of the batch",
-    "rollout/staleness/max": "the largest such distance",
-    "rollout/token_drift/<kind>": "trajectories that re-tokenising would have changed, by how; rebuilt_turns and "
-    "rebuilt_conversation: those that came as messages only, by how their rows were made",
-    "rollout/buffer/wait_s": "seconds that the rollout waited for groups",
-    "rollout/buffer/dummies": "members of the batch that could not be played or trained",
-    "rollout/buffer/short_groups": "groups of which a member could not be played, left out ones included",
-    "rollout/buffer/left_out_trajectories": "played trajectories without a place in the batch (refill)",
-    "rollout/buffer/malformed_items": "delivered items that are malformed",
-    "rollout/buffer/surplus_items": "members beyond the group's size",
-    "rollout/buffer/untrained_trajectories": "trajectories of which no token is trained",
-    "rollout/buffer/without_log_probs": "trajectories not trained because slime computes its loss from log-probs",
-    "rollout/buffer/record_problems": "trajectories not trained because their token records (routed experts, ids that "
-    "top_p kept) are missing or belong to other tokens",
-    "rollout/buffer/old_tokens": "tokens masked because their weights were too old (rollout_buffer_max_token_lag)",
-    "rollout/buffer/old_trajectories": "trajectories not trained because all their tokens were that old",
-    "rollout/buffer/turn_rewards": "trajectories of which the rewards of single turns are trained",
-    "rollout/buffer/rows": "training rows",
-    "rollout/buffer/row_tokens": "tokens in all rows, context included",
-    "rollout/buffer/repeated_tokens": "context tokens that branches of gateway sessions repeat, of all rows",
-    "rollout/buffer/tokens_from_generations": "trajectories with the tokens that were sampled",
-    "rollout/buffer/tokens_from_messages": "trajectories rebuilt from their messages",
-    "rollout/buffer/images": "screenshots in the rows",
-    "rollout/buffer/images_fetched": "screenshots downloaded from the buffer",
-    "rollout/buffer/image_tensor_bytes": "bytes of the screenshots' tensors",
-    "rollout/buffer/images_missing": "trajectories without one of their screenshots",
-    "rollout/buffer/image_mismatches": "trajectories whose screenshots and tokens do not agree",
-    "rollout/buffer/engine_image_mismatches": "trajectories whose screenshots have other token counts in the engine",
-    "rollout/buffer/slots/<state>": "slots of the job by state",
-    "rollout/buffer/trajectories/<outcome>": "trajectories of the job by outcome",
-    "rollout/buffer/trajectories/late": "trajectories written after their group had closed",
-    "rollout/buffer/trajectories/damaged": "trajectories whose payload could not be read",
-    "rollout/buffer/reward/<statistic>": "reward of all the job's trajectories: mean, min, max",
-    "rollout/buffer/success/<statistic>": "share of the job's trajectories that solved their task: mean",
-    "rollout/buffer/staleness/<statistic>": "weight versions between a trajectory and the newest then: mean, max",
-    "rollout/buffer/log/prob/gap/<statistic>": "distance of train and rollout log-prob, as reported: mean, max",
-    "rollout/buffer/prompts/<statistic>": "the job's turns by the result of the prompt check: checked, equal, "
-    "differing, unknown, untrained; forked rows, and the extra tokens of those rows",
-    "rollout/bias/<statistic>": "total variation between trained and submitted members by duration, length, turns, "
-    "reward, success, task; slowest: the slowest quarter's share of the trained over that of the submitted; given_up, "
-    "failed, dummies: shares of the submitted; reward_shift: mean reward of the trained less that of all known",
-    "rollout/buffer/poll/wait/seconds/<statistic>": "seconds that polls waited for their delivery: mean, max",
-    "rollout/buffer/attempts/failed/<error>": "failed attempts of the job by error: devices, engine, environment",
-}
-"""Every metric of a training rollout, with its description."""
 REPETITION_CHARACTERS = 10_000
 REPETITION_RATIO = 10
 

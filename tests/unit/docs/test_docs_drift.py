@@ -15,7 +15,7 @@ from slime.rollout import agent_rollout_settings
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
-from slime_plugins.rollout_buffer.trainer import metrics as trainer_metrics
+from tools.wandb_dashboard import LAYOUT
 
 ROOT = Path(__file__).resolve().parents[3]
 Text = str
@@ -52,8 +52,8 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 def lacking_trainer_metrics(text: Text) -> list[str]:
-    names = set(re.findall(r'"(rollout/[\w/]+\w)"', Path(trainer_metrics.__file__ or "").read_text("utf-8")))
-    return [name for name in sorted(names) if f"`{name}" not in text]
+    names = [name for section in LAYOUT for panel in section.panels for name in panel.metrics]
+    return [name for name in names if f"`{name}`" not in text]
 
 
 def lacking_android_settings(text: Text) -> list[str]:
