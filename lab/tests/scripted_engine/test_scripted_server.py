@@ -6,12 +6,14 @@ import asyncio
 import base64
 import gzip
 import io
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 from PIL import Image as PillowImage
 from transformers import AutoTokenizer
@@ -20,6 +22,7 @@ from rollout_buffer_lab.scripted_engine.generation import Generation, Pace
 from rollout_buffer_lab.scripted_engine.scripted_backend import image_token_count
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
+from rollout_buffer_lab.sglang_routes.records import Sampled
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -158,6 +161,45 @@ class TestGenerate:
         reply = await client.generate(input_ids=ids, image_data=[data_uri()], return_prompt_token_ids=True)
         assert reply["meta_info"]["prompt_tokens"] == len(reply["prompt_token_ids"]) == len(ids) + 71
         assert reply["meta_info"]["image_tokens"] == 72
+
+
+class TestStreams:
+    async def test_each_token_is_an_event_that_repeats_the_reply_so_far(self, client: Client) -> None:
+        whole = (await client.generate(sampling_params={"temperature": 0}))["output_ids"]
+        body = {"text": QUESTION, "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": 64}}
+        async with client.session.post(f"{client.url}/generate", json=body) as response:
+            events = [line.removeprefix(b"data: ").strip() async for line in response.content if line.strip()]
+        assert events.pop() == b"[DONE]"
+        assert [orjson.loads(event)["output_ids"] for event in events] == [
+            whole[:count] for count in range(1, len(whole) + 1)
+        ]
+
+    async def test_a_slow_client_makes_the_engine_keep_the_newest_reply_only(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each event repeats the reply: kept for all tokens, one reply of 30,000 tokens would be gigabytes."""
+        kept = Counter[str]()
+
+        class Ids(list[int]):
+            def __init__(self, ids: Iterable[int]) -> None:
+                super().__init__(ids)
+                kept["now"] += 1
+                kept["most"] = max(kept["most"], kept["now"])
+
+            def __del__(self) -> None:
+                kept["now"] -= 1
+
+        def sampled(**fields: Any) -> Sampled:
+            return Sampled(**{**fields, "output_ids": Ids(fields["output_ids"])})
+
+        monkeypatch.setattr("rollout_buffer_lab.scripted_engine.scripted_backend.Sampled", sampled)
+        settings = ScriptedEngineSettings(port=0, skill=1.0, context_length=3000)
+        async with running(settings) as url, aiohttp.ClientSession() as session:
+            asked = {"max_new_tokens": 2000, "ignore_eos": True}
+            body = {"text": QUESTION, "stream": True, "return_logprob": True, "sampling_params": asked}
+            async with session.post(f"{url}/generate", json=body) as response:
+                await response.read()
+        assert kept["most"] < 5
 
 
 class TestRefusals:

@@ -198,6 +198,7 @@ class ScriptedBackend:
             await generation.wait_for_tokens(count)
             if generation.produced >= count and call.on_token is not None:
                 call.on_token(sampled(count, {}))
+                await asyncio.sleep(0)  # who streams writes this one before the next is made
         await generation.wait_for_tokens(len(plan.ids))
         self._remember(call.session, [*plan.prompt_ids, *plan.ids[: generation.produced]])
         return sampled(generation.produced, ABORTED if generation.aborted else plan.finish_reason)

@@ -159,15 +159,27 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 
 
 async def _streamed(request: web.Request, call: GenerateCall, body: dict[str, Any]) -> web.StreamResponse:
-    """Sends the reply so far after each token, as SGLang does; a refusal that the prompt causes is an event, too."""
-    come: asyncio.Queue[Sampled | None] = asyncio.Queue()
-    sampling = asyncio.ensure_future(request.app[BACKEND].generate(replace(call, on_token=come.put_nowait)))
-    sampling.add_done_callback(lambda _: come.put_nowait(None))
+    """Sends the reply so far after each token, as SGLang does; a refusal that the prompt causes is an event, too.
+
+    A client that reads slowly gets fewer events: each repeats the whole reply, so only the newest waits for it.
+    """
+    newest: list[Sampled] = []
+    changed = asyncio.Event()
+
+    def take(so_far: Sampled) -> None:
+        newest[:] = [so_far]
+        changed.set()
+
+    sampling = asyncio.ensure_future(request.app[BACKEND].generate(replace(call, on_token=take)))
+    sampling.add_done_callback(lambda _: changed.set())
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     try:
-        while (so_far := await come.get()) is not None:
+        await changed.wait()
+        while not sampling.done():
+            changed.clear()
             await response.prepare(request)
-            await response.write(_event(_generate_reply(so_far, body)))
+            await response.write(_event(_generate_reply(newest.pop(), body)))
+            await changed.wait()
         last = _event(_generate_reply(sampling.result(), body))
     except BadRequestError as error:
         refusal = error.error if isinstance(error.error, dict) else {"message": error.error}
