@@ -21,7 +21,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.serve_settings import read_token
-from slime_plugins.rollout_buffer.wire.item_bodies import split_items
 from tests.support import written
 
 START = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"}
@@ -396,7 +395,6 @@ def test_a_text_of_400_kb_that_closes_nothing_is_read_in_seconds(piece: str) -> 
     """Readers of models' and users' texts once took minutes for one or another of them."""
     text = piece * (400_000 // len(piece))
     assert redacted(f"@{text} http://user:pass@host/").endswith(" http://***@host/")
-    assert split_items(b'{"items": ["' + text.encode(), "items") is None
     assert "".join(segment.text for segment in read_segments(text)) == text
     assert list(tagged_parts(text)) == []
     for read in (final_answer, read_question):

@@ -36,7 +36,6 @@ from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings, read_token
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.wire.item_bodies import split_items
 
 RETRY_AFTER_S = 2
 """``Retry-After`` of replies with status 503 or 507."""
@@ -44,11 +43,9 @@ LOG_INTERVAL_S = 5.0
 """Minimum seconds between two log lines for one error code."""
 
 LARGE_BODY = 2 * 1024 * 1024
-"""A body beyond this is parsed in a separate thread, object by object."""
-MAX_PART_BYTES = 32 * 1024 * 1024
-"""Limit of JSON parsed in one call, which holds the GIL."""
-MAX_PART_BRACKETS = 2_000_000
-"""A list or object takes as long to parse as 20 bytes of other JSON, and 60 bytes of memory."""
+"""A body beyond this is parsed in a separate thread."""
+MAX_OBJECTS = 2_000_000
+"""Lists and objects of a body: parsing holds the GIL, and each takes as long as 20 bytes of other JSON."""
 
 Part = Sequence[bytes | memoryview]
 """A part of a long reply, as pieces in order."""
@@ -219,33 +216,11 @@ def read_bytes() -> bytes:
     return request.get_data(cache=False)
 
 
-def json_object_of_parts(content: bytes | bytearray, key: str) -> dict[str, Any]:
-    """Parses a body with a list of objects under ``key``; of a large body each object separately, which releases the
-    GIL in between.
+def refuse_too_many_objects(content: bytes | bytearray, what: str) -> None:
+    """Refuses JSON text that would block the process for seconds while it is parsed.
 
     Raises:
-        InvalidPayloadError: it is not a JSON object.
-        PayloadTooLargeError: one object, or the rest of the body, is too large for one parse.
+        PayloadTooLargeError: it has more than ``MAX_OBJECTS`` lists and objects.
     """
-    split = split_items(content, key) if len(content) > LARGE_BODY else None
-    rest, parts = split or (content, [])
-    body = json_object(of_one_go(rest, f"the body without {key}"))
-    if split is None:
-        return body
-    if body.get(key) != []:  # the key occurs twice
-        return json_object(of_one_go(content, "a body without a list of objects"))
-    names = [f"{key}[{at}]" for at in range(len(parts))]
-    return {**body, key: [json_object(of_one_go(part, name), name) for part, name in zip(parts, names, strict=True)]}
-
-
-def of_one_go(content: bytes | bytearray, what: str) -> bytes | bytearray:
-    """Returns JSON text that is small enough for one parse.
-
-    Raises:
-        PayloadTooLargeError: it is larger.
-    """
-    if len(content) > MAX_PART_BYTES:
-        raise PayloadTooLargeError(f"{what} is larger than {MAX_PART_BYTES} bytes: send less at once")
-    if content.count(b"[") + content.count(b"{") > MAX_PART_BRACKETS:
-        raise PayloadTooLargeError(f"{what} has more than {MAX_PART_BRACKETS} lists and objects: send less at once")
-    return content
+    if content.count(b"[") + content.count(b"{") > MAX_OBJECTS:
+        raise PayloadTooLargeError(f"{what} has more than {MAX_OBJECTS} lists and objects: send less at once")

@@ -5,7 +5,7 @@
   in), ``trainer_reports``, ``query_params``; ``request_fields`` has their base class
 * replies: ``delivery_replies``, ``job_replies``, ``group_replies``, ``trajectory_replies``, as the server builds them;
   ``trainer_replies`` as the client reads them
-* ``inline_images``, ``item_bodies``: large bodies, screenshots cut out and items found before JSON is parsed
+* ``inline_images``: screenshots, cut out of a body before its JSON is parsed
 
 What is wrong is an ``InvalidPayloadError`` whose sentence names the key, what is allowed there, and what a misspelt key
 may have meant. Replies are typed dictionaries: mypy checks their keys, and nothing is validated while one is sent.

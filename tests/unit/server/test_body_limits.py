@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -15,6 +14,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.server import http
 from slime_plugins.rollout_buffer.server.app import OPERATIONS
 from slime_plugins.rollout_buffer.server.body_limits import BODY_LIMITS, OTHER_ROUTES, body_limit
+from slime_plugins.rollout_buffer.server.routes import write
 from tests.support import PNG, written
 
 START = {"task_type": "external", "job_id": "j", "num_repeat_per_sample": 1}
@@ -54,38 +54,27 @@ def test_more_is_refused_with_the_limit_and_what_to_do(client: FlaskClient, path
 
 @pytest.fixture
 def small(make_client: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch) -> FlaskClient:
-    """A server for which a body is large from 1 KB on, and 4 KB too much for one go."""
-    monkeypatch.setattr(http, "LARGE_BODY", 1024)
-    monkeypatch.setattr(http, "MAX_PART_BYTES", 4096)
-    monkeypatch.setattr(http, "MAX_PART_BRACKETS", 1000)
+    """A server for which 4 KB are too much for a write, and 1000 lists too many for any body."""
+    monkeypatch.setattr(write, "MAX_WRITE_BYTES", 4096)
+    monkeypatch.setattr(http, "MAX_OBJECTS", 1000)
     return make_client()
 
 
-def lines(size: int, count: int = 3) -> list[dict[str, Any]]:
-    return [{"instance_id": str(at), "text": "x" * size} for at in range(count)]
-
-
-def test_the_instances_of_a_large_start_are_read_one_by_one(small: FlaskClient) -> None:
-    given = lines(3000)
+def test_a_large_start_is_the_same_work_in_whatever_order_its_keys_come(small: FlaskClient) -> None:
+    given = [{"instance_id": str(at), "text": "x" * 3000} for at in range(3)]
     reply = small.post("/start_rollout", json={**START, "instances": given, "num_epoch": 2})
     assert (reply.status_code, reply.get_json()["groups"]) == (200, 6)
     again = small.post("/start_rollout", data=orjson.dumps({"instances": given, "num_epoch": 2, **START}))
-    assert again.get_json()["attached"], "the same work, in whatever order its keys come"
+    assert again.get_json()["attached"]
 
 
-@pytest.mark.parametrize(
-    ("body", "what"),
-    [
-        ({**START, "instances": lines(5000)}, "instances[0] is larger than 4096 bytes"),
-        ({**START, "skip_instance_ids": ["x" * 100] * 60}, "the body without instances is larger than 4096"),
-        ({**START, "skip_instance_ids": [[]] * 1001}, "the body without instances has more than 1000 lists"),
-        ({**START, "instances": [{"a": [[]] * 1000}]}, "instances[0] has more than 1000 lists"),
-        ({**START, "instances": [[]] * 2000}, "the body without instances is larger than 4096"),
-    ],
-)
-def test_what_would_have_to_be_parsed_in_one_go_is_refused(small: FlaskClient, body: dict[str, Any], what: str) -> None:
-    reply = small.post("/start_rollout", json=body)
-    assert (reply.status_code, what in reply.get_json()["error"]["message"]) == (413, True), reply.get_json()
+@pytest.mark.parametrize("key", ["instances", "skip_instance_ids"])
+def test_a_start_of_too_many_objects_is_refused_before_it_is_parsed(small: FlaskClient, key: str) -> None:
+    reply = small.post("/start_rollout", json={**START, key: [[]] * 1001})
+    assert (reply.status_code, reply.get_json()["error"]["message"]) == (
+        413,
+        "the body has more than 1000 lists and objects: send less at once",
+    )
     assert small.get("/jobs").get_json()["jobs"] == []
 
 

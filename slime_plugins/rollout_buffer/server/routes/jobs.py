@@ -16,15 +16,16 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
     UnknownTaskTypeError,
 )
+from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job, settings_for_display
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.rules.unknown_keys import misspelt_key_messages
 from slime_plugins.rollout_buffer.serve_settings import generator_files
 from slime_plugins.rollout_buffer.server.http import (
-    json_object_of_parts,
     json_reply,
     read_bytes,
+    refuse_too_many_objects,
     the_buffer,
     the_context,
     the_inspection,
@@ -64,7 +65,9 @@ def start_rollout() -> Response:
     A call with the same payload attaches to the job, updates its engine URL, and makes delivered groups that are not in
     the skip list ready again. Numbers may be sent as strings. Other keys are options of the generator.
     """
-    body = json_object_of_parts(read_bytes(), "instances")
+    content = read_bytes()
+    refuse_too_many_objects(content, "the body")
+    body = json_object(content)
     task = _check_task_type(body.get("task_type"))
     payload = parse(StartPayload, body)
     _check_required_keys(payload, task.get("required_keys", ()))

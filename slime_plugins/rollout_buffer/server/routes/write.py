@@ -17,12 +17,16 @@ from slime_plugins.rollout_buffer.server.http import (
     ServerContext,
     as_json,
     error_answer,
-    of_one_go,
+    refuse_too_many_objects,
 )
 from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, Written
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteReply, WriteResult
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
+
+MAX_WRITE_BYTES = 32 * 1024 * 1024
+"""Limit of a write without its screenshots."""
+_WITHOUT_IMAGES = "the body without its screenshots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,10 @@ def read_write(body: WriteBody) -> Write | UnreadWrite:
     job_id = body.job_id
     try:
         text, images = extract_images(body.content)
-        wanted = json_object(of_one_go(text, "the body without its screenshots"))
+        if len(text) > MAX_WRITE_BYTES:
+            raise PayloadTooLargeError(f"{_WITHOUT_IMAGES} is larger than {MAX_WRITE_BYTES} bytes: send less at once")
+        refuse_too_many_objects(text, _WITHOUT_IMAGES)
+        wanted = json_object(text)
         job_id = wanted.pop("job_id", None) or job_id
         if job_id is not None:
             job_id = wire.identifier(job_id, "job_id")
