@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 KEEPALIVE_TIMEOUT_S = 75.0
-BACKLOG = 1024
+BACKLOG = 4096
 ANY_HOST = frozenset({"", "0.0.0.0"})
 
 
@@ -29,8 +29,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """
     sockets: list[socket.socket] = []
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, address in dict.fromkeys((one[0], one[4]) for one in found):
+        found = socket_addresses(host, port)
+        for family, address in found:
             try:
                 sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
             except OSError as error:
@@ -41,6 +41,16 @@ def listen(host: str, port: int) -> list[socket.socket]:
             one.close()
         raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror or error}") from error
     return sockets
+
+
+def socket_addresses(host: str, port: int) -> list[tuple[int, Any]]:
+    """Returns the address families and addresses that listening on a host means.
+
+    Raises:
+        OSError: the host has no address.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((one[0], one[4]) for one in found))
 
 
 def base_url(host: str, port: int) -> str:

@@ -15,6 +15,7 @@ import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from tests.held_sockets import HeldSockets
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "it") -> Any:
@@ -44,11 +45,14 @@ class BufferProcess:
         *arguments: str,
         environment: dict[str, str] | None = None,
         launcher: Sequence[str] = (),
+        held_port: int | None = None,
     ) -> None:
-        """``launcher`` is a command that runs the one after it."""
+        """``launcher`` is a command that runs the one after it. With ``held_port``, the gateway's, this process holds
+        the sockets of ``serve``."""
         self.folder = folder
-        self._launcher = launcher
         self.port = free_port()
+        self._held = None if held_port is None else HeldSockets([self.port, held_port])
+        self._launcher = launcher if self._held is None else self._held.launcher
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = RolloutBufferClient(self.url, timeout_s=30)
         self._arguments = arguments
@@ -62,12 +66,20 @@ class BufferProcess:
             "--data-dir", str(self.folder / "data"), "--data-root", str(self.folder), *self._arguments,
         ]  # fmt: skip
         log = self.folder / "serve.log"
-        self.process = ChildProcess("buffer", command, log_file=log, environment=self._environment)
+        self.process = ChildProcess(
+            "buffer",
+            command,
+            log_file=log,
+            environment=self._environment,
+            descriptors=() if self._held is None else self._held.descriptors,
+        )
         wait_until(lambda: answers(f"{self.url}/health"), 60, f"start of the buffer\n{self.process.log_tail(20)}")
 
     def stop(self) -> None:
         """Asks it to stop, and sees that it does."""
         self.process.stop(40)
+        if self._held is not None:
+            self._held.close()
 
     def kill_supervisor(self, *, awaits_orphans: bool = True) -> None:
         """As a crash would: no chance to tidy up. Its children fall with it, and have when this returns."""

@@ -160,11 +160,11 @@ def counting_engine() -> Iterator[CountingEngine]:
 
 
 def play_until(opened: dict[str, Any], is_over: threading.Event) -> list[str]:
-    """An agent that knows of nothing but its client's own retries; returns what it was told."""
+    """An agent that knows of nothing but its client's two retries; returns what it was told."""
     import openai
 
     messages: list[Any] = []
-    with openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=12) as client:
+    with openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as client:
         while not is_over.is_set():
             messages.append({"role": "user", "content": f"{opened['slot']}: {len(messages)}"})
             said = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
@@ -181,9 +181,8 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
     start_buffer: Callable[..., BufferProcess], counting_engine: CountingEngine
 ) -> None:
     port = free_port()
-    buffer = start_buffer("--gateway-port", str(port), "--gateway-workers", "2")
+    buffer = start_buffer("--gateway-port", str(port), "--gateway-workers", "2", held_port=port)
     gateway = f"http://127.0.0.1:{port}"
-    wait_until(lambda: answers(f"{gateway}/health"), what="start of the gateway")
     job_id = start_job(buffer, counting_engine.server_port, n=4)
     sessions = [open_session(gateway, job_id) for _ in range(4)]
     is_over = threading.Event()
@@ -195,7 +194,11 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
                 os.kill(gateway_pid(buffer), signal.SIGKILL)
                 wait_for_turns(counting_engine)
             buffer.kill_supervisor()
-            buffer.start()
+            with ThreadPoolExecutor(1) as waiting:
+                asked = waiting.submit(requests.get, f"{buffer.url}/health", timeout=60)
+                time.sleep(0.5)
+                buffer.start()
+                assert asked.result().ok, "the connection waits for the next server"
             wait_for_turns(counting_engine)
         finally:
             is_over.set()

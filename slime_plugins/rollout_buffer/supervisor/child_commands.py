@@ -13,12 +13,12 @@ from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings, read_token
 
 
-def server_command(settings: ServeSettings) -> list[str]:
-    """Returns gunicorn's command line; its settings are in the environment."""
+def server_command(settings: ServeSettings, sockets: Sequence[int]) -> list[str]:
+    """Returns gunicorn's command line, with the descriptors to serve on; its settings are in the environment."""
     return [
         sys.executable, "-m", "gunicorn",
         "slime_plugins.rollout_buffer.server.asgi:create_application_from_environment()",
-        "--bind", f"{settings.host}:{settings.port}", "--workers", str(settings.workers), "--backlog", "4096",
+        *(f"--bind=fd://{descriptor}" for descriptor in sockets), "--workers", str(settings.workers),
         "--worker-class", "asgi", "--asgi-lifespan", "off", "--http-parser", "python",
         "--limit-request-line", "8190", "--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3",
         "--error-logfile", "-", "--no-control-socket",

@@ -8,19 +8,21 @@ from __future__ import annotations
 import fcntl
 import logging
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import IO
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.http_serving import base_url, listen
+from slime_plugins.rollout_buffer.http_serving import base_url
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords
+from slime_plugins.rollout_buffer.supervisor.listening_sockets import listening_sockets
 from slime_plugins.rollout_buffer.supervisor.restart_policies import RestartPolicy, gateway_policy
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, SupervisedChild
 
@@ -35,19 +37,14 @@ class GatewayProcesses:
     """Starts and restarts the processes of one gateway. A lock allows one gateway per data directory."""
 
     def __init__(self, settings: GatewaySettings, policy: RestartPolicy) -> None:
-        """Listens; ``reconcile`` starts the processes.
+        """Locks the data directory; ``reconcile`` starts the processes once there are ``sockets`` to serve on.
 
         Raises:
-            ConfigError: another gateway has the data directory, or the port is taken.
+            ConfigError: another gateway has the data directory.
         """
         self._settings = settings
         self._lock = _lock(settings)
-        try:
-            self._sockets = listen(settings.host, settings.port)
-        except ConfigError:
-            self._lock.close()
-            raise
-        self.url = base_url(settings.host, self._sockets[0].getsockname()[1])
+        self.sockets: Sequence[socket.socket] = ()
         self.children = [
             SupervisedChild(
                 ChildSpec(name=_name(worker), start=partial(self._start, worker), policy=policy, heartbeats=True)
@@ -62,13 +59,13 @@ class GatewayProcesses:
 
     def close(self) -> None:
         """Stops listening, after the processes have ended."""
-        for one in self._sockets:
+        for one in self.sockets:
             one.close()
         self._lock.close()
 
     def _start(self, worker: int, heartbeat: Heartbeat | None) -> ChildProcess:
         assert heartbeat is not None
-        descriptors = [heartbeat.descriptor, *(one.fileno() for one in self._sockets)]
+        descriptors = [heartbeat.descriptor, *(one.fileno() for one in self.sockets)]
         return ChildProcess(
             _name(worker),
             [
@@ -92,6 +89,7 @@ def serve_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) ->
     records = ChildRecords(settings.data_dir / "gateway_children.json")
     for orphan in records.orphans():  # of a parent that was killed
         orphan.kill()
+    (processes.sockets,) = listening_sockets([(settings.host, settings.port)], timeout_s=0.0)
     Buffer(store).restart_session_clocks()
     store.close()
     stopped = threading.Event()
@@ -104,7 +102,7 @@ def serve_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) ->
             records.keep(child.process.identity for child in processes.children if child.process is not None)
             if not announced and any(child.ready for child in processes.children):
                 announced = True
-                on_ready(processes.url)
+                on_ready(base_url(settings.host, processes.sockets[0].getsockname()[1]))
     finally:
         running = [child.process for child in processes.children if child.process is not None]
         for process in running:

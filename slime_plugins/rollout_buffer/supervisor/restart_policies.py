@@ -32,12 +32,12 @@ class RestartPolicy:
 def server_policy(settings: ServeSettings) -> RestartPolicy:
     """Returns the policy of gunicorn's parent process, which restarts its own workers."""
     heartbeat_timeout_s = settings.service_heartbeat_timeout_s
-    return RestartPolicy(first_s=0.2, longest_s=10.0, steady_after_s=10.0, heartbeat_timeout_s=heartbeat_timeout_s)
+    return RestartPolicy(first_s=0.2, longest_s=10.0, steady_after_s=5.0, heartbeat_timeout_s=heartbeat_timeout_s)
 
 
 def gateway_policy(heartbeat_timeout_s: float) -> RestartPolicy:
     """Returns the policy of the gateway, whose agents' clients give up after a few retries within seconds."""
-    return RestartPolicy(first_s=0.2, longest_s=2.0, steady_after_s=10.0, heartbeat_timeout_s=heartbeat_timeout_s)
+    return RestartPolicy(first_s=0.2, longest_s=2.0, steady_after_s=5.0, heartbeat_timeout_s=heartbeat_timeout_s)
 
 
 def runner_policy(settings: ServeSettings) -> RestartPolicy:

@@ -14,15 +14,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, Heartbeat
+from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, READY_VARIABLE, Heartbeat
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.state.recovery import recover
@@ -39,6 +38,7 @@ from slime_plugins.rollout_buffer.supervisor.gateway_processes import (
     GatewayProcesses,
 )
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
+from slime_plugins.rollout_buffer.supervisor.listening_sockets import listening_sockets
 from slime_plugins.rollout_buffer.supervisor.periodic_tasks import POSTPONED, PeriodicTasks, PeriodicThread
 from slime_plugins.rollout_buffer.supervisor.restart_policies import (
     gateway_policy,
@@ -52,7 +52,6 @@ from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE
 CLOCK_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 60.0
 WRITE_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 0.2
 PORT_TIMEOUT_S = 8.0
 """After a crash: how long to wait until the previous server has released the port."""
 ORPHAN_TIMEOUT_S = 15.0
@@ -85,7 +84,10 @@ class Supervisor:
     _lock: data_dir.OwnerLock = field(init=False)
     _heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
     _discovery: GeneratorDiscovery = field(init=False)
+    _sockets: Sequence[socket.socket] = field(init=False, default=())
+    """The server's, which it is started with each time: connections wait while there is none."""
     _server: SupervisedChild = field(init=False)
+    _server_ready: Heartbeat = field(init=False, default_factory=Heartbeat)
     _gateway: GatewayProcesses | None = field(init=False, default=None)
     _ray: SupervisedChild | None = field(init=False, default=None)
     _ray_is_wanted: bool = field(init=False, default=False)
@@ -112,7 +114,14 @@ class Supervisor:
         self._discovery = GeneratorDiscovery(self.settings.generator_dirs)
         self._write_lock_watch = WriteLockWatch(self.settings.writer_turn_limit_s)
         policy = server_policy(self.settings)
-        self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
+        self._server = SupervisedChild(
+            ChildSpec(
+                name=SERVER_NAME,
+                start=self._start_server,
+                policy=policy,
+                is_ready=lambda: self._server_ready.last() is not None,
+            )
+        )
         self._tasks = PeriodicTasks(
             {
                 self._beat: SUPERVISOR.beats_every_s / 2,
@@ -168,11 +177,16 @@ class Supervisor:
         """Opens the store, once no process of the previous supervisor can write to it."""
         data_dir.restrict_permissions(self.settings.data_dir)
         self._records = ChildRecords(self.settings.data_dir / "children.json")
-        self._take_over()
+        timeout_s = PORT_TIMEOUT_S if self._take_over() else 0.0
+        ports = [self.settings.port]
         if self.settings.gateway_port is not None:
             settings = child_commands.gateway_settings(self.settings, self.settings.gateway_port)
             policy = gateway_policy(self.settings.service_heartbeat_timeout_s)
             self._gateway = GatewayProcesses(settings, policy)
+            ports.append(self.settings.gateway_port)
+        self._sockets, *others = listening_sockets([(self.settings.host, port) for port in ports], timeout_s=timeout_s)
+        if self._gateway is not None:
+            (self._gateway.sockets,) = others
         self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
         self._tasks.run(self._keep_reserve)
         self._tasks.run(self._recover_store)
@@ -180,13 +194,10 @@ class Supervisor:
     def _handle_stop_signal(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
 
-    def _take_over(self) -> None:
-        """After a crash of the previous supervisor: kills its server and gateway, and waits for the port.
+    def _take_over(self) -> bool:
+        """After a crash of the previous supervisor: kills its server and gateway; returns True if it left any process.
 
         Its runners and its Ray got SIGTERM from the kernel and may exit in order; ``_kill_orphans`` enforces it.
-
-        Raises:
-            ConfigError: another program has the port.
         """
         orphans = [identity for identity in self._records.orphans() if identity.members()]
         for identity in orphans:
@@ -195,10 +206,7 @@ class Supervisor:
                 identity.kill()
         deadline = time.monotonic() + ORPHAN_TIMEOUT_S
         self._orphans = [(one, deadline) for one in orphans if not one.name.startswith((SERVER_NAME, GATEWAY_NAME))]
-        timeout_s = PORT_TIMEOUT_S if orphans else 0.0
-        _wait_for_port(self.settings.host, self.settings.port, timeout_s)
-        if self.settings.gateway_port is not None:
-            _wait_for_port(self.settings.host, self.settings.gateway_port, timeout_s)
+        return bool(orphans)
 
     def _recover_store(self) -> None:
         recover(self._buffer.store)
@@ -217,10 +225,10 @@ class Supervisor:
         self._heartbeat.beat(starting=self._discovery.activity(), reason=reason)
 
     def _reconcile_services(self) -> None:
-        self._discovery.reconcile()
-        self._server.reconcile()
         if self._gateway is not None:
             self._gateway.reconcile()
+        self._server.reconcile()
+        self._discovery.reconcile()
 
     def _read_jobs(self) -> None:
         to_fail = set(self._to_fail)  # read before the table, so that a job that is being failed is not restarted
@@ -299,7 +307,7 @@ class Supervisor:
         if self._announced or self.on_ready is None or self._discovery.catalog is None:
             return
         accepts = self._stored_catalog is not None or self._writing.tasks.problem() is not None
-        if not accepts or not _answers(self.settings):
+        if not accepts or not self._server.ready:
             return
         self._announced = True
         self.on_ready(self.settings.base_url)
@@ -380,13 +388,19 @@ class Supervisor:
     # --- starting ----------------------------------------------------------------------------------------------------
 
     def _start_server(self, heartbeat: Heartbeat | None) -> ChildProcess:
-        hears = self._heartbeat.descriptor
+        self._server_ready.clear()
+        hears, ready = self._heartbeat.descriptor, self._server_ready.descriptor
+        sockets = [one.fileno() for one in self._sockets]
         return ChildProcess(
             SERVER_NAME,
-            child_commands.server_command(self.settings),
+            child_commands.server_command(self.settings, sockets),
             log_file=self._log_file(SERVER_NAME),
-            environment={SETTINGS_VARIABLE: self.settings.model_dump_json(), HEARTBEAT_VARIABLE: str(hears)},
-            descriptors=(hears,),
+            environment={
+                SETTINGS_VARIABLE: self.settings.model_dump_json(),
+                HEARTBEAT_VARIABLE: str(hears),
+                READY_VARIABLE: str(ready),
+            },
+            descriptors=(hears, ready, *sockets),
             stop_signal=signal.SIGINT,  # gunicorn would wait for idle connections until its graceful timeout is over
         )
 
@@ -480,6 +494,8 @@ class Supervisor:
         for identity, _ in self._orphans:
             identity.kill()
         self._records.clear()
+        for one in self._sockets:
+            one.close()
         if self._gateway is not None:
             self._gateway.close()
         if idle:  # otherwise a write still hangs in the thread
@@ -489,31 +505,3 @@ class Supervisor:
 
     def _remove_heartbeat(self) -> None:
         self._buffer.remove_heartbeat(SUPERVISOR.name)
-
-
-def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while (taken := _bind_error(host, port)) is not None:
-        if time.monotonic() >= deadline:
-            raise ConfigError(f"cannot serve on {host}:{port}: {taken}; give another --port (or --gateway-port)")
-        time.sleep(TICK_S)
-
-
-def _bind_error(host: str, port: int) -> str | None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return None
-
-
-def _answers(settings: ServeSettings) -> bool:
-    try:
-        with socket.create_connection(
-            (settings.base_url.split("//")[1].rsplit(":", 1)[0], settings.port), timeout=ANSWER_TIMEOUT_S
-        ):
-            return True
-    except OSError:
-        return False

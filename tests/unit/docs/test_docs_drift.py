@@ -24,6 +24,7 @@ INTERNAL = {
     "ROLLOUT_BUFFER_DEVICE_CHECKOUT",
     "ROLLOUT_BUFFER_SERVE_SETTINGS",
     "ROLLOUT_BUFFER_HEARTBEAT_FD",
+    "ROLLOUT_BUFFER_READY_FD",
     "ROLLOUT_BUFFER_ANDROID_WORLD",
 }
 """What processes of ours tell each other; and the beginning of a name."""

@@ -17,6 +17,7 @@ from tests.unit.docs.test_docs_drift import mistakes_in
 ROOT = Path(__file__).resolve().parents[3]
 CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8")
 UNIT = (ROOT / "deploy" / "rollout-buffer.service").read_text(encoding="utf-8")
+PORTS = (ROOT / "deploy" / "rollout-buffer.socket").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -58,13 +59,21 @@ def test_the_unit_serves_with_flags_that_there_are() -> None:
     assert mistakes_in(command) == []
 
 
+def test_the_unit_with_the_ports_listens_where_the_service_does() -> None:
+    (host,), (port,) = (re.findall(rf"--{option} (\S+)", UNIT) for option in ("host", "port"))
+    assert re.findall("^ListenStream=(.+)", PORTS, re.MULTILINE) == [f"{host}:{port}"]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """The program of the unit is made a file that exists here."""
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    """The program of the service is made a file that exists here."""
     program = tmp_path / "rollout-buffer"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     unit = tmp_path / "rollout-buffer.service"
     unit.write_text(re.sub(r"ExecStart=\S+", f"ExecStart={program}", UNIT))
-    checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    ports = tmp_path / "rollout-buffer.socket"
+    ports.write_text(PORTS)
+    command = ["systemd-analyze", "verify", str(unit), str(ports)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
