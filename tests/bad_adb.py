@@ -3,8 +3,8 @@
 ``python -S -m tests.bad_adb FOLDER WORDS…``. ``FOLDER/devices.json`` has the devices by serial, with ``state`` as
 ``adb devices`` shows it ("" while it is away), ``slow_boot`` (questions until Android has booted), ``comes_back``
 (``connect`` or ``reconnect`` make it usable), ``is_full`` (its disk), ``name`` (its marker) and ``spoiled`` (parts of
-its state that an episode changed; with ``stays`` no restore brings them back). ``FOLDER/log`` has
-every command. As with the real program, ``connect`` exits with 0 whatever happened.
+its state that an episode changed, each until what restores it; with ``stays`` nothing does). ``FOLDER/log`` has every
+command. As with the real program, ``connect`` exits with 0 whatever happened.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+_RESTORES = {
+    "accounts": "emu avd snapshot load",
+    "apps:org.example.notes": "emu avd snapshot load|shell pm clear org.example.notes",
+    "clock": r"emu avd snapshot load|shell date -u \d{10}\.\d\d ",
+    "settings:system": "emu avd snapshot load|shell settings put system screen_brightness 102 ",
+    "storage": "emu avd snapshot load|shell rm -rf",
+}
+"""What brings back each part of a device's state that ``spoiled`` may name."""
 NO_SPACE = "cmd: Failure calling service: No space left on device"
 
 
@@ -74,8 +82,8 @@ def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
             device["name"] = said.split()[-1]
     if parts := re.findall(r"echo @(\S+);", said):
         return 0, "\n".join([f"@{part}\n{_state_of(part, device.get('spoiled', []))}" for part in parts] + ["@end"])
-    if said.startswith(("shell pm clear", "shell rm -rf", "emu avd snapshot load")) and not device.get("stays"):
-        device["spoiled"] = []
+    if not device.get("stays"):
+        device["spoiled"] = [part for part in device.get("spoiled", []) if not re.match(_RESTORES[part], said)]
     if said.startswith("shell pm path"):
         return 0, "package:/data/app/base.apk"
     if said.startswith("shell pm clear"):
@@ -88,6 +96,8 @@ def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
 def _state_of(part: str, spoiled: Sequence[str]) -> str:
     if part == "clock":
         return str(int(time.time()) - 3600 * (part in spoiled))
+    if part == "settings:system":
+        return f"screen_brightness={7 if part in spoiled else 102}"
     state = "spoiled" if part in spoiled else "clean"
     return f"Account {{{state}}}" if part == "accounts" else state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,8 +37,18 @@ class AndroidEndpoint:
 
     def changed_state(self, packages: Collection[str]) -> dict[str, str]:
         """Returns what differs from the device's recorded state, by part: as ``StateCheck.compare``."""
-        server = AdbServer(self.adb_path, f"127.0.0.1:{self.adb_server_port}")
-        return {} if self.state is None else self.state.compare(server, self.serial, packages)
+        return {} if self.state is None else self.state.compare(self._server, self.serial, packages)
+
+    def put_back(self, changed: Mapping[str, str]) -> dict[str, str]:
+        """Writes recorded settings and the time; returns what of ``changed`` is left: as ``StateCheck.put_back``."""
+        sets_clock = self.capabilities >= {Capability.CLOCK, Capability.ROOT}
+        return (
+            {} if self.state is None else self.state.put_back(self._server, self.serial, changed, sets_clock=sets_clock)
+        )
+
+    @property
+    def _server(self) -> AdbServer:
+        return AdbServer(self.adb_path, f"127.0.0.1:{self.adb_server_port}")
 
 
 class AndroidHost(Protocol):

@@ -9,8 +9,9 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,6 +24,7 @@ SNAPSHOTS = "/data/data/android_world/snapshots"
 MAX_CLOCK_DRIFT_S = 120.0
 _READ_S = 60.0
 _MAX_NAMES = 3
+_MAX_SAID = 200
 # Settings that change by themselves, and those that android_world sets for every task.
 _VOLATILE = re.compile(
     "rollout_buffer|boot_count|last_|_time=|timestamp|count=|usage|low_battery|next_alarm"
@@ -31,8 +33,25 @@ _VOLATILE = re.compile(
 _OF_APPS = " /sdcard/Android/"
 """Folder of the shared storage in which apps, also those that run unasked, keep files of their own."""
 
+_SWITCH = {"0": "disable", "1": "enable", "2": "enable"}
+# Settings that show what a service of Android does: the command to the service, and its words by value.
+_SERVICES = {
+    "airplane_mode_on": ("cmd connectivity airplane-mode", _SWITCH),
+    "wifi_on": ("svc wifi", _SWITCH),
+    "bluetooth_on": ("svc bluetooth", _SWITCH),
+    "mobile_data": ("svc data", _SWITCH),
+    "zen_mode": ("cmd notification set_dnd", {"0": "off", "1": "priority", "2": "none", "3": "alarms"}),
+    "ui_night_mode": ("cmd uimode night", {"0": "auto", "1": "no", "2": "yes"}),
+}
+_STREAMS = ("voice", "system", "ring", "music", "alarm", "notification")
+_VOLUME = f"volume_({'|'.join(_STREAMS)})(_speaker)?"
+# adb would lose the device, or Android would be set up anew.
+_NEVER_WRITTEN = re.compile("^adb_|^development_settings|^device_provisioned|^user_setup_complete|^android_id")
+_PAUSES_S = (0.0, 0.5, 1.0)
+"""Pauses between writing settings and reading them again, one for each try: services switch later than they answer."""
+
 State = dict[str, list[str]]
-"""Lines by part; each app is a part: ``apps:org.example.notes``."""
+"""Lines by part; an app and a table of settings are parts: ``apps:org.example.notes``, ``settings:system``."""
 
 
 class StatePart(StrEnum):
@@ -40,7 +59,7 @@ class StatePart(StrEnum):
 
     APPS = "apps"  # the files in the data folders of the task's apps; only root can read them
     STORAGE = "storage"  # the files in the shared storage
-    SETTINGS = "settings"  # the system's settings, except those that change by themselves
+    SETTINGS = "settings"  # the tables of the system's settings, except those that change by themselves
     CLOCK = "clock"  # the difference to this host's clock
     ACCOUNTS = "accounts"  # the accounts of the device
 
@@ -48,11 +67,14 @@ class StatePart(StrEnum):
 COUNTED = frozenset(StatePart) - {StatePart.CLOCK}
 """Parts that every device compares; android_world sets the clock before each task."""
 _FILES = "find {} -type f -exec sha1sum {{}} +"
+_WRITABLE = frozenset({StatePart.SETTINGS, StatePart.CLOCK})
 _COMMANDS = {
-    StatePart.STORAGE: _FILES.format("/sdcard/"),
-    StatePart.SETTINGS: "settings list system; settings list secure; settings list global",
-    StatePart.CLOCK: "date +%s",
-    StatePart.ACCOUNTS: "dumpsys account",
+    "accounts": "dumpsys account",
+    "clock": "date +%s",
+    "settings:global": "settings list global",
+    "settings:secure": "settings list secure",
+    "settings:system": "settings list system",
+    "storage": _FILES.format("/sdcard/"),
 }
 
 
@@ -76,23 +98,45 @@ class StateCheck:
         Raises:
             DeviceError: the state cannot be read.
         """
-        _, output = adb.run("-s", serial, "shell", self.script(packages), timeout_s=_READ_S)
-        if "@end" not in map(str.strip, output.splitlines()):
-            raise DeviceError(f"the state of {serial} cannot be read: {output[-400:]}")
-        found = read(output)
+        found = _found(adb, serial, self.script(packages))
         recorded = self._recorded()
         known = recorded | {name.replace("snapshot:", "apps:"): found.pop(name) for name in _snapshots_in(found)}
         changed = differences(known, found)
-        if not self.required.intersection(map(part_of, changed)):
+        if not (self.required - _WRITABLE).intersection(map(part_of, changed)):
             partial = self.file.with_suffix(".partial")
             partial.write_text(json.dumps(found | recorded))
             partial.replace(self.file)
         return changed
 
+    def put_back(self, adb: AdbServer, serial: str, changed: Mapping[str, str], *, sets_clock: bool) -> dict[str, str]:
+        """Writes the recorded settings and the time to the device; returns what of ``changed`` differs still.
+
+        Raises:
+            DeviceError: the state cannot be read.
+        """
+        recorded = {name: self._recorded()[name] for name in changed if part_of(name) in _WRITABLE}
+        if not recorded:
+            return dict(changed)
+        said, found = "", _found(adb, serial, _script(recorded))
+        refused = "" if sets_clock or StatePart.CLOCK not in recorded else "its clock must not be set, or only by root"
+        for pause_s in _PAUSES_S:
+            writable = [name for name in recorded if sets_clock or name != StatePart.CLOCK]
+            commands = [command for name in writable for command in _commands(name, recorded[name], found[name])]
+            if not commands:
+                break
+            _, said = adb.run("-s", serial, "shell", "; ".join(commands), timeout_s=_READ_S)
+            time.sleep(pause_s)
+            found = _found(adb, serial, _script(recorded))
+            if not differences(recorded, found):
+                break
+        left = differences(recorded, found)
+        reason = f" (not put back: {said[-_MAX_SAID:] or refused or 'adb says nothing'})"
+        others = {name: text for name, text in changed.items() if name not in recorded}
+        return others | {name: text + reason for name, text in left.items()}
+
     def script(self, packages: Collection[str]) -> str:
         """Returns a script for the device's shell that prints each part after a line with its name."""
-        parts = sorted(COUNTED | self.required)
-        lines = [f"echo @{part}; {_COMMANDS[part]}" for part in parts if part in _COMMANDS]
+        lines = []
         folders = {"apps": "/data/data"} | ({"snapshot": self.snapshots} if self.snapshots else {})
         for package in sorted(map(shlex.quote, packages)):
             needed = f"{[*folders.values()][-1]}/{package}"
@@ -100,7 +144,7 @@ class StateCheck:
                 f"echo @{name}:{package}; {_FILES.format(f'{folder}/{package}')}" for name, folder in folders.items()
             ]
             lines.append(f"if [ -d {needed} ] && ls {needed} >/dev/null 2>&1; then {'; '.join(found)}; fi")
-        return "; ".join([*lines, "echo @end"])
+        return _script([name for name in _COMMANDS if part_of(name) in COUNTED | self.required], *lines)
 
     def _recorded(self) -> State:
         try:
@@ -108,6 +152,17 @@ class StateCheck:
         except FileNotFoundError:
             return {}
         return state
+
+
+def _script(names: Iterable[str], *more: str) -> str:
+    return "; ".join([*(f"echo @{name}; {_COMMANDS[name]}" for name in names), *more, "echo @end"])
+
+
+def _found(adb: AdbServer, serial: str, script: str) -> State:
+    _, output = adb.run("-s", serial, "shell", script, timeout_s=_READ_S)
+    if "@end" not in map(str.strip, output.splitlines()):
+        raise DeviceError(f"the state of {serial} cannot be read: {output[-400:]}")
+    return read(output)
 
 
 def read(output: str) -> State:
@@ -139,6 +194,28 @@ def differences(recorded: Mapping[str, Collection[str]], found: Mapping[str, Col
     return changed
 
 
+def _commands(name: str, recorded: Iterable[str], found: Iterable[str]) -> Iterator[str]:
+    """Yields the shell's commands that set the clock or a table of settings as recorded; they print only errors."""
+    if name == StatePart.CLOCK:
+        stamp = datetime.fromtimestamp(time.time() + sum(map(float, recorded)), UTC).strftime("%m%d%H%M%y.%S")
+        yield f"date -u {stamp} >/dev/null || su 0 date -u {stamp} >/dev/null"
+        return
+    wanted, there = (dict(line.split("=", 1) for line in lines if "=" in line) for lines in (recorded, found))
+    # Airplane mode first, because it switches other services.
+    for key in sorted(wanted.keys() | there.keys(), key=lambda key: (key != "airplane_mode_on", key)):
+        if wanted.get(key) != there.get(key) and not _NEVER_WRITTEN.search(key):
+            yield f"{_writing(name.partition(':')[2], key, wanted.get(key))} >/dev/null"
+
+
+def _writing(table: str, key: str, value: str | None) -> str:
+    command, words = _SERVICES.get(key, ("", {}))
+    if value in words:
+        return f"{command} {words[value]}"
+    if value is not None and (stream := re.fullmatch(_VOLUME, key)):
+        return f"cmd media_session volume --stream {_STREAMS.index(stream[1])} --set {shlex.quote(value)}"
+    return f"settings delete {table} {key}" if value is None else f"settings put {table} {key} {shlex.quote(value)}"
+
+
 def part_of(name: str) -> str:
     """Returns the part to which a name in a state belongs."""
     return name.partition(":")[0]
@@ -162,7 +239,7 @@ def _meant(name: str, lines: Iterable[str]) -> Iterable[str]:
     """Returns the lines of a part without what changes by itself and without the folder of an app."""
     part, _, package = name.partition(":")
     if part == StatePart.SETTINGS:
-        return (line for line in lines if not _VOLATILE.search(line))
+        return (line for line in lines if not _VOLATILE.search(line) and not line.endswith("=null"))
     if part == StatePart.ACCOUNTS:
         return (line for line in lines if line.startswith("Account {"))
     if part == StatePart.CLOCK:

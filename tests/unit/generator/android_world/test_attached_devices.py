@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import TimeoutExpired
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
 from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world import adb as attached_adb
+from slime_plugins.rollout_buffer.generator.android_world import restored_state
 from slime_plugins.rollout_buffer.generator.android_world.attached import host as attached_host
 from slime_plugins.rollout_buffer.generator.android_world.attached.host import AttachedHost
 from slime_plugins.rollout_buffer.generator.android_world.attached.inventory import inventory_of
@@ -46,6 +47,7 @@ def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
     monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setattr(attached_host, "_RECONNECT_S", 0.6)
     monkeypatch.setattr(attached_host, "_POLL_S", 0.05)
+    monkeypatch.setattr(restored_state, "_PAUSES_S", (0.0,))
 
     def run(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
         """adb in this process: the program itself would be started 600 times."""
@@ -71,24 +73,45 @@ def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
 
 @pytest.fixture
 def host(farm: Farm) -> Iterator[AttachedHost]:
-    made = AttachedHost(farm(bench=PHONE | {"check_restored": [str(part) for part in StatePart]}), 0)
+    made = AttachedHost(farm(), 0)
     yield made
     made.close()
 
 
 class TestAttachedHost(AndroidHostContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path) -> None:
-        self._folder = tmp_path
+    """Restored by clearing the apps; settings and the clock are written back."""
+
+    checked_parts: ClassVar[tuple[str, ...]] = tuple(map(str, StatePart))
+    restored_parts: ClassVar[tuple[str, ...]] = ("apps", "clock", "settings", "storage")
+    way: ClassVar[Any] = "apps"
+
+    @pytest.fixture
+    def host(self, farm: Farm, tmp_path: Path) -> Iterator[AttachedHost]:
+        self.folder = tmp_path
+        way = json.loads(json.dumps(self.way).replace("FOLDER", str(tmp_path)))
+        made = AttachedHost(farm(bench=PHONE | {"restore": way, "check_restored": self.checked_parts}), 0)
+        yield made
+        made.close()
 
     def break_down(self, host: AttachedHost) -> None:
-        set_devices(self._folder, R58M1={"state": ""})
+        set_devices(self.folder, R58M1={"state": ""})
 
-    checked_parts = tuple(str(part) for part in StatePart)
+    def spoil(self, host: AttachedHost, part: str) -> None:
+        names = {"apps": "apps:org.example.notes", "settings": "settings:system"}
+        set_devices(self.folder, R58M1={"state": "device", "spoiled": [names.get(part, part)]})
 
-    def spoil(self, host: AttachedHost, part: str, *, comes_back: bool) -> None:
-        spoiled = [part] if part != "apps" else ["apps:org.example.notes"]
-        set_devices(self._folder, R58M1={"state": "device", "spoiled": spoiled, "stays": not comes_back})
+    def mend(self, host: AttachedHost, part: str) -> None:
+        set_devices(self.folder, R58M1={"state": "device"})
+
+
+class TestHostOfAnEmulatorWithASnapshot(TestAttachedHost):
+    restored_parts: ClassVar[tuple[str, ...]] = TestAttachedHost.checked_parts
+    way: ClassVar[Any] = {"snapshot": "clean"}
+
+
+class TestHostThatACommandRestores(TestAttachedHost):
+    restored_parts: ClassVar[tuple[str, ...]] = TestAttachedHost.checked_parts
+    way: ClassVar[Any] = {"command": ["sed", "-i", 's/"spoiled": .*]/"spoiled": []/', "FOLDER/devices.json"]}
 
 
 class TestAttachedDevice(DeviceContract):
@@ -246,7 +269,7 @@ def test_the_device_s_shell_tells_each_part_that_an_episode_spoiled(tmp_path: Pa
         folder.mkdir(parents=True)
     for program, output in {"settings": "brightness=3\n", "dumpsys": "Account {name=a}\nsync 7\n"}.items():
         (said / program).write_text(output)
-        (programs / program).write_text(f"#!/bin/sh\ncat {said / program}\n")
+        (programs / program).write_text(f'#!/bin/sh\ntest "$2" = global || cat {said / program}\n')
         (programs / program).chmod(0o755)
 
     def state(snapshots: str = "") -> dict[str, list[str]]:
@@ -261,9 +284,15 @@ def test_the_device_s_shell_tells_each_part_that_an_episode_spoiled(tmp_path: Pa
         file.write_text(text)
         return list(differences(before, state()))
 
-    assert sorted(state()) == ["accounts", "apps:org.notes", "clock", "settings", "storage"]
+    assert sorted(state()) == [
+        "accounts",
+        "apps:org.notes",
+        "clock",
+        *(f"settings:{table}" for table in ("global", "secure", "system")),
+        "storage",
+    ]
     assert changed_by(said / "settings", "brightness=3\nboot_count=5\nauto_time=0\n") == []
-    assert changed_by(said / "settings", "brightness=4\n") == ["settings"]
+    assert changed_by(said / "settings", "brightness=4\n") == ["settings:secure", "settings:system"]
     assert changed_by(said / "dumpsys", "Account {name=a}\nsync 8\n") == []
     assert changed_by(said / "dumpsys", "Account {name=b}\n") == ["accounts"]
     assert changed_by(storage / "a file", "x") == ["storage"]
@@ -280,15 +309,17 @@ def test_what_is_not_restored_is_counted_or_refused_where_the_owner_requires_it(
         times = StabilityTimeouts(change_s=0.0, still_s=1.0, between_s=0.001)
         return AndroidWorldDevice(settings, 0, AttachedHost(settings, 0), package=package, times=times)  # type: ignore[arg-type]
 
-    for part in ("apps:org.example.notes", "storage", "settings", "accounts"):
+    for part in ("apps:org.example.notes", "storage", "settings:system", "accounts"):
         device = device_with("clock")
         set_devices(tmp_path, R58M1={"state": "device"})
         assert device.reset("Tap", 0).details[NOT_RESTORED] == ""
+        set_devices(tmp_path, R58M1={"state": "device", "spoiled": [part]})
+        assert device.reset("Tap", 0).details[NOT_RESTORED] == ("accounts" if part == "accounts" else "")
         set_devices(tmp_path, R58M1={"state": "device", "spoiled": [part], "stays": True})
         assert device.reset("Tap", 0).details[NOT_RESTORED] == part
         device.close()
         device = device_with(part.partition(":")[0])
-        with pytest.raises(DeviceError, match=f"its state differs in {part} \\(.*clean") as caught:
+        with pytest.raises(DeviceError, match=f"its state differs in {part} \\(.*(clean|102)") as caught:
             device.reset("Tap", 0)
         assert caught.value.detail["fault"] == NOT_RESTORED
         assert sum("shell rm -rf /sdcard" in line for line in adb_log(tmp_path)[-20:]) == 2

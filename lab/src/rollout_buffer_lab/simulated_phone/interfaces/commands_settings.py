@@ -37,7 +37,7 @@ def settings_commands(handset: EmulatorState) -> Mapping[str, Command]:
         "wm": _wm,
         "whoami": lambda handset, arguments: printed("root\n"),
         "service": lambda handset, arguments: printed("Result: Parcel(00000000 00000001   '........')\n"),
-        "cmd": lambda handset, arguments: printed(),
+        "cmd": _cmd,
     }
     return {name: _command(handset, handler) for name, handler in table.items()}
 
@@ -70,6 +70,16 @@ def _svc(handset: EmulatorState, arguments: Sequence[str]) -> Output:
         return failed(f"svc: {service} {verb} is not known", 1)
     handset.state.settings.put("global", key, "1" if verb == "enable" else "0")
     return printed("Success\n" if service == "bluetooth" else "")
+
+
+def _cmd(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+    """Switches airplane mode and "do not disturb"; other services take everything."""
+    settings = handset.state.settings
+    if list(arguments[:2]) == ["connectivity", "airplane-mode"]:
+        settings.put("global", "airplane_mode_on", str(int(arguments[-1] == "enable")))
+    if list(arguments[:2]) == ["notification", "set_dnd"]:
+        settings.put("global", "zen_mode", str(int(arguments[-1] != "off")))
+    return printed()
 
 
 def _date(handset: EmulatorState, arguments: Sequence[str]) -> Output:

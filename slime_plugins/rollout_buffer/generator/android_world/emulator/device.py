@@ -214,14 +214,14 @@ class AndroidWorldDevice:
         self._touched = packages
 
     def _compared(self, packages: frozenset[str]) -> Mapping[str, str]:
-        """Returns what differs from the recorded state."""
+        """Returns what differs from the recorded state and cannot be put back."""
         check = self._endpoint.state
         if check is None:
             return {}
         # An app is restored from its snapshot when its task is torn down, otherwise before its task begins.
         apps = self._touched if check.snapshots else self._touched | packages
         try:
-            changed = self._endpoint.changed_state(apps)
+            changed = self._endpoint.put_back(self._endpoint.changed_state(apps))
         except DeviceError as error:
             if check.required:
                 raise
