@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.state.recovery import examine, recover
+from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.small_disks import mounted_ext4
+from tests.stored_bytes import examine
 from tests.support import poll, slots, uids
 
 pytestmark = pytest.mark.timeout(240)

@@ -39,7 +39,6 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
-from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
@@ -420,7 +419,7 @@ async def test_a_job_says_what_its_engine_does_and_counts_what_it_costs(buffer: 
     assert prompts["unknown"] == prompts["untrained"] == 0
     codes = [one.code for one in Views(buffer.store, "supervisor").explanation(job.job_id)["explanation"]]
     assert {"prompts_changed", "prompts_forked"} <= set(codes)
-    page = metrics_page(Inspection(buffer.store), "supervisor").decode()
+    page = metrics_page(buffer.store).decode()
     assert f'rollout_buffer_prompts{{job_id="{job.job_id}",statistic="differing",task_type="two_turns"}} 2.0' in page
 
 

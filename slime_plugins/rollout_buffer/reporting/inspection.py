@@ -1,4 +1,4 @@
-"""Read-only queries: past deliveries, trajectories, and the counts of ``/metrics``.
+"""Read-only queries: past deliveries and trajectories.
 
 Each query is one read transaction, hence consistent. Lists are paged by a row's key, newest first.
 """
@@ -7,39 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
 
 from slime_plugins.rollout_buffer.errors import ConflictError, DamagedError, NotFoundError
-from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.reporting.message_texts import Preview, preview_of
-from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
-from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import (
-    attempt_rows,
-    delivery_rows,
-    group_rows,
-    job_rows,
-    payload_rows,
-    service_rows,
-    trajectory_rows,
-)
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, payload_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
-from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 from slime_plugins.rollout_buffer.wire.delivery_replies import DeliveryEntry, DeliveryPage
-from slime_plugins.rollout_buffer.wire.query_params import (
-    MAX_KEY,
-    PageQuery,
-    TrajectoryFilters,
-    TrajectoryPageQuery,
-)
+from slime_plugins.rollout_buffer.wire.query_params import MAX_KEY, PageQuery, TrajectoryFilters, TrajectoryPageQuery
 from slime_plugins.rollout_buffer.wire.trajectory_replies import (
     GroupMember,
     ListedTrajectory,
@@ -62,49 +44,11 @@ class StoredTrajectory:
     body: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobCounts:
-    """Counts of one job."""
-
-    job_id: str
-    task_type: str
-    state: str
-    group_size: int
-    groups: dict[str, int]
-    causes: dict[tuple[str, str], int]
-    """(state, cause) of groups that were filtered or failed."""
-    attempts: dict[tuple[AttemptState, str], int]
-    """(state, error code); the code is empty for attempts without an error."""
-    outcomes: dict[str, int]
-    late: int
-    damaged: int
-    measures: dict[str, dict[str, float]]
-    """By measure and statistic, as in ``time_series.job_measures``."""
-    deliveries: dict[str, int]
-    poll_age_s: float | None
-    """Seconds since a trainer last polled; None if none ever did."""
-    oldest_ready_age_s: float
-    """Seconds that the oldest ready group has waited; 0 if there is none."""
-    episodes_at_once: int | None
-    """The concurrency limit; None if unknown, or for a job without a runner."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoreCounts:
-    """Counts of all jobs, for ``/metrics``."""
-
-    jobs: list[JobCounts]
-    supervisor_age_s: float | None
-    """Seconds since the supervisor's heartbeat; None if there was none, or it stopped in order."""
-
-
 class Inspection:
     """Read-only queries of a store. Thread-safe."""
 
-    def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
-        """``clock`` returns seconds since the epoch; the store's by default."""
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self._clock = clock or store.clock
 
     # --- deliveries --------------------------------------------------------------------------------------------------
 
@@ -264,16 +208,6 @@ class Inspection:
         older, newer = (one and one["uid"] for one in found.values())
         return Neighbours(uid=uid, job_id=row["job_id"], older=older, newer=newer)
 
-    # --- counting ----------------------------------------------------------------------------------------------------
-
-    def counts(self, supervisor: str) -> StoreCounts:
-        """Returns all counts of ``/metrics``; ``supervisor`` is the name of its heartbeat in the store."""
-        now = self._clock()
-        with self.store.read() as connection:
-            jobs = [_count(connection, job, now) for job in job_rows.all_jobs(connection)]
-            beat = service_rows.heartbeat(connection, supervisor)
-        return StoreCounts(jobs=jobs, supervisor_age_s=None if beat is None else max(0.0, now - beat[0]))
-
 
 _COLUMNS = (
     "SELECT trajectories.key AS key, trajectories.job_key, jobs.job_id, trajectories.instance_id, groups.epoch, "
@@ -341,12 +275,12 @@ def without_generations(body: bytes) -> bytes:
 
 
 def _light(row: sqlite3.Row) -> TrajectoryEntry:
-    light = {name: row[name] for name in row.keys() if name not in ("key", "job_key")}  # noqa: SIM118 - iterating a Row gives values, not names
+    light = {name: value for name, value in dict(row).items() if name not in ("key", "job_key")}
     return cast("TrajectoryEntry", {**light, "late": bool(light["late"])})
 
 
 def _without_key(row: sqlite3.Row) -> dict[str, Any]:
-    return {name: row[name] for name in row.keys() if name != "key"}  # noqa: SIM118 - iterating a Row gives values, not names
+    return {name: value for name, value in dict(row).items() if name != "key"}
 
 
 def _conditions(connection: Connection, page: TrajectoryFilters) -> tuple[list[str], list[Any]]:
@@ -393,41 +327,3 @@ def _next(rows: Sequence[sqlite3.Row], page: PageQuery) -> int | None:
 
 def _job_keys(connection: Connection) -> list[int]:
     return [row[0] for row in connection.execute("SELECT key FROM jobs")]
-
-
-def _count(connection: Connection, job: JobRecord, now: float) -> JobCounts:
-    oldest = connection.execute(
-        "SELECT min(closed_at) FROM groups WHERE job_key = ? AND state = 'ready'", (job.key,)
-    ).fetchone()[0]
-    return JobCounts(
-        job_id=job.job_id,
-        task_type=job.task_type,
-        state=job.state.value,
-        group_size=job.group_size,
-        groups={state.value: count for state, count in group_rows.count_groups(connection, job.key).items()},
-        causes=_count_pairs(connection, _CAUSES, job),
-        attempts=attempt_rows.attempts_by_error(connection, job.key),
-        outcomes=trajectory_rows.count_outcomes(connection, job.key),
-        late=trajectory_rows.count_late(connection, job.key),
-        damaged=payload_rows.count_damaged(connection, job.key),
-        measures=job_measures(connection, job.key, closed_groups(connection, job.key)),
-        deliveries=_count_deliveries(connection, job),
-        poll_age_s=None if job.last_poll_at is None else max(0.0, now - job.last_poll_at),
-        oldest_ready_age_s=0.0 if oldest is None else max(0.0, now - oldest),
-        episodes_at_once=concurrency_of(connection, job, now).get("limit"),
-    )
-
-
-_CAUSES = (
-    f"SELECT state, cause, count(*) FROM groups WHERE job_key = ? AND state IN ('{GroupState.FILTERED.value}', "
-    f"'{GroupState.FAILED.value}') GROUP BY state, cause"
-)
-
-
-def _count_pairs(connection: Connection, query: str, job: JobRecord) -> dict[tuple[str, str], int]:
-    return {(row[0], row[1]): row[2] for row in connection.execute(query, (job.key,))}
-
-
-def _count_deliveries(connection: Connection, job: JobRecord) -> dict[str, int]:
-    query = "SELECT state, count(*) FROM deliveries WHERE job_key = ? GROUP BY state"
-    return {row[0]: row[1] for row in connection.execute(query, (job.key,))}

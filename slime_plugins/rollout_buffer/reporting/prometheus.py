@@ -18,9 +18,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from slime_plugins.rollout_buffer.reporting.inspection import Inspection, JobCounts
-from slime_plugins.rollout_buffer.state.runner_reports import recent_device_pools
+from slime_plugins.rollout_buffer.reporting.bias import closed_groups
+from slime_plugins.rollout_buffer.reporting.time_series import job_measures
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
+from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of, recent_device_pools
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import (
+    attempt_rows,
+    group_rows,
+    payload_rows,
+    service_rows,
+    trajectory_rows,
+)
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord, all_jobs
 from slime_plugins.rollout_buffer.types import DeliveryState
 
 JOB_LABELS = ("job_id", "task_type")
@@ -178,30 +189,31 @@ METRICS = (
 )
 
 
-def metrics_page(inspection: Inspection, supervisor: str) -> bytes:
-    """Returns the page; ``supervisor`` is the name of its heartbeat in the store."""
+def metrics_page(store: Store) -> bytes:
+    """Returns the page."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_StoreCollector(inspection, supervisor))
+    registry.register(_StoreCollector(store))
     return generate_latest(registry)
 
 
 class _StoreCollector(Collector):
-    """Reads all metrics in one transaction."""
+    """Reads all jobs in one transaction."""
 
-    def __init__(self, inspection: Inspection, supervisor: str) -> None:
-        self._inspection = inspection
-        self._supervisor = supervisor
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterable[Metric]:
-        counts = self._inspection.counts(self._supervisor)
-        samples = [sample for job in counts.jobs for sample in _samples_of(job)]
-        if counts.supervisor_age_s is not None:
-            samples.append(("rollout_buffer_supervisor_heartbeat_age_seconds", (), counts.supervisor_age_s))
-        samples += _samples_of_disk(self._inspection.store)
-        for farm in recent_device_pools(self._inspection.store).values():
+        now = self._store.clock()
+        with self._store.read() as connection:
+            samples = [sample for job in all_jobs(connection) for sample in _samples_of(connection, job, now)]
+            beat = service_rows.heartbeat(connection, SUPERVISOR.name)
+        if beat is not None:
+            samples.append(("rollout_buffer_supervisor_heartbeat_age_seconds", (), max(0.0, now - beat[0])))
+        samples += _samples_of_disk(self._store)
+        for farm in recent_device_pools(self._store).values():
             samples += _samples_of_farm(farm)
         families = {one.name: GaugeMetricFamily(one.name, one.help, labels=one.labels) for one in METRICS}
         for name, labels, value in samples:
@@ -212,32 +224,42 @@ class _StoreCollector(Collector):
 Sample = tuple[str, tuple[str, ...], float]
 """Name of a metric, values of its labels, value."""
 
+_CAUSES = (
+    "SELECT state, cause, count(*) FROM groups WHERE job_key = ? AND state IN ('filtered', 'failed') "
+    "GROUP BY state, cause"
+)
+_DELIVERIES = "SELECT state, count(*) FROM deliveries WHERE job_key = ? GROUP BY state"
+_OLDEST_READY = "SELECT min(closed_at) FROM groups WHERE job_key = ? AND state = 'ready'"
 
-def _samples_of(job: JobCounts) -> Iterator[Sample]:
+
+def _samples_of(connection: Connection, job: JobRecord, now: float) -> Iterator[Sample]:
     this = (job.job_id, job.task_type)
-    yield "rollout_buffer_jobs", (*this, job.state), 1
-    yield "rollout_buffer_slots_submitted", this, sum(job.groups.values()) * job.group_size
-    for state, count in job.groups.items():
-        yield "rollout_buffer_slots", (*this, state), count * job.group_size
-        yield "rollout_buffer_groups", (*this, state), count
-    for (state, cause), count in _by_class(job.causes).items():
-        yield "rollout_buffer_group_causes", (*this, state, cause), count
-    for (state, code), count in job.attempts.items():
-        yield "rollout_buffer_attempts", (*this, state.value, code), count
-    for outcome, count in job.outcomes.items():
+    groups = group_rows.count_groups(connection, job.key)
+    yield "rollout_buffer_jobs", (*this, job.state.value), 1
+    yield "rollout_buffer_slots_submitted", this, sum(groups.values()) * job.group_size
+    for state, count in groups.items():
+        yield "rollout_buffer_slots", (*this, state.value), count * job.group_size
+        yield "rollout_buffer_groups", (*this, state.value), count
+    for (closed, cause), count in _by_class(connection.execute(_CAUSES, (job.key,))).items():
+        yield "rollout_buffer_group_causes", (*this, closed, cause), count
+    for (ended, code), count in attempt_rows.attempts_by_error(connection, job.key).items():
+        yield "rollout_buffer_attempts", (*this, ended.value, code), count
+    for outcome, count in trajectory_rows.count_outcomes(connection, job.key).items():
         yield "rollout_buffer_trajectories", (*this, outcome), count
-    yield "rollout_buffer_trajectories_late", this, job.late
-    yield "rollout_buffer_trajectories_damaged", this, job.damaged
-    for measured, statistics in job.measures.items():
+    yield "rollout_buffer_trajectories_late", this, trajectory_rows.count_late(connection, job.key)
+    yield "rollout_buffer_trajectories_damaged", this, payload_rows.count_damaged(connection, job.key)
+    for measured, statistics in job_measures(connection, job.key, closed_groups(connection, job.key)).items():
         for statistic, value in statistics.items():
             yield f"rollout_buffer_{measured}", (*this, statistic), value
-    for state in DeliveryState:
-        yield "rollout_buffer_deliveries", (*this, state.value), job.deliveries.get(state.value, 0)
-    if job.poll_age_s is not None:
-        yield "rollout_buffer_poll_age_seconds", this, job.poll_age_s
-    yield "rollout_buffer_oldest_ready_group_age_seconds", this, job.oldest_ready_age_s
-    if job.episodes_at_once is not None:
-        yield "rollout_buffer_episodes_at_once", this, job.episodes_at_once
+    deliveries = dict(connection.execute(_DELIVERIES, (job.key,)).fetchall())
+    for delivered in DeliveryState:
+        yield "rollout_buffer_deliveries", (*this, delivered.value), deliveries.get(delivered.value, 0)
+    if job.last_poll_at is not None:
+        yield "rollout_buffer_poll_age_seconds", this, max(0.0, now - job.last_poll_at)
+    (oldest,) = connection.execute(_OLDEST_READY, (job.key,)).fetchone()
+    yield "rollout_buffer_oldest_ready_group_age_seconds", this, 0.0 if oldest is None else max(0.0, now - oldest)
+    if (limit := concurrency_of(connection, job, now).get("limit")) is not None:
+        yield "rollout_buffer_episodes_at_once", this, limit
 
 
 def cause_class(cause: str) -> str:
@@ -245,9 +267,9 @@ def cause_class(cause: str) -> str:
     return re.sub(r"\d+", "N", re.split(r":| \(", cause)[0])[:80]
 
 
-def _by_class(causes: dict[tuple[str, str], int]) -> Counter[tuple[str, str]]:
+def _by_class(causes: Iterable[tuple[str, str, int]]) -> Counter[tuple[str, str]]:
     summed: Counter[tuple[str, str]] = Counter()
-    for (state, cause), count in causes.items():
+    for state, cause, count in causes:
         summed[state, cause_class(cause)] += count
     return summed
 

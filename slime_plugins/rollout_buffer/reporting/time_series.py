@@ -143,11 +143,10 @@ def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGr
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
-        row = connection.execute(query, {"job": job_key}).fetchone()
-        for name in row.keys():  # noqa: SIM118 - iterating a Row gives values, not names
+        for name, value in dict(connection.execute(query, {"job": job_key}).fetchone()).items():
             measured, _, statistic = name.rpartition("_")
-            if row[name] is not None:
-                found.setdefault(measured, {})[statistic] = float(row[name])
+            if value is not None:
+                found.setdefault(measured, {})[statistic] = float(value)
     if (prompts := prompt_rows.sums_of(connection, job_key)) is not None:
         found["prompts"] = {name: float(count) for name, count in prompts.as_dict().items()}
     if gaps := trainer_rows.gap_statistics(connection, job_key):
@@ -159,9 +158,9 @@ def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGr
 
 def _fill(columns: dict[str, list[Any]], rows: Iterable[sqlite3.Row]) -> None:
     for row in rows:
-        for name in row.keys():  # noqa: SIM118 - iterating a Row gives values, not names
+        for name, value in dict(row).items():
             if name != "bucket":
-                columns[name][row["bucket"]] = row[name]
+                columns[name][row["bucket"]] = value
 
 
 def _first_key(connection: Connection, job_key: int, start: float) -> int:

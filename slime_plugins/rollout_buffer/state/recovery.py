@@ -1,4 +1,4 @@
-"""Recovery at start after a crash, and a check of all stored bytes.
+"""Recovery at start after a crash.
 
 After a crash a pack may end with records that no row refers to: the process died before their commit, so that they were
 never acknowledged. They are truncated. Rows whose records are missing come from a damaged disk, not from a crash:
@@ -7,18 +7,13 @@ they are reported and marked, and their trajectories are delivered as dummies.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     SEALED_MODE,
-    BlobRef,
     is_locked,
     pack_path,
     packs_in,
@@ -98,32 +93,3 @@ def _mark(store: Store, short: dict[int, int], report: RecoveryReport) -> None:
         for sha256, place in image_rows.all_image_refs(connection):
             if place.end > short.get(place.pack, place.end):
                 report.damaged.append(f"image {sha256} is lost: its pack ends before {place}")
-
-
-def examine(store: Store) -> Iterator[str]:
-    """Reads every stored payload and image and yields a message for each damaged one."""
-    with store.read() as connection:
-        images = dict(image_rows.all_image_refs(connection))
-        bodies = list(payload_rows.payload_refs(connection))
-    for sha256, place in images.items():
-        try:
-            if hashlib.sha256(store.fetch(place)).hexdigest() != sha256:
-                yield f"image {sha256}: the bytes at {place} hash to something else"
-        except DamagedError as error:
-            yield f"image {sha256}: {error.message}"
-    for _, uid, place in bodies:
-        yield from _examine_body(store, uid, place, images)
-
-
-def _examine_body(store: Store, uid: str, place: BlobRef, images: dict[str, BlobRef]) -> Iterator[str]:
-    try:
-        body = bytes(store.fetch(place))
-    except DamagedError as error:
-        yield f"trajectory {uid}: {error.message}"
-        return
-    for sha256 in wire.image_hashes(body):
-        if sha256 not in images:
-            yield f"trajectory {uid} shows image {sha256}, which is not stored"
-    for sha256 in wire.named_records(body):
-        if sha256 not in images:
-            yield f"trajectory {uid} names token records {sha256}, which are not stored"

@@ -32,6 +32,7 @@ from types import FrameType
 
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
+from slime_plugins.rollout_buffer.observability.process_status import all_process_statuses
 from slime_plugins.rollout_buffer.supervisor.child_processes import die_with_parent, free_port
 
 logger = logging.getLogger(__name__)
@@ -200,20 +201,11 @@ def _reap() -> None:
 
 def _living_descendants() -> list[int]:
     """Returns the process ids of all live descendants, without zombies."""
-    parents = {entry: _parent_if_alive(entry) for entry in map(int, filter(str.isdigit, os.listdir("/proc")))}
+    parents = {process: status.parent for process, status in all_process_statuses() if status.lives}
     found = [os.getpid()]
     for process in found:  # grows during the loop
         found.extend(child for child, parent in parents.items() if parent == process)
     return found[1:]
-
-
-def _parent_if_alive(process: int) -> int | None:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:  # exited in between
-        return None
-    state, parent = fields[0], int(fields[1])
-    return None if state in "ZX" else parent
 
 
 if __name__ == "__main__":

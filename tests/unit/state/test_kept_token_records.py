@@ -14,9 +14,9 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
-from slime_plugins.rollout_buffer.state.recovery import examine
 from slime_plugins.rollout_buffer.storage.payload_store import INLINE_BODY_BYTES
 from slime_plugins.rollout_buffer.types import Generation
+from tests.stored_bytes import examine
 from tests.support import poll, start_external, write, written
 from tests.unit.state.test_buffer import start_math, trajectory
 

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.server.http import ServerContext
-from slime_plugins.rollout_buffer.state.recovery import examine, recover
+from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
 from slime_plugins.rollout_buffer.storage.pack_reader import PackReader
 from slime_plugins.rollout_buffer.storage.pack_writer import (
@@ -36,6 +36,7 @@ from slime_plugins.rollout_buffer.storage.tables import image_rows, payload_rows
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
+from tests.stored_bytes import examine
 from tests.support import PNG, poll, start_external, uids, write, written
 
 BIG = "x" * 100_000

@@ -9,7 +9,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
-from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.state.runner_reports import recent_device_pools, store_report
 from slime_plugins.rollout_buffer.storage import shared_clock
 from slime_plugins.rollout_buffer.storage.retention import purge
@@ -181,7 +181,8 @@ def test_who_looks_and_who_reports_goes_by_the_same_clock(machine: Machine, supe
     machine.passes(2.0)
     overview = Views(supervisor.store, SUPERVISOR).overview(parse(OverviewQuery, {}))
     assert overview["supervisor_age_s"] == pytest.approx(2.0)
-    assert Inspection(supervisor.store).counts(SUPERVISOR).supervisor_age_s == pytest.approx(2.0)
+    page = metrics_page(supervisor.store).decode()
+    assert "rollout_buffer_supervisor_heartbeat_age_seconds 2.0" in page
     assert list(recent_device_pools(supervisor.store)) == ["p"]
 
 

@@ -6,11 +6,7 @@ from flask import Response
 
 from slime_plugins.rollout_buffer.openapi.operations import text
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
-from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
-from slime_plugins.rollout_buffer.server.http import (
-    json_reply,
-    the_inspection,
-)
+from slime_plugins.rollout_buffer.server.http import json_reply, the_buffer
 from slime_plugins.rollout_buffer.server.routing import Routes
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,7 +20,7 @@ def metrics() -> Response:
 
     Every number is read from the store at the time of the request. docs/metrics.md lists the names.
     """
-    return Response(metrics_page(the_inspection(), SUPERVISOR.name), content_type=PROMETHEUS_TEXT)
+    return Response(metrics_page(the_buffer().store), content_type=PROMETHEUS_TEXT)
 
 
 @routes.get("/openapi.json", reply={"type": "object"})

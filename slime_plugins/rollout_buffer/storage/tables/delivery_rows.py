@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.rules.causes import Cause
 from slime_plugins.rollout_buffer.storage.tables import group_rows, reward_sum_rows
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState
 from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
@@ -230,39 +230,16 @@ def delivered_members(connection: Connection, group_key: int) -> list[DeliveredM
     query = (
         "SELECT members.uid, members.source_uid, members.reward, members.raw_reward, members.remove_sample, "
         "groups.key AS group_key, groups.instance_id, groups.epoch, members.ordinal AS slot, "
-        "trajectories.outcome, trajectories.stop_reason, trajectories.oldest_version, trajectories.body, "
-        "trajectories.body_place "
+        "coalesce(trajectories.outcome, 'failed') AS outcome, coalesce(trajectories.stop_reason, 'aborted') AS "
+        "stop_reason, trajectories.oldest_version, trajectories.body, trajectories.body_place "
         "FROM groups JOIN members ON members.group_key = groups.key "
         "LEFT JOIN trajectories ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
         "WHERE groups.key = ? ORDER BY members.ordinal"
     )
-    return [
-        DeliveredMember(
-            uid=row["uid"],
-            source_uid=row["source_uid"],
-            instance_id=row["instance_id"],
-            group_key=row["group_key"],
-            epoch=row["epoch"],
-            slot=row["slot"],
-            reward=row["reward"],
-            raw_reward=row["raw_reward"],
-            remove_sample=bool(row["remove_sample"]),
-            outcome=row["outcome"] or "failed",
-            stop_reason=row["stop_reason"] or "aborted",
-            oldest_version=row["oldest_version"],
-            body=row["body"],
-            body_place=row["body_place"],
-        )
-        for row in connection.execute(query, (group_key,))
-    ]
+    rows = connection.execute(query, (group_key,))
+    return [as_record(DeliveredMember, row, remove_sample=bool(row["remove_sample"])) for row in rows]
 
 
 def as_delivery(row: sqlite3.Row) -> DeliveryRecord:
-    return DeliveryRecord(
-        key=row["key"],
-        delivery_id=row["delivery_id"],
-        job_key=row["job_key"],
-        state=DeliveryState(row["state"]),
-        lease_s=row["lease_s"],
-        meta_info=json.loads(row["meta_info"]),
-    )
+    state, meta_info = DeliveryState(row["state"]), json.loads(row["meta_info"])
+    return as_record(DeliveryRecord, row, state=state, meta_info=meta_info)

@@ -10,7 +10,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 from slime_plugins.rollout_buffer.types import GroupState, Instance
 
 
@@ -78,18 +78,13 @@ def count_by_instance(connection: Connection, job_key: int) -> dict[str, int]:
 def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
     """Returns all groups of a job with rows, in epoch order, for ``rules/skip_list.py``."""
     query = (
-        "SELECT key, instance_id, state, delivery_key, cause_code FROM groups WHERE job_key = ? "
-        "ORDER BY epoch, position"
+        "SELECT key, instance_id, state, delivery_key, cause_code = 'skip_list' AS by_skip_list FROM groups "
+        "WHERE job_key = ? ORDER BY epoch, position"
     )
+    rows = connection.execute(query, (job_key,))
     return [
-        KnownGroup(
-            key=row[0],
-            instance_id=row[1],
-            state=GroupState(row[2]),
-            delivery_key=row[3],
-            by_skip_list=row[4] == CauseCode.SKIP_LIST,
-        )
-        for row in connection.execute(query, (job_key,))
+        as_record(KnownGroup, row, state=GroupState(row["state"]), by_skip_list=bool(row["by_skip_list"]))
+        for row in rows
     ]
 
 
@@ -264,17 +259,4 @@ def most_frequent_causes(connection: Connection, job_key: int) -> dict[GroupStat
 
 
 def as_group(row: sqlite3.Row) -> GroupRecord:
-    return GroupRecord(
-        key=row["key"],
-        job_key=row["job_key"],
-        epoch=row["epoch"],
-        position=row["position"],
-        instance_id=row["instance_id"],
-        task=row["task"],
-        state=GroupState(row["state"]),
-        cause=row["cause"],
-        cause_code=CauseCode(row["cause_code"]),
-        opened_at=row["opened_at"],
-        last_write_at=row["last_write_at"],
-        delivery_key=row["delivery_key"],
-    )
+    return as_record(GroupRecord, row, state=GroupState(row["state"]), cause_code=CauseCode(row["cause_code"]))

@@ -13,7 +13,7 @@ import orjson
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.job_settings import DEFAULT_GROUP_TIMEOUT_S, StoredSettings, parse_settings
 from slime_plugins.rollout_buffer.rules.weight_versions import KnownVersions
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 from slime_plugins.rollout_buffer.types import JobState
 
 
@@ -155,14 +155,15 @@ def update_job(connection: Connection, key: int, **columns: Any) -> None:
 
 
 def as_job(row: sqlite3.Row) -> JobRecord:
-    values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values, not names
-    values["state"] = JobState(values["state"])
-    values["cause_code"] = CauseCode(values["cause_code"])
-    values["settings"] = parse_settings(values["settings"])
-    values["meta_info"] = orjson.loads(values["meta_info"])
-    for name in ("has_runner", "takes_items", "has_input"):
-        values[name] = bool(values[name])
-    return JobRecord(**values)
+    return as_record(
+        JobRecord,
+        row,
+        state=JobState(row["state"]),
+        cause_code=CauseCode(row["cause_code"]),
+        settings=parse_settings(row["settings"]),
+        meta_info=orjson.loads(row["meta_info"]),
+        **{name: bool(row[name]) for name in ("has_runner", "takes_items", "has_input")},
+    )
 
 
 def known_versions(connection: Connection, job_key: int) -> KnownVersions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ def put_plan(
 def find_plan(connection: Connection, job_key: int) -> PlanRecord | None:
     """Returns the plan of a job; None when it has no input."""
     row = connection.execute("SELECT * FROM plans WHERE job_key = ?", (job_key,)).fetchone()
-    return None if row is None else PlanRecord(**{name: row[name] for name in row.keys()})  # noqa: SIM118 - a Row's
+    return None if row is None else as_record(PlanRecord, row)
 
 
 def update_plan(connection: Connection, job_key: int, **columns: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 
 MAX_START_IDS = 1000
 """Stored start ids of a job, the newest."""
@@ -40,6 +40,4 @@ def find_start_id(connection: Connection, start_id: str, identity: str, job_id: 
         "ORDER BY key DESC LIMIT 1",
         (start_id, identity, job_id),
     ).fetchone()
-    if row is None:
-        return None
-    return StartIdRecord(**{name: row[name] for name in row.keys()})  # noqa: SIM118 - iterating a Row gives values, not names
+    return None if row is None else as_record(StartIdRecord, row)

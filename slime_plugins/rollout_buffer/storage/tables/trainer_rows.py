@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 
 _COLUMNS = (
     "uid, row, step, reported_at, advantage, entropy, loss_share, clip_share, compared, gap_sum, gap_max, turns, "
@@ -107,18 +107,9 @@ def gap_statistics(connection: Connection, job_key: int) -> dict[str, float]:
 
 def _as_row(found: sqlite3.Row) -> TrainerRow:
     blob = found["log_probs"]
-    return TrainerRow(
-        uid=found["uid"],
-        row=found["row"],
-        step=found["step"],
-        reported_at=found["reported_at"],
-        advantage=found["advantage"],
-        entropy=found["entropy"],
-        loss_share=found["loss_share"],
-        clip_share=found["clip_share"],
-        turns=tuple(
-            TurnGap(turn=turn, weight_lag=lag, compared=compared, gap_sum=total, gap_max=largest, at=at)
-            for turn, lag, compared, total, largest, at in json.loads(found["turns"])
-        ),
-        log_probs=None if blob is None else array("f", zlib.decompress(blob)),
+    turns = tuple(
+        TurnGap(turn=turn, weight_lag=lag, compared=compared, gap_sum=total, gap_max=largest, at=at)
+        for turn, lag, compared, total, largest, at in json.loads(found["turns"])
     )
+    log_probs = None if blob is None else array("f", zlib.decompress(blob))
+    return as_record(TrainerRow, found, turns=turns, log_probs=log_probs)

@@ -36,20 +36,10 @@ def count_members(connection: Connection, group_key: int) -> int:
 def members_of(connection: Connection, group_key: int) -> list[Member]:
     """Returns the trajectories of a group as members, in slot order."""
     query = (
-        "SELECT uid, instance_id, slot, reward, raw_reward FROM trajectories "
+        "SELECT uid, instance_id, slot, reward, raw_reward, uid AS source_uid FROM trajectories "
         "WHERE group_key = ? AND late = 0 ORDER BY slot, key"
     )
-    return [
-        Member(
-            uid=row["uid"],
-            instance_id=row["instance_id"],
-            slot=row["slot"],
-            reward=row["reward"],
-            raw_reward=row["raw_reward"],
-            source_uid=row["uid"],
-        )
-        for row in connection.execute(query, (group_key,))
-    ]
+    return [Member(**dict(row)) for row in connection.execute(query, (group_key,))]
 
 
 def uids_of(connection: Connection, job_key: int) -> list[str]:
@@ -78,8 +68,7 @@ def count_outcomes(connection: Connection, job_key: int) -> dict[str, int]:
         "SELECT coalesce(sum(completed), 0) AS completed, coalesce(sum(truncated), 0) AS truncated, "
         "coalesce(sum(aborted), 0) AS aborted FROM trajectory_minutes WHERE job_key = ?"
     )
-    row = connection.execute(query, (job_key,)).fetchone()
-    return {name: row[name] for name in row.keys() if row[name]}  # noqa: SIM118 - iterating a Row gives values
+    return {name: count for name, count in dict(connection.execute(query, (job_key,)).fetchone()).items() if count}
 
 
 def count_late(connection: Connection, job_key: int) -> int:

@@ -1,0 +1,41 @@
+"""Examines all stored bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import DamagedError
+from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import image_rows, payload_rows
+
+
+def examine(store: Store) -> Iterator[str]:
+    """Reads every stored payload and image and yields a message for each damaged one."""
+    with store.read() as connection:
+        images = dict(image_rows.all_image_refs(connection))
+        bodies = list(payload_rows.payload_refs(connection))
+    for sha256, place in images.items():
+        try:
+            if hashlib.sha256(store.fetch(place)).hexdigest() != sha256:
+                yield f"image {sha256}: the bytes at {place} hash to something else"
+        except DamagedError as error:
+            yield f"image {sha256}: {error.message}"
+    for _, uid, place in bodies:
+        yield from _examine_body(store, uid, place, images)
+
+
+def _examine_body(store: Store, uid: str, place: BlobRef, images: dict[str, BlobRef]) -> Iterator[str]:
+    try:
+        body = bytes(store.fetch(place))
+    except DamagedError as error:
+        yield f"trajectory {uid}: {error.message}"
+        return
+    for sha256 in wire.image_hashes(body):
+        if sha256 not in images:
+            yield f"trajectory {uid} shows image {sha256}, which is not stored"
+    for sha256 in wire.named_records(body):
+        if sha256 not in images:
+            yield f"trajectory {uid} names token records {sha256}, which are not stored"
