@@ -22,85 +22,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-    from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
-    from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
-    from slime_plugins.rollout_buffer.errors import RolloutBufferError
-    from slime_plugins.rollout_buffer.generator.base_generator import (
-        Chat,
-        Generator,
-        GeneratorContext,
-        MultiTurnGenerator,
-        Score,
-        SingleTurnGenerator,
-    )
-    from slime_plugins.rollout_buffer.trainer.batch_types import (
-        RolloutBatch,
-        RolloutGroup,
-        RolloutRow,
-        RolloutTrajectory,
-    )
-    from slime_plugins.rollout_buffer.trainer.job_feed import (
-        InputExhaustedError,
-        JobEndedError,
-        JobStalledError,
-        RetriesUsedUpError,
-    )
-    from slime_plugins.rollout_buffer.trainer.rollout_feed import RolloutFeed
-    from slime_plugins.rollout_buffer.trainer.settings import ImageSettings, RowSettings
-    from slime_plugins.rollout_buffer.types import (
-        EpisodeRequest,
-        Generation,
-        Image,
-        Instance,
-        Outcome,
-        SamplingParams,
-        StopReason,
-        TrainingRow,
-        Trajectory,
-        WeightVersionSpan,
-    )
-    from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem, StartReply
-
-__all__ = [
-    "AsyncRolloutBufferClient",
-    "Chat",
-    "ChatTokens",
-    "Engine",
-    "EpisodeRequest",
-    "GenerateReply",
-    "GenerateRequest",
-    "Generation",
-    "Generator",
-    "GeneratorContext",
-    "Image",
-    "ImageSettings",
-    "InputExhaustedError",
-    "Instance",
-    "JobEndedError",
-    "JobStalledError",
-    "MultiTurnGenerator",
-    "Outcome",
-    "RetriesUsedUpError",
-    "RolloutBatch",
-    "RolloutBufferClient",
-    "RolloutBufferError",
-    "RolloutData",
-    "RolloutFeed",
-    "RolloutGroup",
-    "RolloutItem",
-    "RolloutRow",
-    "RolloutTrajectory",
-    "RowSettings",
-    "SamplingParams",
-    "Score",
-    "SingleTurnGenerator",
-    "StartReply",
-    "StopReason",
-    "TrainingRow",
-    "Trajectory",
-    "WeightVersionSpan",
-]
+    from slime_plugins.rollout_buffer.chat_tokens import ChatTokens as ChatTokens
+    from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient as AsyncRolloutBufferClient
+    from slime_plugins.rollout_buffer.client import RolloutBufferClient as RolloutBufferClient
+    from slime_plugins.rollout_buffer.engine.base import Engine as Engine
+    from slime_plugins.rollout_buffer.engine.base import GenerateReply as GenerateReply
+    from slime_plugins.rollout_buffer.engine.base import GenerateRequest as GenerateRequest
+    from slime_plugins.rollout_buffer.errors import RolloutBufferError as RolloutBufferError
+    from slime_plugins.rollout_buffer.generator.base_generator import Chat as Chat
+    from slime_plugins.rollout_buffer.generator.base_generator import Generator as Generator
+    from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext as GeneratorContext
+    from slime_plugins.rollout_buffer.generator.base_generator import MultiTurnGenerator as MultiTurnGenerator
+    from slime_plugins.rollout_buffer.generator.base_generator import Score as Score
+    from slime_plugins.rollout_buffer.generator.base_generator import SingleTurnGenerator as SingleTurnGenerator
+    from slime_plugins.rollout_buffer.trainer.batch_types import RolloutBatch as RolloutBatch
+    from slime_plugins.rollout_buffer.trainer.batch_types import RolloutGroup as RolloutGroup
+    from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow as RolloutRow
+    from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory as RolloutTrajectory
+    from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError as InputExhaustedError
+    from slime_plugins.rollout_buffer.trainer.job_feed import JobEndedError as JobEndedError
+    from slime_plugins.rollout_buffer.trainer.job_feed import JobStalledError as JobStalledError
+    from slime_plugins.rollout_buffer.trainer.job_feed import RetriesUsedUpError as RetriesUsedUpError
+    from slime_plugins.rollout_buffer.trainer.rollout_feed import RolloutFeed as RolloutFeed
+    from slime_plugins.rollout_buffer.trainer.settings import ImageSettings as ImageSettings
+    from slime_plugins.rollout_buffer.trainer.settings import RowSettings as RowSettings
+    from slime_plugins.rollout_buffer.types import EpisodeRequest as EpisodeRequest
+    from slime_plugins.rollout_buffer.types import Generation as Generation
+    from slime_plugins.rollout_buffer.types import Image as Image
+    from slime_plugins.rollout_buffer.types import Instance as Instance
+    from slime_plugins.rollout_buffer.types import Outcome as Outcome
+    from slime_plugins.rollout_buffer.types import SamplingParams as SamplingParams
+    from slime_plugins.rollout_buffer.types import StopReason as StopReason
+    from slime_plugins.rollout_buffer.types import TrainingRow as TrainingRow
+    from slime_plugins.rollout_buffer.types import Trajectory as Trajectory
+    from slime_plugins.rollout_buffer.types import WeightVersionSpan as WeightVersionSpan
+    from slime_plugins.rollout_buffer.wire import RolloutData as RolloutData
+    from slime_plugins.rollout_buffer.wire import RolloutItem as RolloutItem
+    from slime_plugins.rollout_buffer.wire import StartReply as StartReply
 
 _HOMES = {
     "chat_tokens": ("ChatTokens",),
@@ -120,7 +78,9 @@ _HOMES = {
     ),
     "wire": ("RolloutData", "RolloutItem", "StartReply"),
 }
-"""Module of each public name."""
+"""The module of each public name."""
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:

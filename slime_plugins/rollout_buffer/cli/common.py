@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from enum import IntEnum
 from pathlib import Path
@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.serve_settings import DEFAULT_HOST, DEFAULT_PO
 
 if TYPE_CHECKING:  # importing HTTP libraries would dominate the time of `--help`
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
+    from slime_plugins.rollout_buffer.storage.store import Store
 
 
 class ExitCode(IntEnum):
@@ -78,6 +79,7 @@ AndroidSetting = Annotated[
         help="One of these settings, before file and environment; repeatable. Sections with dots.",
     ),
 ]
+ServedDataDir = Annotated[Path, typer.Option(help="The data directory of `serve`, on this host; it may be serving.")]
 JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
 
 
@@ -198,6 +200,26 @@ def connect(url: str) -> RolloutBufferClient:
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
     return RolloutBufferClient(url, token=token_from_environment(), timeout_s=30.0)
+
+
+def check_holds_buffer(data_dir: Path) -> None:
+    """Refuses a ``--data-dir`` without a database.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not (data_dir / "buffer.sqlite3").is_file():
+        raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
+
+
+@contextmanager
+def opened_store(data_dir: Path) -> Iterator[Store]:
+    """Opens the store of a ``--data-dir``, which a server may be using; raises as ``check_holds_buffer``."""
+    from slime_plugins.rollout_buffer.storage.store import Store
+
+    check_holds_buffer(data_dir)
+    with closing(Store(data_dir)) as store:
+        yield store
 
 
 def print_json(value: Mapping[str, Any]) -> None:

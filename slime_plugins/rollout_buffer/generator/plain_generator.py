@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 SAMPLING_PARAMS: Final[dict[str, Any]] = {"top_p": 1}
 """Sampling parameters of every play, in addition to the generator's ``max_tokens``; a module may add its own."""
 QUERY_TRIES: Final = 6
-MAX_PAUSE_S: Final = 10.0
+MAX_RETRY_PAUSE_S: Final = 10.0
 
 ItemDict = dict[str, Any]
 Messages = list[dict[str, Any]]
@@ -66,7 +66,7 @@ def query_single_turn(
             response = client.chat.completions.create(**_query(messages, sampling_params, tools, text, room))
         except Exception as error:  # noqa: BLE001 - the caller's client may raise anything; every error is retried
             problem = error
-            time.sleep(backoff_s(tried + 1, first_s=0.5, longest_s=MAX_PAUSE_S))
+            time.sleep(backoff_s(tried + 1, first_s=0.5, longest_s=MAX_RETRY_PAUSE_S))
             continue
         if response.choices:
             reason = response.choices[0].finish_reason
@@ -171,7 +171,7 @@ class BaseGenerator:
                     raise
                 logger.warning("item %s is not stored yet: %s", data.get("uid"), error)
                 time.sleep(pause_s)
-                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+                pause_s = min(MAX_RETRY_PAUSE_S, 2 * pause_s)
             else:
                 return
 

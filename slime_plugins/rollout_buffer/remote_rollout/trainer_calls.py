@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerR
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 TURN_HEADER: Final = "X-Rollout-Turn"
-_MAX_PAUSE_S: Final = 60.0
+_MAX_CALL_PAUSE_S: Final = 60.0
 _DID_NOTHING: Final = frozenset({429, 503})
 _REFUSED_MASK: Final = frozenset({400, 409, 422})
 
@@ -78,7 +78,7 @@ class TrainerCalls:
                     ) from error
                 if tried == self._settings.tries:
                     raise TrainerReplyError(f"turn {turn}: the trainer {error}; tried {tried} times") from error
-            await asyncio.sleep(backoff_s(tried, first_s=self._settings.backoff_s, longest_s=_MAX_PAUSE_S))
+            await asyncio.sleep(backoff_s(tried, first_s=self._settings.backoff_s, longest_s=_MAX_CALL_PAUSE_S))
         raise AssertionError("the loop above returns or raises")
 
     async def _exchange(self, body: bytes, turn: int) -> TrainerReply:

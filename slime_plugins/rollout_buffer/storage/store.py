@@ -60,8 +60,8 @@ class Store:
         directory's ``OwnerLock``: a store whose lock another process holds is never migrated.
 
         Raises:
-            ConfigError: the folder is on a network file system, was written before 0.1.0 or by a newer version, or
-                belongs to a running supervisor of another version.
+            ConfigError: the folder is on a network file system, was written by a newer version, or belongs to a running
+                supervisor of another version.
             UnavailableError, StorageFullError: the disk does not allow it, or the database is damaged.
         """
         self.data_dir = data_dir.resolve()

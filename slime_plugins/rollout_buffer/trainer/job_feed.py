@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-FIRST_PAUSE_S = 0.2
-MAX_PAUSE_S = 10.0
+FIRST_POLL_PAUSE_S = 0.2
+MAX_POLL_PAUSE_S = 10.0
 MAX_MALFORMED_REPLIES = 5
 MAX_OUTAGE_S = 900.0
 """Time during which calls may fail if ``max_failures`` is None."""
@@ -96,7 +96,9 @@ class FailureTally:
                 f"{self._what} failed {self._failures} times, the last time with {_named(error)}",
                 {"failures": self._failures},
             ) from error
-        pause = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=MAX_PAUSE_S, jitter=random.random())
+        pause = backoff_s(
+            self._failures, first_s=FIRST_POLL_PAUSE_S, longest_s=MAX_POLL_PAUSE_S, jitter=random.random()
+        )
         logger.warning("%s failed (%s); retry %d in %.1f s", self._what, _named(error), self._failures, pause)
         return pause
 

@@ -11,80 +11,37 @@ What is wrong is an ``InvalidPayloadError`` whose sentence names the key, what i
 may have meant. Replies are typed dictionaries: mypy checks their keys, and nothing is validated while one is sent.
 """
 
-from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER, MAX_ITEMS, identifier
-from slime_plugins.rollout_buffer.wire.generations import (
-    common_prefix_length,
-    decode_generations,
-    encode_generations,
-    named_records,
-    record_hashes,
-)
-from slime_plugins.rollout_buffer.wire.images import (
-    IMAGE_URL_PREFIX,
-    RECORDS_TYPE,
-    ImageSpot,
-    decode_data_uri,
-    encode_data_uri,
-    image_hashes,
-    image_media_type,
-    image_spots,
-    is_sha256,
-    shows_images,
-)
-from slime_plugins.rollout_buffer.wire.items import (
-    TurnRewards,
-    WrittenItem,
-    check_messages,
-    checked_turn_rewards,
-    decode_written_item,
-    encode_body,
-    encode_turn_rewards,
-    trained_turns,
-)
-from slime_plugins.rollout_buffer.wire.trainer_replies import (
-    RolloutData,
-    RolloutItem,
-    StartReply,
-    decode_error,
-    decode_item,
-    decode_rollout_data,
-    decode_start_reply,
-    encode_error,
-)
-
-__all__ = [
-    "IMAGE_URL_PREFIX",
-    "MAX_IDENTIFIER",
-    "MAX_ITEMS",
-    "RECORDS_TYPE",
-    "ImageSpot",
-    "RolloutData",
-    "RolloutItem",
-    "StartReply",
-    "TurnRewards",
-    "WrittenItem",
-    "check_messages",
-    "checked_turn_rewards",
-    "common_prefix_length",
-    "decode_data_uri",
-    "decode_error",
-    "decode_generations",
-    "decode_item",
-    "decode_rollout_data",
-    "decode_start_reply",
-    "decode_written_item",
-    "encode_body",
-    "encode_data_uri",
-    "encode_error",
-    "encode_generations",
-    "encode_turn_rewards",
-    "identifier",
-    "image_hashes",
-    "image_media_type",
-    "image_spots",
-    "is_sha256",
-    "named_records",
-    "record_hashes",
-    "shows_images",
-    "trained_turns",
-]
+from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER as MAX_IDENTIFIER
+from slime_plugins.rollout_buffer.wire.checks import MAX_ITEMS as MAX_ITEMS
+from slime_plugins.rollout_buffer.wire.checks import identifier as identifier
+from slime_plugins.rollout_buffer.wire.generations import common_prefix_length as common_prefix_length
+from slime_plugins.rollout_buffer.wire.generations import decode_generations as decode_generations
+from slime_plugins.rollout_buffer.wire.generations import encode_generations as encode_generations
+from slime_plugins.rollout_buffer.wire.generations import named_records as named_records
+from slime_plugins.rollout_buffer.wire.generations import record_hashes as record_hashes
+from slime_plugins.rollout_buffer.wire.images import IMAGE_URL_PREFIX as IMAGE_URL_PREFIX
+from slime_plugins.rollout_buffer.wire.images import RECORDS_TYPE as RECORDS_TYPE
+from slime_plugins.rollout_buffer.wire.images import ImageSpot as ImageSpot
+from slime_plugins.rollout_buffer.wire.images import decode_data_uri as decode_data_uri
+from slime_plugins.rollout_buffer.wire.images import encode_data_uri as encode_data_uri
+from slime_plugins.rollout_buffer.wire.images import image_hashes as image_hashes
+from slime_plugins.rollout_buffer.wire.images import image_media_type as image_media_type
+from slime_plugins.rollout_buffer.wire.images import image_spots as image_spots
+from slime_plugins.rollout_buffer.wire.images import is_sha256 as is_sha256
+from slime_plugins.rollout_buffer.wire.images import shows_images as shows_images
+from slime_plugins.rollout_buffer.wire.items import TurnRewards as TurnRewards
+from slime_plugins.rollout_buffer.wire.items import WrittenItem as WrittenItem
+from slime_plugins.rollout_buffer.wire.items import check_messages as check_messages
+from slime_plugins.rollout_buffer.wire.items import checked_turn_rewards as checked_turn_rewards
+from slime_plugins.rollout_buffer.wire.items import decode_written_item as decode_written_item
+from slime_plugins.rollout_buffer.wire.items import encode_body as encode_body
+from slime_plugins.rollout_buffer.wire.items import encode_turn_rewards as encode_turn_rewards
+from slime_plugins.rollout_buffer.wire.items import trained_turns as trained_turns
+from slime_plugins.rollout_buffer.wire.trainer_replies import RolloutData as RolloutData
+from slime_plugins.rollout_buffer.wire.trainer_replies import RolloutItem as RolloutItem
+from slime_plugins.rollout_buffer.wire.trainer_replies import StartReply as StartReply
+from slime_plugins.rollout_buffer.wire.trainer_replies import decode_error as decode_error
+from slime_plugins.rollout_buffer.wire.trainer_replies import decode_item as decode_item
+from slime_plugins.rollout_buffer.wire.trainer_replies import decode_rollout_data as decode_rollout_data
+from slime_plugins.rollout_buffer.wire.trainer_replies import decode_start_reply as decode_start_reply
+from slime_plugins.rollout_buffer.wire.trainer_replies import encode_error as encode_error

@@ -46,7 +46,7 @@ UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable",
 
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_feed, "FIRST_POLL_PAUSE_S", 0.001)
     monkeypatch.setattr(job_feed, "MIN_POLL_S", 0.01)
     reset_jobs()
 
@@ -257,7 +257,7 @@ def test_a_buffer_that_is_out_of_reach_is_an_error_after_a_while_without_any_num
     pauses = [tally.pause_after(ConnectionRefusedError(111, "refused")) for _ in range(200)]
     now = job_feed.MAX_OUTAGE_S + 1
 
-    assert max(pauses) <= job_feed.MAX_PAUSE_S
+    assert max(pauses) <= job_feed.MAX_POLL_PAUSE_S
     with pytest.raises(
         RetriesUsedUpError, match=r"start_rollout failed 201 times, .* no answer from the buffer: Connection refused$"
     ):

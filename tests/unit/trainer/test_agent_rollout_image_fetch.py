@@ -65,7 +65,7 @@ def fetcher(
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(job_feed, "FIRST_POLL_PAUSE_S", 0.0)
     yield
     process_cache(0)
 

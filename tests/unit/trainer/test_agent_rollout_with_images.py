@@ -76,7 +76,7 @@ def item_with_images(instance_id: str, *, epoch: int, slot: int, group_index: in
 
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_feed, "FIRST_POLL_PAUSE_S", 0.001)
     monkeypatch.setattr(job_feed, "MIN_POLL_S", 0.01)
     reset_jobs()
     yield

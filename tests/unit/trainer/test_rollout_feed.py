@@ -20,7 +20,7 @@ PAYLOAD = {"job_id": "job", "task_type": "probe", "num_epoch": 1, "num_repeat_pe
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_feed, "FIRST_POLL_PAUSE_S", 0.001)
     monkeypatch.setattr(job_feed, "MIN_POLL_S", 0.01)
 
 

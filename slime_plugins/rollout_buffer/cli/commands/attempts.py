@@ -20,12 +20,12 @@ from slime_plugins.rollout_buffer.cli.common import (
     connect,
     console,
     local_time,
+    opened_store,
     print_json,
     print_page,
     report_errors,
 )
 from slime_plugins.rollout_buffer.cli.transcript_view import LONG_TEXT, message_lines
-from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 
 
@@ -78,18 +78,12 @@ def attempts(
 def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the page of ``GET /jobs/<id>/attempts``, read from a data directory, also if no server runs."""
     from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
-    from slime_plugins.rollout_buffer.storage.store import Store
     from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
     from slime_plugins.rollout_buffer.wire.request_fields import parse
 
-    if not (data_dir / "buffer.sqlite3").is_file():
-        raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
-    store = Store(data_dir)
-    try:
-        given = {key: value for key, value in query.items() if value is not None}
+    given = {key: value for key, value in query.items() if value is not None}
+    with opened_store(data_dir) as store:
         return {**failed_attempts(store, job_id, parse(AttemptPageQuery, given))}
-    finally:
-        store.close()
 
 
 def _failed_head(failed: Mapping[str, Any]) -> RenderableType:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -26,6 +27,9 @@ from slime_plugins.rollout_buffer.cli.common import (
     report_errors,
 )
 from slime_plugins.rollout_buffer.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.cli.host_checks import Finding
 
 
 def register(app: typer.Typer) -> None:
@@ -76,43 +80,48 @@ def doctor(
 ) -> None:
     """Check what this machine, or each node of a Ray cluster, lacks for the devices of the Android World settings.
     Exit code 1 when something is missing."""
-    from slime_plugins.rollout_buffer.cli.doctor import Examination, check_launch, examine, verdict
-    from slime_plugins.rollout_buffer.cli.host_checks import State
+    from slime_plugins.rollout_buffer.cli.doctor import Examination, examine, verdict
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
     if launch is not None:
-        code, lines = check_launch(launch, quietly=as_json)
-        if as_json:
-            print_json({"launch": launch, "well": code == 0, "lines": lines})
-        raise typer.Exit(code)
+        raise typer.Exit(_check_launch(launch, as_json=as_json))
     with report_errors():
         set_android_settings(android_config, android)
         settings = load_settings({})
-    findings = examine(
-        Examination(
-            settings=settings,
-            data_dir=data_dir,
-            engine_url=engine_url,
-            tokenizer_path=tokenizer,
-            ray_address=ray_address,
-        )
+    examination = Examination(
+        settings=settings,
+        data_dir=data_dir,
+        engine_url=engine_url,
+        tokenizer_path=tokenizer,
+        ray_address=ray_address,
     )
+    findings = examine(examination)
+    conclusion = verdict(findings, settings.device)
     if as_json:
-        print_json(
-            {
-                "device": settings.device,
-                "verdict": verdict(findings, settings.device),
-                "findings": [asdict(finding) for finding in findings],
-            }
-        )
+        found = [asdict(finding) for finding in findings]
+        print_json({"device": settings.device, "verdict": conclusion, "findings": found})
     else:
-        table = Table("what", "state", Column("found", overflow="fold"), title=f"device: {settings.device}")
-        for finding in findings:
-            table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail)))
-        console.print(table)
-        for finding in findings:
-            if finding.remedy:  # a line of its own: a command in it can be pasted
-                console.print(f"{finding.name}: {finding.remedy}", soft_wrap=True, highlight=False, markup=False)
-        console.print(verdict(findings, settings.device))
-    if any(finding.state is State.MISSING for finding in findings):
+        _print_findings(findings, settings.device)
+        console.print(conclusion)
+    if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
+
+
+def _check_launch(kind: str, *, as_json: bool) -> int:
+    from slime_plugins.rollout_buffer.cli.doctor import check_launch
+
+    code, lines = check_launch(kind, quietly=as_json)
+    if as_json:
+        print_json({"launch": kind, "well": code == 0, "lines": lines})
+    return code
+
+
+def _print_findings(findings: Sequence[Finding], device: str) -> None:
+    """Prints a table of the findings, then each remedy in a line of its own, so that a command in it can be pasted."""
+    table = Table("what", "state", Column("found", overflow="fold"), title=f"device: {device}")
+    for finding in findings:
+        table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail)))
+    console.print(table)
+    for finding in findings:
+        if finding.remedy:
+            console.print(f"{finding.name}: {finding.remedy}", soft_wrap=True, highlight=False, markup=False)

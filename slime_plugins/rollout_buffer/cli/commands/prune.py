@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from slime_plugins.rollout_buffer.cli.common import AsJson, console, print_json, report_errors
+from slime_plugins.rollout_buffer.cli.common import (
+    AsJson,
+    ServedDataDir,
+    console,
+    opened_store,
+    print_json,
+    report_errors,
+)
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -20,26 +27,18 @@ def register(app: typer.Typer) -> None:
 
 def prune(
     older_than: Annotated[str, typer.Option(metavar="AGE", help="Like 7d, 12h, 90m, 30s or 2w.")],
-    data_dir: Annotated[Path, typer.Option(help="The data directory of `serve`, on this host; it may be serving.")] = (
-        Path("rollout_buffer_data")
-    ),
+    data_dir: ServedDataDir = Path("rollout_buffer_data"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted; delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete payloads and screenshots of groups delivered more than AGE ago. Undelivered ones and all rows are kept."""
     from slime_plugins.rollout_buffer.storage import retention
-    from slime_plugins.rollout_buffer.storage.store import Store
 
     with report_errors():
         retain_s = seconds_of(older_than)
-        if not (data_dir / "buffer.sqlite3").is_file():
-            raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
-        store = Store(data_dir)
-        try:
-            purge = retention.would_purge if dry_run else retention.purge
+        purge = retention.would_purge if dry_run else retention.purge
+        with opened_store(data_dir) as store:
             found = purge(store, now=store.clock(), retain_s=retain_s)
-        finally:
-            store.close()
     numbers = {"payloads": found.payloads, "screenshots": found.images, "packs": found.packs, "bytes": found.bytes}
     if as_json:
         print_json({"dry_run": dry_run, "older_than_s": retain_s, **numbers})

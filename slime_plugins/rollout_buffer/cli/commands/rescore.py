@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slime_plugins.rollout_buffer.cli.common import AsJson, console, print_json, report_errors
+from slime_plugins.rollout_buffer.cli.common import (
+    AsJson,
+    ServedDataDir,
+    console,
+    opened_store,
+    print_json,
+    report_errors,
+)
 from slime_plugins.rollout_buffer.errors import ConfigError, JudgeError, network_reason
 from slime_plugins.rollout_buffer.extensions import Group, installed, load, missing
 
@@ -28,9 +35,7 @@ def rescore(
         str, typer.Option("--with", help="module:function, /path/file.py:function, or the http address of a service.")
     ],
     name: Annotated[str | None, typer.Option(help="Name of the version; by default the scorer.")] = None,
-    data_dir: Annotated[Path, typer.Option(help="The data directory of `serve`, on this host; it may be serving.")] = (
-        Path("rollout_buffer_data")
-    ),
+    data_dir: ServedDataDir = Path("rollout_buffer_data"),
     retries: Annotated[int, typer.Option(min=0, max=100, help="Number of retries after a failure of the scorer.")] = 3,
     timeout_s: Annotated[float, typer.Option(min=0.01, help="Time limit of each call, in seconds.")] = 60.0,
     at_once: Annotated[int, typer.Option(min=1, max=256, help="Trajectories that are scored at the same time.")] = 8,
@@ -41,18 +46,12 @@ def rescore(
     The same name continues with trajectories that have no reward of that version yet. Exit code 1: a call failed.
     """
     from slime_plugins.rollout_buffer.state import reward_versions
-    from slime_plugins.rollout_buffer.storage.store import Store
 
     with report_errors():
         judge = judge_of(scorer, timeout_s)
-        if not (data_dir / "buffer.sqlite3").is_file():
-            raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
-        store = Store(data_dir)
-        try:
-            settings = reward_versions.RescoreSettings(retries=retries, timeout_s=timeout_s, at_once=at_once)
+        settings = reward_versions.RescoreSettings(retries=retries, timeout_s=timeout_s, at_once=at_once)
+        with opened_store(data_dir) as store:
             done = reward_versions.rescore(store, job_id, judge, name=name or scorer, scorer=scorer, settings=settings)
-        finally:
-            store.close()
     failed = sum(done.failures.values())
     if as_json:
         numbers = {"version": done.version, "name": done.name, "scored": done.scored, "failed": failed}

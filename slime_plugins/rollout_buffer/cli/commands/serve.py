@@ -12,12 +12,12 @@ import typer
 from slime_plugins.rollout_buffer.cli.common import (
     AndroidConfig,
     AndroidSetting,
+    check_holds_buffer,
     console,
     errors,
     report_errors,
 )
 from slime_plugins.rollout_buffer.cli.settings_options import with_settings
-from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings, build_gateway_settings
 from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 from slime_plugins.rollout_buffer.serve_settings import (
@@ -150,9 +150,7 @@ def gateway(given: dict[str, Any], log_format: LogFormatOption = LogFormat.TEXT)
 
     set_up_logging(log_format)
     with report_errors():
-        data_dir = given["data_dir"]
-        if not (data_dir / "buffer.sqlite3").is_file():
-            raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
+        check_holds_buffer(given["data_dir"])
         settings = build_gateway_settings(**given)
         serve_gateway(settings, on_ready=lambda url: _print_ready(f"gateway serving on {url}", log_format))
 
