@@ -79,7 +79,11 @@ async def serving(
     from aiohttp import web  # not for the supervisor, which only listens
 
     runner = web.AppRunner(
-        app, handler_cancellation=handler_cancellation, access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT_S
+        app,
+        handler_cancellation=handler_cancellation,
+        access_log=None,
+        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+        auto_decompress=False,  # a small body could become a huge one, and broken ones are logged with a traceback
     )
     await runner.setup()
     try:

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.errors import (
     PayloadTooLargeError,
     RolloutBufferError,
     UnauthorizedError,
+    UnavailableError,
     UnreadableBodyError,
     UnsupportedEncodingError,
 )
@@ -118,9 +119,11 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         reply = _error_reply(request, known)
         reply.set_status(error.status)
         return reply
-    except (ConnectionError, asyncio.CancelledError):
+    except asyncio.CancelledError:
         raise  # the client disconnected, or the server stops
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ConnectionError) and _is_gone(request):
+            return _error_reply(request, UnavailableError("the client disconnected"))  # nobody reads it
         # A defect fails one request and is logged.
         logger.exception("%s %s failed", request.method, request.path)
         return _error_reply(request, RolloutBufferError("internal error; the gateway's log has the traceback"))
@@ -355,7 +358,7 @@ class _Sending:
         Raises:
             ConnectionResetError: it is not.
         """
-        if request.transport is None or request.transport.is_closing():
+        if _is_gone(request):
             raise ConnectionResetError("the client disconnected")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
@@ -363,6 +366,11 @@ class _Sending:
 
 
 # --- reading and writing ---------------------------------------------------------------------------------------------
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Returns True if the client has disconnected."""
+    return request.transport is None or request.transport.is_closing()
 
 
 async def _content(request: web.Request) -> bytes:

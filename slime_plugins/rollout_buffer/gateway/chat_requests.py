@@ -67,6 +67,17 @@ class ChatBody(BaseModel):
             raise ValueError(f"there are more than {MAX_STOPS} stop sequences")
         return value
 
+    @field_validator("tools")
+    @classmethod
+    def _only_functions(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for at, tool in enumerate(tools or ()):
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError(f"tools[{at}] must be a function with a name: the model knows no tool by its type")
+            if not isinstance(function.get("parameters") or {}, dict):
+                raise ValueError(f"tools[{at}]: the parameters must be a JSON schema")
+        return tools
+
     @model_validator(mode="after")
     def _asks_for_what_there_is(self) -> ChatBody:
         if self.n is not None and self.n > 1:

@@ -22,6 +22,7 @@ ASSISTANT, TOOL = "assistant", "tool"
 ASKED_AGAIN, OTHER_CONVERSATION, OTHER_TOOLS = "asked_again", "other_conversation", "tools"
 """Reasons for a branch other than a part: the request repeats one, shares no message with any, or has other tools."""
 OPTION = "message_matching"
+THINK_END = "</think>"
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -71,8 +72,10 @@ def fingerprint(message: Message, exact: bytes) -> Fingerprint:
     calls = message.get("tool_calls") or []
     functions = whole_numbers_as_int([call["function"] for call in calls])
     ids = list(filter(None, (call.get("id") for call in calls))) or message.get("tool_call_id")
-    thoughts = message.get("reasoning_content")
-    is_reply = message["role"] == ASSISTANT
+    thoughts, is_reply = message.get("reasoning_content"), message["role"] == ASSISTANT
+    if is_reply and THINK_END in text:  # thoughts in the text are thoughts, which clients leave out
+        inline, _, text = text.rpartition(THINK_END)
+        thoughts = thoughts or inline
     return Fingerprint(
         exact=exact,
         role=message["role"],

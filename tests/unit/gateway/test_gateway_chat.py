@@ -227,6 +227,10 @@ async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: Gat
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [USER], "functions": []}, "functions"),
         ({"messages": [USER], "tools": [{"function": nested(250)}]}, "nested more than 100"),
+        ({"messages": [USER], "tools": [*TOOLS, {"type": "custom", "custom": {"name": "x"}}]}, "tools[1]"),
+        ({"messages": [USER], "tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"messages": [USER], "tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0]"),
+        ({"messages": [USER], "tools": [{"function": {"name": "x", "parameters": "none"}}]}, "tools[0]"),
         ({"messages": [USER, called_with(nested(300))]}, "messages[1].tool_calls[0].function.arguments"),
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"messages": [USER], "response_format": {"type": "json_schema"}}, "response_format"),
@@ -242,6 +246,14 @@ async def test_wrong_requests_are_refused_in_openais_form(
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param or param in error["message"]
     assert script.requests == []
+
+
+async def test_a_compressed_body_is_refused_and_not_unpacked(
+    gateway: GatewayUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = await gateway.call("POST", "/v1/responses", b"no gzip at all", headers={"Content-Encoding": "gzip"})
+    assert (reply.status, reply.body["error"]["code"]) == (415, "unsupported_encoding")
+    assert [record.message for record in caplog.records if record.exc_info] == []
 
 
 async def test_what_the_engine_refuses_is_the_requests_fault_and_its_absence_is_not(

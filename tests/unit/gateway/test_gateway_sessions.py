@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -18,6 +19,7 @@ from slime.utils.mask_token_records import ROUTED_EXPERTS, RecordBytes, TokenRec
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -453,6 +455,26 @@ async def test_an_answer_that_cannot_be_sent_is_not_recorded(tmp_path: Path) -> 
                 break
             await asyncio.sleep(0.05)
         assert shown.body["turns"] == 0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_is_gone_at_the_end_of_its_answer_leaves_no_turn_and_no_traceback(
+    tmp_path: Path, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = app._Sending.check
+
+    def hang_up(sending: app._Sending, request: web.Request) -> None:
+        assert request.transport is not None
+        request.transport.abort()
+        check(sending, request)
+
+    monkeypatch.setattr(app._Sending, "check", hang_up)
+    async with gateway_on(tmp_path, FakeEngine(["Yes."], tokenizer=tokenizer)) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        with contextlib.suppress(aiohttp.ClientError):
+            await gateway.chat(opened, [USER], stream=streamed)
+        assert (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body["turns"] == 0
+    assert [record.message for record in caplog.records if record.exc_info] == []
 
 
 # --- who may ask -----------------------------------------------------------------------------------------------------

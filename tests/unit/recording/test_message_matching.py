@@ -223,6 +223,13 @@ def test_arguments_of_calls_with_other_ids_are_compared_by_rule(sampled: Any, se
     assert {rule for rule in MessageMatching if is_same(rule, one, other)} == rules
 
 
+def test_thoughts_in_the_text_of_a_reply_may_be_left_out_under_any_rule() -> None:
+    replies = [assistant(content=text) for text in ("<think>\nHm.\n</think>\n\nYes.", "Yes.", "Hm.</think>Yes.", "No.")]
+    whole, *others = (fingerprint(reply, digest(reply)) for reply in replies)
+    assert [[is_same(rule, whole, one) for one in others] for rule in MessageMatching] == [[True, True, False]] * 3
+    assert whole.differences(others[0]) == {"reasoning"}
+
+
 def test_of_two_replies_that_count_as_the_same_the_one_that_was_sent_back_exactly_is_gone_on_from() -> None:
     asked = [user("Mend add.")]
     replies = [assistant(tool_calls=[{**call(0, old=name), "id": name}]) for name in "ab"]

@@ -102,7 +102,7 @@ def _messages(given: Any, images: Images) -> list[dict[str, Any]]:
         if not isinstance(item, dict):
             raise wrong_field(where, "must be an object")
         before, reply = reply, _reply_of(item)
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "function_call_output":
             found.append(_output(item, where, images))
         elif kind == "message" and item.get("role") != "assistant":
@@ -183,7 +183,6 @@ def _tools(given: Sequence[Any]) -> list[dict[str, Any]]:
             raise wrong_field(f"tools[{at}]", "must be a function: the model knows no tool by its type")
         if kind == "function":
             function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-            expect_text(function.get("name"), f"tools[{at}].name")
             found.append({"type": "function", "function": function})
     return found
 
