@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,11 @@ from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import gateway_on, start_session_job, tokenizer
 
-pytestmark = pytest.mark.timeout(180)
-
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_AGENTS_PYTHON", "")
-if not PYTHON:
-    pytest.skip("ROLLOUT_BUFFER_TEST_AGENTS_PYTHON is not set", allow_module_level=True)
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not PYTHON, reason="ROLLOUT_BUFFER_TEST_AGENTS_PYTHON is not set"),
+]
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "proxy" / "openai_agents.py"
 CALL = 'I use the tool.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -81,25 +82,30 @@ async def test_a_framework_with_its_defaults_is_one_row(
     async with gateway_on(tmp_path, FakeEngine(script, tokenizer=tokenizer)) as gateway:
         job = start_session_job(gateway.buffer, n=1, message_matching=matching)
         opened = await gateway.open(job)
-        variables = {f"{name}_API_KEY": opened["api_key"] for name in ("OPENAI", "ANTHROPIC")}
-        variables |= {"OPENAI_BASE_URL": opened["base_url"], "ANTHROPIC_BASE_URL": opened["anthropic_base_url"]}
-        (tmp_path / "program.py").write_text(ADD + program)  # smolagents reads the source of its tools
-        process = await asyncio.create_subprocess_exec(
-            PYTHON,
-            tmp_path / "program.py",
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **variables},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        said, complaints = await process.communicate()
-        if b"ModuleNotFoundError" in complaints:
-            pytest.skip(f"ROLLOUT_BUFFER_TEST_AGENTS_PYTHON: {complaints.decode().splitlines()[-1]}")
-        assert "I am." in said.decode(), complaints.decode()[-2000:]
+        await play(program, opened, tmp_path)
         closed = await gateway.close(opened, reward=1.0)
         assert (closed.body["turns"], closed.body["branches"]) == (len(script), 1)
         (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
         trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
         assert tokenizer.decode(trained) == "".join(f"{text}<|im_end|>" for text in script)
+
+
+async def play(program: str, opened: dict[str, Any], home: Path) -> None:
+    """Runs a program of an agent framework at a session."""
+    variables = {f"{name}_API_KEY": opened["api_key"] for name in ("OPENAI", "ANTHROPIC")}
+    variables |= {"OPENAI_BASE_URL": opened["base_url"], "ANTHROPIC_BASE_URL": opened["anthropic_base_url"]}
+    (home / "program.py").write_text(ADD + program)  # smolagents reads the source of its tools
+    process = await asyncio.create_subprocess_exec(
+        PYTHON,
+        home / "program.py",
+        env={"PATH": os.environ["PATH"], "HOME": str(home), **variables},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    said, complaints = await process.communicate()
+    if b"ModuleNotFoundError" in complaints:
+        pytest.skip(f"ROLLOUT_BUFFER_TEST_AGENTS_PYTHON: {complaints.decode().splitlines()[-1]}")
+    assert "I am." in said.decode(), complaints.decode()[-2000:]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
