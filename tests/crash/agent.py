@@ -91,7 +91,7 @@ def play(plan: Plan, journal: Journal) -> None:
     for one in helping:
         one.result()
     reward = {"reward": float(opened["slot"] % 2)}
-    closed = _retried(f"{plan.gateway_url}/sessions/{opened['session_id']}/close", reward)
+    closed = retried(f"{plan.gateway_url}/sessions/{opened['session_id']}/close", reward)
     if closed["status"] in ("stored", "duplicate"):
         journal.note(
             stored=opened["session_id"], said=[message["content"] for message in messages[1::2]], aside=len(helpers)
@@ -128,7 +128,7 @@ def _ask_anthropic(opened: Mapping[str, Any], messages: Sequence[Any]) -> str:
     return "".join(block.text for block in reply.content if block.type == "text")
 
 
-def _retried(url: str, body: dict[str, Any]) -> dict[str, Any]:
+def retried(url: str, body: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     while True:
         try:

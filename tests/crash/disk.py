@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 class SmallDisk:
-    """Mounts itself over a folder; can be filled to the last byte and emptied again."""
+    """Mounts itself over a folder; can be filled to the last byte and emptied again. 0 megabytes are no disk."""
 
     def __init__(self, folder: Path, image: Path, *, megabytes: int) -> None:
         self.is_full = False
         self._folder = folder
         self._image = image
         folder.mkdir(parents=True, exist_ok=True)
-        self.is_mounted = shutil.which("mkfs.ext4") is not None and self._mount(megabytes)
+        self.is_mounted = megabytes > 0 and shutil.which("mkfs.ext4") is not None and self._mount(megabytes)
 
     def _mount(self, megabytes: int) -> bool:
         self._image.touch()

@@ -14,10 +14,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import requests
-
 from tests.crash.disk import SmallDisk
 from tests.crash.workload import MARK, Journal, Plan
+from tests.held_sockets import HeldSockets
 
 GENERATORS = Path(__file__).with_name("generators")
 HEALTHY_WITHIN_S = 90.0
@@ -61,6 +60,9 @@ class Fleet:
     crew: dict[str, Crew] = field(default_factory=dict)
     serve: subprocess.Popen[bytes] | None = None
     start_times_s: list[float] = field(default_factory=list)
+    held: HeldSockets | None = None
+    """The sockets of ``serve``, if something outside of it holds them; by default it listens itself."""
+    _said_before: int = 0
     _started_at: float = 0.0
     _healthy: bool = False
     _killed_serve: bool = False
@@ -71,6 +73,7 @@ class Fleet:
 
     def start_serve(self) -> None:
         """Starts ``rollout-buffer serve`` on the run's data; ``reconcile`` sees that it becomes healthy."""
+        self._said_before = self._times_ready()
         self.serve = self._start("serve", [
             "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
             "--data-dir", str(self.plan.path("data")), "--data-root", self.plan.folder,
@@ -88,9 +91,11 @@ class Fleet:
 
     def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, MARK: self.plan.folder, "PYTHONUNBUFFERED": "1"}
+        held = self.held if name == "serve" else None
         with self.plan.path(f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, *arguments],
+                [*(held.launcher if held else ()), sys.executable, *arguments],
+                pass_fds=held.descriptors if held else (),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -124,18 +129,17 @@ class Fleet:
             self.start_serve()
         elif not self._healthy:
             waited = time.monotonic() - self._started_at
-            if self._answers():
+            if self._times_ready() > self._said_before:
                 self._healthy = True
                 self.start_times_s.append(waited)
                 self.journal.note(healthy_after_s=round(waited, 2))
             elif waited > HEALTHY_WITHIN_S:
                 raise FleetError(f"serve is not healthy after {waited:.0f} s:\n{self.words('serve')}")
 
-    def _answers(self) -> bool:
-        try:
-            return requests.get(f"{self.plan.url}/health", timeout=2).ok
-        except requests.RequestException:
-            return False
+    def _times_ready(self) -> int:
+        """How often serve said that it serves. On a held port its predecessor may still answer."""
+        log = self.plan.path("serve.log")
+        return log.read_bytes().count(b"rollout buffer serving on") if log.exists() else 0
 
     def _tend_crew(self, crew: Crew) -> None:
         if crew.done:

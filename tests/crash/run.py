@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from slime_plugins.rollout_buffer.wire.job_settings import MAX_ATTEMPTS
-from tests.crash import checkpoint_trainer, writer
+from tests.crash import agents_run, checkpoint_trainer, writer
 from tests.crash.accounting import CHECKS, SHOWN, StoreView, bodies
 from tests.crash.disk import SmallDisk
 from tests.crash.fleet import FREEZES_S, Fleet, FleetError
@@ -82,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="rollout-buffer-crash-")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if options.agents:
+        return agents_run.run(options, _plan(folder, 0, kills=options.kills, seed=options.seed))
     test = CrashTest(
         folder,
         kills=options.kills,
@@ -418,6 +420,12 @@ def _parser() -> argparse.ArgumentParser:
         help="a blow not to strike; without ray, no job needs it",
     )
     parser.add_argument("--gateway-workers", type=int, default=2, help="processes of the gateway (2)")
+    parser.add_argument(
+        "--agents", type=int, default=0, metavar="N",
+        help="instead of the whole: kill gateway, server, supervisor and engine while N each of Claude Code, Codex, "
+        "openai loops and agents with screenshots play sessions",
+    )  # fmt: skip
+    parser.add_argument("--pace-s", type=float, default=3.8, help="seconds between kills with --agents (3.8)")
     parser.add_argument("--folder", help="keep data, logs and journals here; a temporary folder otherwise")
     return parser
 

@@ -310,6 +310,7 @@ class Supervisor:
         if not accepts or not self._server.ready:
             return
         self._announced = True
+        self._beat()  # the last one may say that generators are being listed, and servers refuse jobs until the next
         self.on_ready(self.settings.base_url)
 
     # --- tasks of the thread that writes ----------------------------------------------------------------------------

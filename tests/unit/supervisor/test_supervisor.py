@@ -101,6 +101,20 @@ def test_a_refused_start_leaves_no_new_folder_behind(
     assert (buffer.store.data_dir / "buffer.sqlite3").exists()
 
 
+def test_when_it_says_that_it_serves_servers_accept_jobs(supervisor: Supervisor, started: Started) -> None:
+    heard: list[Any] = []
+    supervisor.on_ready = lambda _: heard.append(supervisor._heartbeat.last())
+    supervisor._heartbeat.beat(starting="generators are being listed")
+    supervisor._stored_catalog = supervisor._discovery.catalog
+    supervisor._server.reconcile()
+    supervisor._report_ready()
+    assert heard == [], "no worker of the server has said that it answers"
+    supervisor._server_ready.beat()
+    supervisor._server.reconcile()
+    supervisor._report_ready()
+    assert [beat.detail for beat in heard] == [{}]
+
+
 def test_a_runner_that_crashes_again_and_again_fails_its_job(
     supervisor: Supervisor, buffer: Buffer, started: Started
 ) -> None:

@@ -1,0 +1,309 @@
+"""The crash test with agents: ``scripts/crash_test --agents``.
+
+Real clients (``agents_player``) play sessions of a gateway with two processes while gateway, server, supervisor and
+engine are killed (SIGKILL) one by one. This process holds the ports, as systemd would. A trainer leases and takes what
+is stored. Afterwards the notes of the engine, what each agent was told and what was trained are compared.
+
+A session ended well if its agent's run succeeded, it is stored, and no turn that was answered whole was sampled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import statistics
+import sys
+import threading
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_ports
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from slime_plugins.rollout_buffer.wire.job_settings import MAX_ATTEMPTS
+from tests.crash.accounting import SHOWN
+from tests.crash.agents_engine import name_of
+from tests.crash.agents_player import PLAYERS, PROGRAMS
+from tests.crash.disk import SmallDisk
+from tests.crash.fleet import Fleet, FleetError
+from tests.crash.workload import SESSIONS_JOB, Journal, Plan, read_journal
+from tests.held_sockets import HeldSockets
+
+WEIGHTS = {"gateway": 4, "supervisor": 2, "master": 1, "worker": 2, "engine": 2}
+GOAL = 0.95
+STEP = re.compile(r"Step (\d+), ")
+CALM_TIMEOUT_S = 400.0
+RETRY_S = 0.2
+
+
+def run(options: argparse.Namespace, plan: Plan) -> int:
+    """Runs the test and prints its report; returns the exit code."""
+    missing = [name for name in ("claude", "codex") if not (PROGRAMS / name).exists()]
+    if missing:
+        _say(f"ROLLOUT_BUFFER_TEST_NPM must name a folder with `npm install @anthropic-ai/claude-code @openai/codex`: "
+             f"{', '.join(missing)} missing")  # fmt: skip
+        return 2
+    test = AgentsTest(plan, kills=options.kills, pace_s=options.pace_s, each=options.agents)
+    findings = test.run()
+    return test.report(findings)
+
+
+@dataclass(slots=True)
+class Trainer:
+    """Leases and acknowledges until it is told to end; holds what it has trained."""
+
+    plan: Plan
+    trained: list[tuple[str, list[list[int]]]] = field(default_factory=list)
+    """Of each acknowledged trajectory the id, and the sampled ids of each turn in its rows."""
+    broken: list[str] = field(default_factory=list)
+    _end: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins to poll."""
+        self._thread = threading.Thread(target=self._poll_until_told, daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Takes what is left and ends."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(CALM_TIMEOUT_S)
+
+    def _poll_until_told(self) -> None:
+        client = RolloutBufferClient(self.plan.url, timeout_s=60.0)
+        poll_id = uuid.uuid4().hex
+        while True:
+            is_last = self._end.is_set()
+            try:
+                data = client.get_rollout_data(
+                    job_id=SESSIONS_JOB, max_groups=50, wait_s=1.0, lease_s=60.0, consumer_id="trainer", poll_id=poll_id
+                )
+                poll_id = uuid.uuid4().hex
+                if data.delivery_id is not None and client.ack([data.delivery_id])["acked"]:
+                    self.broken += [f"{item.uid}: {item.error}" for item in data.items if item.error]
+                    self.trained += [(item.uid, _turns(item.generations)) for item in data.items]
+                elif is_last:
+                    return
+            except (requests.RequestException, RolloutBufferError, ValueError):
+                time.sleep(RETRY_S)
+
+
+def _turns(generations: Any) -> list[list[int]]:
+    """The runs of trained ids in the rows of a trajectory."""
+    turns: list[list[int]] = []
+    for row in pack_training_rows(generations):
+        before = 0
+        for token, mask in zip(row.token_ids, row.loss_mask, strict=True):
+            if mask and not before:
+                turns.append([])
+            if mask:
+                turns[-1].append(token)
+            before = mask
+    return turns
+
+
+class AgentsTest:
+    """One run from the first process to the last line of the report."""
+
+    def __init__(self, plan: Plan, *, kills: int, pace_s: float, each: int) -> None:
+        self.kills, self.pace_s, self.each = kills, pace_s, each
+        self.rng = random.Random(plan.seed)
+        folder = Path(plan.folder)
+        port, gateway_port, engine_port = free_ports(3)
+        self.plan = replace(
+            plan,
+            url=f"http://127.0.0.1:{port}",
+            gateway_url=f"http://127.0.0.1:{gateway_port}",
+            engine_port=engine_port,
+        )
+        self.plan.save()
+        self.journal = Journal(folder / "kills.jsonl")
+        self.fleet = Fleet(
+            plan=self.plan,
+            journal=self.journal,
+            port=port,
+            gateway_port=gateway_port,
+            disk=SmallDisk(folder / "data", folder / "disk.img", megabytes=0),
+            held=HeldSockets([port, gateway_port]),
+        )
+        self.trainer = Trainer(self.plan)
+        self.killed: Counter[str] = Counter()
+        self.killing_s = 0.0
+
+    def run(self) -> list[str]:
+        """Plays the run and returns what does not balance."""
+        findings: list[str] = []
+        try:
+            self._start()
+            self._kill()
+            self._calm_down()
+        except FleetError as error:
+            findings.append(f"the run did not come to its end: {error}")
+        finally:
+            self.fleet.end_everything()
+        return [*findings, *self.trainer.broken, *Comparison(self.plan, self.trainer).findings()]
+
+    def _start(self) -> None:
+        self.fleet.start_serve()
+        plan_path = str(self.plan.path("plan.json"))
+        self.fleet.add("engine", "tests.crash.agents_engine", plan_path, service=True)
+        self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "the first start")
+        RolloutBufferClient(self.plan.url).start_rollout(
+            {
+                "task_type": "external",
+                "job_id": SESSIONS_JOB,
+                "num_repeat_per_sample": 1,
+                "remote_engine_url": f"http://127.0.0.1:{self.plan.engine_port}",
+                "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+                "max_tokens": 300,
+                "max_attempts": MAX_ATTEMPTS,
+                "instances": [{"instance_id": f"s{number}"} for number in range(100 + 20 * self.kills)],
+            }
+        )
+        for kind in PLAYERS:
+            for number in range(self.each):
+                self.fleet.add(f"{kind}-{number}", "tests.crash.agents_player", plan_path, kind, str(number))
+        self.trainer.start()
+        journals = [self.plan.path(f"agents-{name}.jsonl") for name in self.fleet.crew if name != "engine"]
+        self.fleet.tend_until(lambda: all(map(read_journal, journals)), 120, "a session of each agent")
+
+    def _kill(self) -> None:
+        began = time.monotonic()
+        while self.killed.total() < self.kills:
+            self._wait(self.pace_s * self.rng.uniform(0.5, 1.5))
+            kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            victims = self.fleet.victims(kind) or self.fleet.victims("supervisor")
+            name, pid = self.rng.choice(victims)
+            try:
+                self.fleet.kill("supervisor" if name == "serve" else kind, name, pid)
+            except ProcessLookupError:
+                continue
+            self.killed["supervisor" if name == "serve" else kind] += 1
+            self.journal.note(kill=self.killed.total(), kind=kind, name=name, pid=pid)
+            if self.killed.total() % 25 == 0:
+                _say(f"  {self.killed.total()} kills after {time.monotonic() - began:.0f} s")
+        self.killing_s = time.monotonic() - began
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.fleet.reconcile()
+            time.sleep(0.05)
+
+    def _calm_down(self) -> None:
+        self.plan.path("calm").touch()
+        crew = self.fleet.crew.values()
+        self.fleet.tend_until(lambda: all(one.done or one.service for one in crew), CALM_TIMEOUT_S, "the agents' end")
+        self.trainer.finish()
+        self.fleet.stop_services()
+        self.fleet.stop_serve()
+
+    # --- the report --------------------------------------------------------------------------------------------------
+
+    def report(self, findings: list[str]) -> int:
+        """Prints the report; returns the exit code."""
+        comparison = Comparison(self.plan, self.trainer)
+        count = self.killed.total()
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self.killed.most_common())
+        _say(f"{count} kills in {self.killing_s:.0f} s, one each {self.pace_s} s at the mean, "
+             f"seed {self.plan.seed}: {kinds}")  # fmt: skip
+        starts = self.fleet.start_times_s
+        _say(f"starts of serve: {len(starts)}, median {statistics.median(starts or [0]):.1f} s, "
+             f"longest {max(starts, default=0):.1f} s")  # fmt: skip
+        well = 0
+        for kind in PLAYERS:
+            sessions = [one for one in comparison.sessions if one["kind"] == kind]
+            ended = [one for one in sessions if comparison.ended_well(one)]
+            again = sum(len(comparison.again(one)) for one in sessions)
+            well += len(ended)
+            turns = sum(len(one["told"]) for one in sessions)
+            _say(f"{kind}: {len(ended)} of {len(sessions)} sessions ended well; {turns} turns were answered, "
+                 f"{again} of them sampled again")  # fmt: skip
+            for one in [one for one in sessions if one not in ended][:SHOWN]:
+                _say(f"    {one['session']}: {one['problem'] or one['status']}"[:400])
+        for sentence in findings[:SHOWN]:
+            _say(f"  {sentence}")
+        total = len(comparison.sessions)
+        share = well / total if total else 0.0
+        lost, doubled = (sum(word in sentence for sentence in findings) for word in ("LOST", "DOUBLED"))
+        verdict = "NOT BALANCED" if findings else "BALANCED"
+        _say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} kills; "
+             f"{share:.1%} of {total} sessions ended well (goal {GOAL:.0%})")  # fmt: skip
+        return 0 if not findings and share >= GOAL else 1
+
+
+class Comparison:
+    """What the engine sampled, what the agents were told and what was trained."""
+
+    def __init__(self, plan: Plan, trainer: Trainer) -> None:
+        events = [event for path in Path(plan.folder).glob("agents-*.jsonl") for event in read_journal(path)]
+        self.sessions = [event for event in events if "session" in event]
+        self.trained: dict[str, list[list[int]]] = dict(trainer.trained)
+        self._deliveries = Counter(uid for uid, _ in trainer.trained)
+        sampled = read_journal(plan.path("engine.jsonl"))
+        self._ids = {name_of(event["text"]): event["ids"] for event in sampled}
+        self._steps: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for event in sampled:
+            self._steps[event["session"], _step(event["text"])].append(name_of(event["text"]))
+        self._decode = load_tokenizer(str(DEMO_TOKENIZER_PATH), download=False).decode
+
+    def ended_well(self, session: Mapping[str, Any]) -> bool:
+        """The agent succeeded, its session is stored, and none of its answered turns was sampled again."""
+        return not session["problem"] and session["status"] in ("stored", "duplicate") and not self.again(session)
+
+    def again(self, session: Mapping[str, Any]) -> list[str]:
+        """The answered turns of a session after which the engine sampled that step to its end once more."""
+        told = [(_step(text), name_of(text)) for text in session["told"]]
+        return [name for step, name in told if self._steps[session["session"], step][-1:] != [name]]
+
+    def findings(self) -> Iterator[str]:
+        """Sentences about what is lost, doubled or not what was sampled and answered."""
+        names = Counter(name_of(self._decode(ids)) for uid, _ in self._deliveries.items() for ids in self.trained[uid])
+        yield from (f"DOUBLED: {uid} was acknowledged {n} times" for uid, n in self._deliveries.items() if n > 1)
+        yield from (f"DOUBLED: {name} is trained {n} times" for name, n in names.items() if n > 1)
+        for session in self.sessions:
+            if session["status"] in ("stored", "duplicate"):
+                yield from self._about(session)
+        known = {session["session"] for session in self.sessions}
+        yield from (f"{uid} is trained, and no agent closed it" for uid in self.trained.keys() - known)
+
+    def _about(self, session: Mapping[str, Any]) -> Iterator[str]:
+        uid = session["session"]
+        if uid not in self.trained:
+            yield f"LOST: {uid} was closed as stored and is not trained"
+            return
+        texts = [self._decode(ids) for ids in self.trained[uid]]
+        told = {name_of(text): text.strip() for text in session["told"]}
+        yield from (
+            f"LOST: {uid}: {name} was answered and is not trained" for name in told.keys() - set(map(name_of, texts))
+        )
+        for ids, text in zip(self.trained[uid], texts, strict=True):
+            name = name_of(text)
+            if ids != self._ids.get(name):
+                yield f"{uid}: {name or text!r} is not trained as it was sampled"
+            elif name not in told:
+                yield f"{uid}: {name} is trained, and its agent was not told"
+            elif text.removesuffix("<|im_end|>").split("\n<tool_call>")[0] != told[name]:
+                yield f"{uid}: {name} is trained as {text!r}, and its agent was told {told[name]!r}"
+
+
+def _step(text: str) -> str:
+    found = STEP.search(text)
+    return found[1] if found else ""
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
