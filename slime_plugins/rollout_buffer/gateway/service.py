@@ -64,6 +64,7 @@ from slime_plugins.rollout_buffer.types import (
 )
 
 CLOSE_FULL_GROUPS_INTERVAL_S = 5.0
+LOAD_TIMEOUT_S = 30.0
 MODEL_NAME = "policy"
 ABANDONED = "session_abandoned"
 
@@ -95,10 +96,23 @@ class Gateway:
         self._beat_at = -math.inf
 
     async def start(self) -> None:
-        """Tells the other processes of this one, and starts the background loop, which expires sessions."""
+        """Tells the other processes of this one, and starts the background loop, which expires sessions.
+
+        Before, it loads the tokenizers of open sessions: the port is served afterwards, and until then other processes
+        take the connections, or they wait.
+        """
         with contextlib.suppress(RolloutBufferError):  # the loop does it again
             await self.registry.beat()
+        with contextlib.suppress(RolloutBufferError, TimeoutError):  # the first turn does it again
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                await self._open_backends()
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
+
+    async def _open_backends(self) -> None:
+        with_sessions = {one.uid.job_key for one in (await self.stored(self.claims.open_sessions)).values()}
+        for job in await self.stored(self.buffer.unfinished_jobs):
+            if job.key in with_sessions:
+                await self.backends.open(job)
 
     async def stop(self) -> None:
         """Closes the engines. Sessions stay open for the next process."""

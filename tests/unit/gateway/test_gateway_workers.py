@@ -277,3 +277,20 @@ async def test_the_limit_of_sessions_and_health_count_those_of_all_workers(tmp_p
         for gateway in (workers.first, workers.second):
             assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 429
             assert (await gateway.call("GET", "/health")).body["sessions"] == 2
+
+
+async def test_before_it_serves_a_process_loads_the_tokenizers_of_open_sessions_alone(tmp_path: Path) -> None:
+    loaded: list[str] = []
+
+    def load(path: str) -> Any:
+        loaded.append(path)
+        return tokenizer
+
+    engine = FakeEngine([], tokenizer=tokenizer)
+    async with gateway_on(tmp_path, engine, workers=2) as first:
+        job = start_session_job(first.buffer, n=1)
+        async with gateway_on(tmp_path, engine, workers=2, worker=2, load=load):
+            assert loaded == []
+        await first.open(job)
+        async with gateway_on(tmp_path, engine, workers=2, worker=2, load=load):
+            assert loaded == [job.settings.tokenizer_path]
