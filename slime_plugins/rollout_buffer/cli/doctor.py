@@ -205,7 +205,7 @@ def _devices(examination: Examination) -> list[Finding]:
         answer = subprocess.run(
             command, input=settings.model_dump_json(), capture_output=True, text=True, timeout=_NODES_S, check=True
         )
-        return [Finding(**finding) for finding in json.loads(answer.stdout)]
+        return [Finding(**finding | {"state": State(finding["state"])}) for finding in json.loads(answer.stdout)]
     except (subprocess.SubprocessError, ValueError) as error:
         said = (str(getattr(error, "stderr", None) or error).strip().splitlines() or ["no output"])[-1]
         return found("nodes of the cluster", False, said, "see the finding Ray cluster", needed=True)

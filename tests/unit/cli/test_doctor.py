@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -122,3 +124,19 @@ def test_the_command_tells_by_its_exit_code_and_in_json(tmp_path: Path, monkeypa
     assert "sdkmanager" in shown.stdout
     remedies = {f"{one['name']}: {one['remedy']}" for one in findings if one["remedy"]}
     assert remedies <= set(shown.stdout.splitlines())
+
+
+def test_what_a_node_of_a_cluster_lacks_is_said_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes' findings come from another process, as JSON."""
+    findings = [{"name": "10.0.0.2: KVM", "state": "missing", "detail": "there is no /dev/kvm", "remedy": "enable it"}]
+
+    def answer(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(
+            command, 0, json.dumps(findings) if "node_checks" in command[-2] else "joins"
+        )
+
+    monkeypatch.setattr(doctor, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": answer}))
+    settings = ["--android", "device=android_world", "--data-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, ["doctor", "--ray-address", "10.0.0.1:6379", *settings])
+    assert "10.0.0.2: KVM: enable it" in done.output
+    assert done.exit_code == 1
