@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
+from slime_plugins.rollout_buffer.recording import turns
 from slime_plugins.rollout_buffer.recording.messages import digest, read_conversation
 from slime_plugins.rollout_buffer.recording.prompts import build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
@@ -386,13 +388,31 @@ def test_rows_rebuild_what_the_memory_held_and_every_client_goes_on_alike(moves:
             assert (here.parent and here.parent.number) == (there.parent and there.parent.number)
 
 
+@examples(20)
+@any_client
+def test_the_index_finds_what_a_comparison_with_every_path_finds(moves: Any, seed: int) -> None:
+    client = played(moves, seed)
+    rewrites = [rewritten(history, how, seed) for history in client.histories[1:] for how in REWRITES]
+    cuts = [history[: 1 + seed % len(history)] for history in client.histories[1:]]
+    for history in [*client.histories[1:], *rewrites, *cuts]:
+        for messages in (history, [*history, {"role": "user", "content": "and then?"}]):
+            conversation = read_conversation(messages)
+            sent = client.recording.fingerprints(conversation.messages, conversation.digests)
+            for key in (digest([]), digest(TOOLS)):
+                found = []
+                for few in (-1, len(client.sent)):
+                    with patch.object(turns, "FEW", few):
+                        found.append(client.recording.find(key, sent))
+                assert found[0] == found[1]
+
+
 def _turns(recording: Recording) -> list[Turn]:
     return [turn for turn, _ in recording._in_order()]
 
 
-@given(turns=st.integers(1, 40))
+@given(count=st.integers(1, 40))
 @examples(20)
-def test_memory_is_linear_in_what_was_said(turns: int) -> None:
-    client = played([("on", 0, "go on")] * turns, 1)
+def test_memory_is_linear_in_what_was_said(count: int) -> None:
+    client = played([("on", 0, "go on")] * count, 1)
     assert client.recording.ids == len(client.sent[-1].prompt_ids) + len(client.sent[-1].output_ids)
     assert client.recording.branches() == 1

@@ -7,7 +7,8 @@ request continues them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import ne
@@ -120,7 +121,7 @@ def compare(
     is_usual = sent[start:at] == context and (at >= len(sent) or sent[at].role == ASSISTANT)
     if not is_usual:
         at = start
-    for run in () if is_usual else _runs(context):
+    for run in () if is_usual else runs(context):
         end = at + 1 if run[0].role == ASSISTANT else _end_of_run(sent, at)
         theirs = sent[at:end]
         begins_alike = len(theirs) >= len(run) and all(is_same(rule, *pair) for pair in zip(run, theirs, strict=False))
@@ -155,25 +156,35 @@ def is_same(rule: MessageMatching, held: Fingerprint, sent: Fingerprint) -> bool
 
 def _is_same_run(rule: MessageMatching, held: Sequence[Fingerprint], sent: Sequence[Fingerprint]) -> bool:
     """Returns True if the messages between two replies count as the recorded ones, reordered or merged."""
-    if rule is MessageMatching.STRICT or held[0].role == ASSISTANT:
-        return False
-    outline = _outline_of_results if rule is MessageMatching.LOOSE_TOOL_CALL else _outline_of_roles
-    return bool(outline(held) == outline(sent))
+    outline = None if held[0].role == ASSISTANT else outline_of(rule, held)
+    return outline is not None and outline == outline_of(rule, sent)
 
 
-def _outline_of_results(run: Sequence[Fingerprint]) -> Any:
-    others = [(one.role, one.text, one.images) for one in run if one.role != TOOL]
-    return others, sorted((one.text, one.images) for one in run if one.role == TOOL)
+def message_key(rule: MessageMatching, message: Fingerprint) -> Hashable:
+    """Returns a value that is equal for all messages that count as one: it has the parts that may not differ."""
+    if rule is MessageMatching.ROLE_CONTENT_ONLY:
+        return message.role, message.images, message.said
+    if rule is MessageMatching.LOOSE_TOOL_CALL:
+        return message.role, message.images, message.text
+    return message[: _NAMED.index("reasoning")] if message.role == ASSISTANT else message.exact
 
 
-def _outline_of_roles(run: Sequence[Fingerprint]) -> Any:
-    said: dict[str, int] = {}
+def outline_of(rule: MessageMatching, run: Sequence[Fingerprint]) -> tuple[Hashable, Hashable] | None:
+    """Returns a value that is equal for all orders and mergers of the messages between two replies that count as one;
+    None under the rule that allows none."""
+    if rule is MessageMatching.STRICT:
+        return None
+    if rule is MessageMatching.LOOSE_TOOL_CALL:
+        others = tuple((one.role, one.text, one.images) for one in run if one.role != TOOL)
+        return others, tuple(sorted((one.text, one.images) for one in run if one.role == TOOL))
+    said: Counter[str] = Counter()
     for one in run:
-        said[one.role] = said.get(one.role, 0) + one.said
-    return {role: lines for role, lines in said.items() if lines}, sorted(image for one in run for image in one.images)
+        said[one.role] += one.said
+    lines = frozenset((role, lines) for role, lines in said.items() if lines)
+    return lines, tuple(sorted(image for one in run for image in one.images))
 
 
-def _runs(messages: Sequence[Fingerprint]) -> Iterator[Sequence[Fingerprint]]:
+def runs(messages: Sequence[Fingerprint]) -> Iterator[Sequence[Fingerprint]]:
     at = 0
     while at < len(messages):
         end = at + 1 if messages[at].role == ASSISTANT else _end_of_run(messages, at)

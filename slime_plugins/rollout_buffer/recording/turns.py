@@ -12,9 +12,10 @@ path from the root to a leaf becomes one training row.
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,16 +25,21 @@ from slime_plugins.rollout_buffer.recording.message_matching import (
     NOTHING,
     OTHER_CONVERSATION,
     OTHER_TOOLS,
+    Comparison,
     Difference,
     Fingerprint,
     compare,
     fingerprint,
     is_same,
+    message_key,
 )
 from slime_plugins.rollout_buffer.recording.messages import digest
+from slime_plugins.rollout_buffer.recording.path_index import Beginning, PathIndex
 from slime_plugins.rollout_buffer.types import Generation, Message, MessageMatching
 
 MAX_FINGERPRINTS = 20_000
+FEW = 8
+"""So many turns after one are compared with a request; of more, those that the index names."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +121,10 @@ class Match(NamedTuple):
     difference: Difference | None = None
 
 
+_Near = tuple[Difference, int]
+"""Why a request does not continue a turn, and the turn's number."""
+
+
 class Recording:
     """The turns of one session. ``key`` identifies the inputs of a prompt other than messages, such as tools."""
 
@@ -122,6 +132,9 @@ class Recording:
         self.matching = matching
         self._roots: list[Turn] = []
         self._entries: list[Turn] = []
+        self._index: PathIndex[Turn] = PathIndex(matching)
+        self._by_message: defaultdict[tuple[int, Hashable], list[Turn]] = defaultdict(list)
+        """Entries by the place and the key of their first message, and of their second."""
         self._by_request: dict[bytes, Turn] = {}
         self._fingerprints: dict[bytes, Fingerprint] = {}
         self.last_number = 0
@@ -145,24 +158,60 @@ class Recording:
         differences counts, then the latest.
         """
         best, nearest = Match(None, 0), None
-        open_ends = [(turn, 0, NOTHING) for turn in self._entries]
+        open_ends: list[tuple[Turn | None, int, frozenset[str]]] = [(None, 0, NOTHING)]
+        crowded: list[tuple[Turn | None, list[Beginning]]] = []
         while open_ends:
-            turn, at, tolerated = open_ends.pop()
-            end, more, difference = compare(self.matching, turn.context, turn.reply, sent, at)
-            if at == 0 and (turn.key != key or difference is not None):
-                difference = self._difference_of_root(turn, key, sent, difference)
-            if difference is not None:
-                nearest = max((difference, turn.number), nearest or (difference, -1), key=_nearness)
-                continue
-            tolerated |= more
-            if best.turn is None or (end, -len(tolerated), turn.number) > (
-                best.consumed,
-                -len(best.tolerated),
-                best.turn.number,
-            ):
-                best = Match(turn, end, tolerated)
-            open_ends += [(child, end, tolerated) for child in turn.children if not child.from_start]
+            parent, at, tolerated = open_ends.pop()
+            siblings = self._entries if parent is None else parent.children
+            if len(siblings) > FEW:
+                crowded.append((parent, self._index.beginnings(key if parent is None else parent.number, sent, at)))
+                siblings = self._index.matching(crowded[-1][1])
+            for turn in siblings:
+                if turn.from_start is not (parent is None):
+                    continue
+                end, more, difference = self._compared(turn, key, sent, at)
+                if difference is not None:
+                    nearest = _nearer(nearest, (difference, turn.number))
+                    continue
+                found = Match(turn, end, tolerated | more)
+                best = max(best, found, key=_depth)
+                open_ends.append((turn, end, found.tolerated))
+        for parent, beginnings in reversed(crowded):
+            nearest = self._nearest(nearest, parent, key, sent, beginnings)
         return best if nearest is None else best._replace(difference=nearest[0])
+
+    def _nearest(
+        self,
+        nearest: _Near | None,
+        parent: Turn | None,
+        key: bytes,
+        sent: tuple[Fingerprint, ...],
+        beginnings: Sequence[Beginning],
+    ) -> _Near | None:
+        """Returns the nearest of those turns after ``parent`` that the request does not continue, or ``nearest``."""
+        at = beginnings[0].end
+        groups = [((one.end, True), self._index.sharing(one)) for one in reversed(beginnings) if one.end or parent]
+        if parent is None:  # of the paths without a common beginning, one with equal second messages is the nearest
+            keys = enumerate(message_key(self.matching, one) for one in sent[:2])
+            groups += [((0, True), reversed(self._by_message.get(place, ()))) for place in keys]
+            groups.append(((0, False), reversed(self._entries)))
+        for best_possible, turns in groups:
+            if nearest is not None and _nearness(nearest) > (*best_possible, sys.maxsize):
+                break
+            for turn in turns:
+                difference = self._compared(turn, key, sent, at).difference
+                if difference is None:
+                    continue
+                nearest = _nearer(nearest, (difference, turn.number))
+                if _nearness((difference, turn.number)) >= best_possible:
+                    break  # the others of this group are older
+        return nearest
+
+    def _compared(self, turn: Turn, key: bytes, sent: tuple[Fingerprint, ...], at: int) -> Comparison:
+        found = compare(self.matching, turn.context, turn.reply, sent, at)
+        if turn.from_start and (turn.key != key or found.difference is not None):
+            return found._replace(difference=self._difference_of_root(turn, key, sent, found.difference))
+        return found
 
     def _difference_of_root(
         self, turn: Turn, key: bytes, sent: Sequence[Fingerprint], difference: Difference | None
@@ -174,15 +223,16 @@ class Recording:
             return Difference(0, sent[0].role, tuple(sorted(differs)))
         return Difference(0, sent[0].role, (OTHER_TOOLS,)) if turn.key != key or difference is None else difference
 
-    def find_ids(self, ids: Sequence[int], images: Sequence[str]) -> Turn | None:
+    def find_ids(self, ids: list[int], images: Sequence[str]) -> Turn | None:
         """Returns the latest of the longest paths that are exact prefixes of a prompt's ids and images."""
         best: tuple[int, int, Turn] | None = None
         open_ends = [(turn, 0, 0) for turn in self._roots]
         while open_ends:
             turn, at, shown = open_ends.pop()
-            end, images_end = at + turn.own_length, shown + len(turn.images)
-            own = [*turn.context_ids, *turn.sampled.output_ids]
-            if turn.is_unusable or list(ids[at:end]) != own or tuple(images[shown:images_end]) != turn.images:
+            middle, end, images_end = at + len(turn.context_ids), at + turn.own_length, shown + len(turn.images)
+            if turn.is_unusable or end > len(ids) or tuple(images[shown:images_end]) != turn.images:
+                continue
+            if ids[middle:end] != list(turn.sampled.output_ids) or ids[at:middle] != list(turn.context_ids):
                 continue
             if best is None or (end, turn.number) > best[:2]:
                 best = (end, turn.number, turn)
@@ -194,8 +244,9 @@ class Recording:
         self.last_number = max(self.last_number, turn.number)
         self._by_request[turn.request] = turn
         self._siblings(turn).append(turn)
-        if turn.from_start:
-            self._entries.append(turn)
+        for known in self._listed(turn):
+            known.append(turn)
+        self._index.add(_place(turn), turn.context, turn.reply, turn)
         self.turns += 1
         self.ids += turn.own_length
         self.record_bytes += turn.record_bytes
@@ -209,8 +260,9 @@ class Recording:
         if turn.sent or turn.children or not is_held:
             return
         self._siblings(turn).remove(turn)
-        if turn.from_start:
-            self._entries.remove(turn)
+        for known in self._listed(turn):
+            known.remove(turn)
+        self._index.remove(_place(turn), turn.context, turn.reply, turn)
         self.turns -= 1
         self.ids -= turn.own_length
         self.record_bytes -= turn.record_bytes
@@ -229,6 +281,12 @@ class Recording:
 
     def _siblings(self, turn: Turn) -> list[Turn]:
         return self._roots if turn.parent is None else turn.parent.children
+
+    def _listed(self, turn: Turn) -> list[list[Turn]]:
+        if not turn.from_start:
+            return []
+        keys = (message_key(self.matching, one) for one in (*turn.context, turn.reply)[:2])
+        return [self._entries, *(self._by_message[place] for place in enumerate(keys))]
 
     def forget(self, request: bytes) -> None:
         """Forgets the answer to a request that is sampled again, so that a retry gets the later answer."""
@@ -296,9 +354,22 @@ class Recording:
             waiting += [(child, turn) for child in reversed(turn.children)]
 
 
-def _nearness(found: tuple[Difference, int]) -> tuple[int, bool, int]:
+def _place(turn: Turn) -> bytes | int:
+    """Returns what the paths begin at that have this turn next: its parent, or the inputs of a prompt."""
+    return turn.key if turn.from_start or turn.parent is None else turn.parent.number
+
+
+def _depth(match: Match) -> tuple[int, int, int]:
+    return match.consumed, -len(match.tolerated), -1 if match.turn is None else match.turn.number
+
+
+def _nearness(found: _Near) -> tuple[int, bool, int]:
     difference, number = found
     return difference.message, OTHER_CONVERSATION not in difference.differs, number
+
+
+def _nearer(nearest: _Near | None, found: _Near) -> _Near:
+    return found if nearest is None else max(found, nearest, key=_nearness)
 
 
 def _fork(turn: Turn) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slime.utils.mask_utils import Generation
+from slime_plugins.rollout_buffer.recording import turns as recorded_turns
 from slime_plugins.rollout_buffer.recording.message_matching import (
     Fingerprint,
     fingerprint,
@@ -182,6 +183,21 @@ REWRITES: list[tuple[str, Callable[[History], object], dict[MessageMatching, int
     ("a sub-agent's prompt", lambda h: h.__setitem__(slice(None), [{"role": "system", "content": "You look."}]),
      {STRICT: 0, LOOSE: 0, ROLES: 0}, set(), (0, "system", ("other_conversation",))),
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also few turns are looked up in the index."""
+    monkeypatch.setattr(recorded_turns, "FEW", -1)
+
+
+def test_a_message_that_is_a_reminder_alone_may_be_left_out_under_roles_and_text() -> None:
+    asked = [user("Mend add."), assistant("How?"), user(REMINDER), assistant("So.")]
+    read = read_conversation([asked[0], asked[1], asked[3], user("And now?")])
+    recording = record(asked, ROLES)
+    found = recording.find(KEY, recording.fingerprints(read.messages, read.digests))
+    assert found.turn is not None
+    assert (found.turn.number, found.consumed, found.tolerated) == (2, 3, frozenset({"order"}))
 
 
 @pytest.mark.parametrize("rule", MessageMatching)
