@@ -111,6 +111,10 @@ class GatewayUnderTest:
         """Closes a session."""
         return await self.call("POST", f"/sessions/{opened['session_id']}/close", body)
 
+    async def abandon(self, opened: Mapping[str, Any]) -> Reply:
+        """Gives a session up."""
+        return await self.call("POST", f"/sessions/{opened['session_id']}/abandon", {})
+
     def client(self, opened: Mapping[str, Any], **options: Any) -> openai.AsyncOpenAI:
         """The official client, as its users make it."""
         import openai

@@ -11,6 +11,7 @@ import pytest
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim, SlotClaims
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage import migrations
@@ -25,6 +26,22 @@ PNG = (
     b"\x00\x00\x00\rIDATx\x9cc\xf8\xcf\xc0\xf0\x1f\x00\x05\x00\x01\xff\x89\x99=\x1d\x00\x00\x00\x00IEND\xaeB`\x82"
 )
 PNG_HASH = hashlib.sha256(PNG).hexdigest()
+
+
+class Claims(SlotClaims):
+    """Takes and loses slots in transactions of their own."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        super().__init__(buffer)
+        self._store = buffer.store
+
+    def take(self, job_id: str, instance_id: str | None = None, **options: Any) -> SlotClaim:
+        with self._store.write() as connection:
+            return self.claim(connection, job_id, instance_id, **options)
+
+    def lose(self, claim: SlotClaim) -> None:
+        with self._store.write() as connection:
+            self.fail(connection, claim, "session_expired", "it was forgotten")
 
 
 def written(uid: str, instance_id: str = "i", reward: float = 1.0, **changes: Any) -> dict[str, Any]:

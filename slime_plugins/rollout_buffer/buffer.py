@@ -29,7 +29,7 @@ if __name__ == "__main__":
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -399,15 +399,17 @@ class Buffer:
         given_up: bool = False,
         transcript: Sequence[Message] = (),
         traceback: str = "",
+        within: Connection | None = None,
     ) -> None:
         """Records that an attempt had an infrastructure failure (or, ``given_up``, was stopped). It has no reward.
 
         The ``transcript`` and ``traceback`` of a failed attempt are stored, shortened, for people to read.
+        ``within`` is the transaction of which this is a part; by default it has one of its own.
         """
         state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
         error = (code, redacted(message)[:2000])
         kept = b"" if given_up else encode_kept(transcript, redacted(traceback))
-        with self.store.write() as connection:
+        with self.store.write() if within is None else nullcontext(within) as connection:
             attempts.check_fence(connection, group.job_key, fence)
             attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error, kept)
 

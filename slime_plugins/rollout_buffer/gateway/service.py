@@ -139,14 +139,16 @@ class Gateway:
         matching = MessageMatching.STRICT
         if not job.has_runner:
             matching = (await self.backends.open(job)).matching
-        claiming = partial(
-            self.claims.claim,
-            body.job_id,
-            body.instance_id,
-            idle_timeout_s=body.idle_timeout_s or self.settings.idle_timeout_s,
-            max_sessions=self.settings.max_sessions,
+        claim = await self.turns.commit(
+            lambda connection: self.claims.claim(
+                connection,
+                body.job_id,
+                body.instance_id,
+                idle_timeout_s=body.idle_timeout_s or self.settings.idle_timeout_s,
+                max_sessions=self.settings.max_sessions,
+            )
         )
-        session = Session(claim=await self.stored(claiming), turns=SessionTurns(Recording(matching)))
+        session = Session(claim=claim, turns=SessionTurns(Recording(matching)))
         self.registry.add(session)
         return session
 

@@ -290,11 +290,13 @@ class SessionRegistry:
                 async with session.writing:
                     await self.read_new(session)
         try:
-            await self.stored(
-                lambda: self.claims.fail(
-                    session.claim, code, f"the session {why}", given_up=given_up, transcript=session.view.messages
+            transcript = session.view.messages
+            await self.turns.commit(
+                lambda connection: self.claims.fail(
+                    connection, session.claim, code, f"the session {why}", given_up=given_up, transcript=transcript
                 )
             )
+            await self.stored(self.claims.close_if_full, session.claim.job, session.claim.group)
         except StaleAttemptError:
             logger.info("session %s was taken over", session.name, extra=log_fields(session))
 

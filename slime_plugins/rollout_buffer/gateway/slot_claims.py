@@ -103,6 +103,7 @@ class SlotClaims:
 
     def claim(
         self,
+        connection: Connection,
         job_id: str,
         instance_id: str | None = None,
         *,
@@ -120,28 +121,27 @@ class SlotClaims:
             BusyError: every open slot is taken, as many groups wait for the trainer as the job allows, or
                 ``max_sessions`` sessions are open.
         """
-        with self._buffer.store.write() as connection:
-            if attempt_rows.count_open_sessions(connection) >= max_sessions:
-                raise BusyError(f"{max_sessions} sessions are open, which is the limit: close some")
-            job = _job_for_claim(connection, job_id)
-            group, slot = _free_slot(connection, job, instance_id)
-            if group.opened_at is None:
-                _check_room(connection, job)
-            now = self._buffer.clock()
-            if group.opened_at is None:
-                group_rows.update_group(connection, group.key, opened_at=now)
-            attempt = attempt_rows.insert_attempt(
-                connection, group.key, slot, job.fence, now, idle_timeout_s=idle_timeout_s
-            )
-            return SlotClaim(
-                job=job,
-                group=group,
-                instance=instance_of(connection, group),
-                slot=slot,
-                attempt=attempt,
-                idle_timeout_s=idle_timeout_s,
-                claimed_at=now,
-            )
+        if attempt_rows.count_open_sessions(connection) >= max_sessions:
+            raise BusyError(f"{max_sessions} sessions are open, which is the limit: close some")
+        job = _job_for_claim(connection, job_id)
+        group, slot = _free_slot(connection, job, instance_id)
+        if group.opened_at is None:
+            _check_room(connection, job)
+        now = self._buffer.clock()
+        if group.opened_at is None:
+            group_rows.update_group(connection, group.key, opened_at=now)
+        attempt = attempt_rows.insert_attempt(
+            connection, group.key, slot, job.fence, now, idle_timeout_s=idle_timeout_s
+        )
+        return SlotClaim(
+            job=job,
+            group=group,
+            instance=instance_of(connection, group),
+            slot=slot,
+            attempt=attempt,
+            idle_timeout_s=idle_timeout_s,
+            claimed_at=now,
+        )
 
     def finish(self, claim: SlotClaim, trajectory: Trajectory, *, turns: int = 0) -> WriteStatus:
         """Stores a claim's trajectory and closes a full group; returns ``stored``, ``late`` or, if repeated,
@@ -156,15 +156,22 @@ class SlotClaims:
         result = self._buffer.add_trajectory(
             claim.job.fence, claim.group, claim.slot, claim.attempt, trajectory, turns=turns
         )
-        self._close_if_full(claim.job, claim.group)
+        self.close_if_full(claim.job, claim.group)
         return result.status
 
     def fail(
-        self, claim: SlotClaim, code: str, message: str, *, given_up: bool = False, transcript: Sequence[Message] = ()
+        self,
+        connection: Connection,
+        claim: SlotClaim,
+        code: str,
+        message: str,
+        *,
+        given_up: bool = False,
+        transcript: Sequence[Message] = (),
     ) -> None:
         """Ends a claim without a trajectory and without a reward. ``given_up`` does not count towards ``max_attempts``.
 
-        ``transcript`` is stored, shortened, for people.
+        ``transcript`` is stored, shortened, for people. The caller calls ``close_if_full`` after the transaction.
 
         Raises:
             StaleAttemptError: the job was taken over by another process.
@@ -178,8 +185,8 @@ class SlotClaims:
             message=message,
             given_up=given_up,
             transcript=transcript,
+            within=connection,
         )
-        self._close_if_full(claim.job, claim.group)
 
     def find(self, uid: str) -> SlotClaim | ClaimState | None:
         """Returns an open claim, also of another process; how it ended, if it has; None if it never existed."""
@@ -225,9 +232,9 @@ class SlotClaims:
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner:
                 for group, _ in self._buffer.begun_open_groups(job.key):
-                    self._close_if_full(job, group)
+                    self.close_if_full(job, group)
 
-    def _close_if_full(self, job: JobRecord, group: GroupRecord) -> None:
+    def close_if_full(self, job: JobRecord, group: GroupRecord) -> None:
         """Closes a group if each slot is filled or has failed too often."""
         with self._buffer.store.read() as connection:
             if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import StorageFullError
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
 from slime_plugins.rollout_buffer.observability.process_status import process_status
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
@@ -15,6 +17,18 @@ from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, service_rows, turn_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.write_batcher import WriteBatcher
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class SmallWrite:
+    """Another write of sessions; it has no bytes beside its rows."""
+
+    work: Callable[[Connection], Any]
+
+    def __len__(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +57,8 @@ class TurnStore:
 
     def __init__(self, buffer: Buffer, executor: Executor) -> None:
         self._buffer = buffer
-        self._batcher: WriteBatcher[WrittenTurn, bool] = WriteBatcher(self._write, executor)
+        self._executor = executor
+        self._batcher: WriteBatcher[WrittenTurn | SmallWrite, Any] = WriteBatcher(self._write, executor)
 
     async def write(self, turn: WrittenTurn) -> bool:
         """Returns True once the turn is durable, False if the session is over or another process has continued it.
@@ -51,7 +66,28 @@ class TurnStore:
         Raises:
             StorageFullError: the disk is full. Nothing was written.
         """
-        return await self._batcher.write(turn)
+        return bool(await self._written(turn))
+
+    async def commit(self, work: Callable[[Connection], Result]) -> Result:
+        """Runs work in the transaction of the turns that are stored at that time; on a full disk, in one of its own.
+
+        Raises:
+            Exception: any of ``work``, which is rolled back alone.
+        """
+        try:
+            return cast(Result, await self._written(SmallWrite(work)))
+        except StorageFullError:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._commit_alone, work)
+
+    async def _written(self, write: WrittenTurn | SmallWrite) -> Any:
+        result = await self._batcher.write(write)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _commit_alone(self, work: Callable[[Connection], Result]) -> Result:
+        with self._buffer.store.write() as connection:
+            return work(connection)
 
     def read(self, claim: SlotClaim, *, after: int = 0) -> StoredTurns:
         """Returns a session's turns with higher numbers than ``after``."""
@@ -83,11 +119,23 @@ class TurnStore:
         status = None if named is None else process_status(named["pid"])
         return named is not None and status is not None and status.lives and status.started == named["started"]
 
-    def _write(self, turns: Sequence[WrittenTurn]) -> list[bool]:
-        showing = [turn for turn in turns if turn.came]
+    def _write(self, writes: Sequence[WrittenTurn | SmallWrite]) -> list[Any]:
+        """Returns the result of each write, or its error."""
+        turns = [one for one in writes if isinstance(one, WrittenTurn)]
+        works = [one.work for one in writes if isinstance(one, SmallWrite)]
+        if not works:
+            return self._buffer.store.commit(self._insert_of(turns))
+        inserted, *results = self._buffer.store.commit_each([self._insert_of(turns), *works])
+        of_turns = iter([inserted] * len(turns) if isinstance(inserted, Exception) else inserted)
+        of_works = iter(results)
+        return [next(of_turns if isinstance(one, WrittenTurn) else of_works) for one in writes]
+
+    def _insert_of(self, turns: Sequence[WrittenTurn]) -> Callable[[Connection], list[bool]]:
+        """Stores what turns show in packs, and returns the insertion of their rows."""
         pending = [
             PendingPayload(b"", list(turn.came), turn.came, f"session {turn.claim.uid}", turn.claim.uid)
-            for turn in showing
+            for turn in turns
+            if turn.came
         ]
         payloads = self._buffer.contents.store(pending) if pending else []
 
@@ -96,4 +144,4 @@ class TurnStore:
                 payload.record(connection, self._buffer.clock())
             return turn_rows.insert_turns(connection, [{**turn.claim.place, **turn.row} for turn in turns])
 
-        return self._buffer.store.commit(insert)
+        return insert

@@ -66,14 +66,13 @@ class WriteBatcher(Generic[Body, Result]):
 
     def _end(self, batch: Sequence[_Waiting[Body, Result]], done: asyncio.Future[Sequence[Result]]) -> None:
         error = done.exception()
-        results = [None] * len(batch) if error is not None else done.result()
-        for waiting, result in zip(batch, results, strict=True):
+        for at, waiting in enumerate(batch):
             if waiting.result.done():
                 continue  # its client was answered: the server is stopping
             if error is not None:
                 waiting.result.set_exception(error)
-            elif result is not None:
-                waiting.result.set_result(result)
+            else:
+                waiting.result.set_result(done.result()[at])
         if self._waiting:
             self._begin()
         else:

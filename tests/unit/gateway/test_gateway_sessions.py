@@ -18,7 +18,7 @@ from aiohttp import web
 from slime.utils.mask_token_records import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
 from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
@@ -157,6 +157,41 @@ async def test_no_more_sessions_than_the_limit(tmp_path: Path) -> None:
         assert refused.status == 429
         await gateway.call("POST", f"/sessions/{opened['session_id']}/abandon", {})
         await gateway.open(job)
+
+
+async def test_sessions_that_open_or_are_abandoned_at_once_share_their_fsyncs(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, store = 40, gateway.buffer.store
+    job = start_session_job(gateway.buffer, n=at_once)
+    transaction, count = store.write, 0
+
+    def counted() -> Any:
+        nonlocal count
+        count += 1
+        return transaction()
+
+    await gateway.abandon(await gateway.open(job))  # the engine's client and the tokenizer are there
+    monkeypatch.setattr(store, "write", counted)
+    opened = await asyncio.gather(*(gateway.open(job) for _ in range(at_once)))
+    assert len({one["session_id"] for one in opened}) == at_once
+    assert count < at_once / 4
+    count = 0
+    await asyncio.gather(*map(gateway.abandon, opened))
+    assert count < at_once / 4
+    assert slots(gateway.buffer, job)["open"] == at_once
+
+
+async def test_sessions_can_be_opened_and_abandoned_on_a_full_disk(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise StorageFullError("the disk is full")
+
+    job = start_session_job(gateway.buffer)
+    monkeypatch.setattr(gateway.buffer.store, "check_room", full)
+    abandoned = await gateway.abandon(await gateway.open(job))
+    assert abandoned.status == 200
 
 
 async def test_groups_that_wait_for_the_trainer_hold_new_sessions_back(gateway: GatewayUnderTest) -> None:

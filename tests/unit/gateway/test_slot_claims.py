@@ -11,12 +11,12 @@ from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
-from tests.support import poll, slots, start_external, uids, write, written
+from tests.support import Claims, poll, slots, start_external, uids, write, written
 
 
 @pytest.fixture
-def claims(buffer: Buffer) -> SlotClaims:
-    return SlotClaims(buffer)
+def claims(buffer: Buffer) -> Claims:
+    return Claims(buffer)
 
 
 def brought(claim: SlotClaim, reward: float = 1.0) -> Trajectory:
@@ -30,37 +30,35 @@ def brought(claim: SlotClaim, reward: float = 1.0) -> Trajectory:
     )
 
 
-def test_a_slot_that_is_spent_in_every_group_before_does_not_hide_the_free_one(
-    buffer: Buffer, claims: SlotClaims
-) -> None:
+def test_a_slot_that_is_spent_in_every_group_before_does_not_hide_the_free_one(buffer: Buffer, claims: Claims) -> None:
     names = tuple(f"i{number}" for number in range(40))
     job = start_external(buffer, n=2, ids=names, max_attempts=1)
     for name in names[:-1]:
-        spent = claims.claim(job.job_id, name)
-        claims.claim(job.job_id, name)
-        claims.fail(spent, "session_expired", "it was forgotten")
-    assert claims.claim(job.job_id).group.instance_id == names[-1]
+        spent = claims.take(job.job_id, name)
+        claims.take(job.job_id, name)
+        claims.lose(spent)
+    assert claims.take(job.job_id).group.instance_id == names[-1]
 
 
-def test_written_items_and_claims_share_the_slots_of_a_group(buffer: Buffer, claims: SlotClaims) -> None:
+def test_written_items_and_claims_share_the_slots_of_a_group(buffer: Buffer, claims: Claims) -> None:
     job = start_external(buffer, n=3, ids=("i",))
     assert write(buffer, job, written("u", "i")) == ["stored"]
-    first, second = claims.claim(job.job_id), claims.claim(job.job_id)
+    first, second = claims.take(job.job_id), claims.take(job.job_id)
     assert (first.slot, second.slot) == (1, 2)
     with pytest.raises(BusyError, match="is taken"):
-        claims.claim(job.job_id)
+        claims.take(job.job_id)
     claims.finish(first, brought(first, 0.0))
     claims.finish(second, brought(second, 0.5))
     assert uids(buffer, poll(buffer, job)) == ["u", first.uid, second.uid]
     with pytest.raises(ConflictError, match="no open group"):
-        claims.claim(job.job_id)
+        claims.take(job.job_id)
 
 
-def test_a_claim_is_finished_once_and_a_given_up_one_never(buffer: Buffer, claims: SlotClaims) -> None:
+def test_a_claim_is_finished_once_and_a_given_up_one_never(buffer: Buffer, claims: Claims) -> None:
     job = start_external(buffer, n=2, ids=("i",))
-    kept, lost = claims.claim(job.job_id), claims.claim(job.job_id)
+    kept, lost = claims.take(job.job_id), claims.take(job.job_id)
     assert [claims.finish(kept, brought(kept)) for _ in range(2)] == ["stored", "duplicate"]
-    claims.fail(lost, "session_expired", "it was forgotten")
+    claims.lose(lost)
     with pytest.raises(StaleAttemptError):
         claims.finish(lost, brought(lost))
     state = claims.find(lost.uid)
@@ -71,9 +69,9 @@ def test_a_claim_is_finished_once_and_a_given_up_one_never(buffer: Buffer, claim
     assert (state.state, state.reward) == ("finished", 1.0)
 
 
-def test_claims_outlive_the_process_that_handed_them_out(buffer: Buffer, claims: SlotClaims) -> None:
+def test_claims_outlive_the_process_that_handed_them_out(buffer: Buffer, claims: Claims) -> None:
     job = start_external(buffer, n=3, ids=("i",))
-    ended, kept, left = (claims.claim(job.job_id, idle_timeout_s=60.0 + at) for at in range(3))
+    ended, kept, left = (claims.take(job.job_id, idle_timeout_s=60.0 + at) for at in range(3))
     claims.finish(ended, brought(ended))
     successor = SlotClaims(buffer)
     assert [*successor.open_sessions()] == [kept.uid, left.uid]
@@ -82,33 +80,33 @@ def test_claims_outlive_the_process_that_handed_them_out(buffer: Buffer, claims:
     assert [successor.finish(one, brought(one)) for one in found] == ["stored", "stored"]
 
 
-def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: Buffer, claims: SlotClaims) -> None:
+def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: Buffer, claims: Claims) -> None:
     job = start_external(buffer, n=1, ids=("i",))
-    claim = claims.claim(job.job_id)
+    claim = claims.take(job.job_id)
     buffer.add_trajectory(claim.job.fence, claim.group, claim.slot, claim.attempt, brought(claim))
     assert slots(buffer, job)["open"] == 1
     claims.close_all_full_groups()
     assert slots(buffer, job)["ready"] == 1
 
 
-def five_with_one_open(buffer: Buffer, claims: SlotClaims) -> tuple[JobRecord, SlotClaim]:
+def five_with_one_open(buffer: Buffer, claims: Claims) -> tuple[JobRecord, SlotClaim]:
     """A group of which four members have come, and the fifth's session is open."""
     job = start_external(buffer, n=5, ids=("i",))
-    *finished, last = [claims.claim(job.job_id) for _ in range(5)]
+    *finished, last = [claims.take(job.job_id) for _ in range(5)]
     for claim in finished:
         claims.finish(claim, brought(claim))
     return job, last
 
 
 def test_an_open_session_holds_the_clock_of_its_group_while_its_gateway_lives(
-    buffer: Buffer, claims: SlotClaims, clock: SettableClock
+    buffer: Buffer, claims: Claims, clock: SettableClock
 ) -> None:
     job, last = five_with_one_open(buffer, claims)
     for _ in range(100):
         clock.advance(10)
         buffer.beat(GATEWAY.name, 1, {})
         assert buffer.close_timed_out_groups() == 0
-    claims.fail(last, "session_expired", "nobody asked for too long")
+    claims.lose(last)
     clock.advance(299)
     assert buffer.close_timed_out_groups() == 0
     clock.advance(2)
@@ -117,14 +115,14 @@ def test_an_open_session_holds_the_clock_of_its_group_while_its_gateway_lives(
 
 
 def test_a_slot_whose_result_came_late_is_claimed_again_once_its_group_is_open_again(
-    buffer: Buffer, claims: SlotClaims, clock: SettableClock
+    buffer: Buffer, claims: Claims, clock: SettableClock
 ) -> None:
     job = start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True)
-    claim = claims.claim(job.job_id)
+    claim = claims.take(job.job_id)
     start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True,
                    skip_instance_ids=["i"])  # fmt: skip
     assert claims.finish(claim, brought(claim)) == "late"
     start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True,
                    skip_instance_ids=[])  # fmt: skip
-    again = claims.claim(job.job_id)
+    again = claims.take(job.job_id)
     assert (again.slot, again.attempt) == (claim.slot, 2)

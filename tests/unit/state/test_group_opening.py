@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, StorageFullError
-from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaims
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state import group_opening
 from slime_plugins.rollout_buffer.state.input_files import instances_from_lines
@@ -26,7 +25,7 @@ from slime_plugins.rollout_buffer.types import GroupState, JobState
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.example_counts import examples
-from tests.support import poll, slots, start_external, uids, write, written
+from tests.support import Claims, poll, slots, start_external, uids, write, written
 
 NAMES = ("a", "b", "c", "d", "e")
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -88,13 +87,13 @@ def test_a_written_item_opens_the_next_epoch_of_its_instance(buffer: Buffer) -> 
 
 
 def test_a_claim_opens_the_next_group_or_the_next_epoch_of_the_instance_that_it_names(buffer: Buffer) -> None:
-    job, claims = start_external(buffer, n=1, ids=NAMES, num_epoch=2), SlotClaims(buffer)
-    claimed = [claims.claim(job.job_id, name) for name in ("c", None, None, "c", None)]
+    job, claims = start_external(buffer, n=1, ids=NAMES, num_epoch=2), Claims(buffer)
+    claimed = [claims.take(job.job_id, name) for name in ("c", None, None, "c", None)]
     assert named([claim.group for claim in claimed]) == [(0, "c"), (0, "a"), (0, "b"), (1, "c"), (0, "d")]
     with pytest.raises(BusyError, match="every open slot of instance 'c'"):
-        claims.claim(job.job_id, "c")
+        claims.take(job.job_id, "c")
     with pytest.raises(NotFoundError, match="has no instance 'x'"):
-        claims.claim(job.job_id, "x")
+        claims.take(job.job_id, "x")
 
 
 def test_an_instance_is_read_from_the_input(buffer: Buffer) -> None:
@@ -257,7 +256,7 @@ def test_however_groups_are_opened_each_instance_and_epoch_is_one_group_and_all_
 
 def try_claim(buffer: Buffer, job: JobRecord, name: str) -> None:
     try:
-        SlotClaims(buffer).claim(job.job_id, name)
+        Claims(buffer).take(job.job_id, name)
     except (BusyError, ConflictError):
         with buffer.store.read() as connection:
             assert group_opening.open_next_of_instance(connection, job.key, name) is None

@@ -21,6 +21,8 @@ def insert_turns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> l
         "CASE WHEN EXISTS (SELECT 1 FROM attempts JOIN groups ON groups.key = group_key WHERE group_key = ? "
         "AND slot = ? AND attempt = ? AND attempts.state = 'running' AND groups.state = 'open') THEN ? END"
     )
+    if not rows:
+        return []
     marks = ", ".join(number if name == "number" else "?" for name in rows[0])
     values: list[Any] = []
     for row in rows:
