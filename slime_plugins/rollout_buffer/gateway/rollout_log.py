@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import orjson
 
+from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.gateway.service import Gateway
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import StoredSession
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import LIMIT_REACHED, StoredSession
 from slime_plugins.rollout_buffer.storage.tables import turn_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
@@ -23,7 +24,7 @@ class RolloutLog:
         self._clock = gateway.buffer.clock
         self._keep_ended_s = keep_ended_s
 
-    async def open(self, rollout_id: str, opening: Mapping[str, Any], expires_in_s: float) -> bool:
+    async def open(self, rollout_id: str, opening: Mapping[str, Any], expires_in_s: float, *, max_open: int) -> bool:
         now = self._clock()
         row = {
             "rollout_id": rollout_id,
@@ -35,7 +36,10 @@ class RolloutLog:
 
         def insert(connection: Connection) -> bool:
             turn_rows.purge_rollouts(connection, now - self._keep_ended_s)
-            return turn_rows.insert_rollout(connection, row)
+            is_new = turn_rows.insert_rollout(connection, row)
+            if is_new and turn_rows.count_open_rollouts(connection, now) > max_open:
+                raise UnavailableError(LIMIT_REACHED.format(max_open))
+            return is_new
 
         return await self._commit(insert)
 

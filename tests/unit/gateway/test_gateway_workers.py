@@ -294,3 +294,18 @@ async def test_before_it_serves_a_process_loads_the_tokenizers_of_open_sessions_
         await first.open(job)
         async with gateway_on(tmp_path, engine, workers=2, worker=2, load=load):
             assert loaded == [job.settings.tokenizer_path]
+
+
+async def test_the_limit_of_sessions_counts_the_rollouts_of_all_workers(tmp_path: Path) -> None:
+    async with two_workers(tmp_path, max_sessions=2) as workers:
+        job = start_session_job(workers.first.buffer, n=4)
+        body = {"job_id": job.job_id, "instance_id": "a"}
+        for name, gateway in (("r1", workers.first), ("r2", workers.second)):
+            assert (await gateway.call("POST", "/rollouts", {"rollout_id": name, **body})).status == 200
+        for gateway in (workers.first, workers.second):
+            refused = await gateway.call("POST", "/rollouts", {"rollout_id": "r3", **body})
+            assert (refused.status, "2 sessions are open" in refused.body["error"]["message"]) == (503, True)
+            again = await gateway.call("POST", "/rollouts", {"rollout_id": "r1", **body})
+            assert again.status == 200, "it is open already"
+        assert (await workers.first.call("POST", "/rollouts/r2/end", {"status": "ERROR"})).status == 200
+        assert (await workers.second.call("POST", "/rollouts", {"rollout_id": "r3", **body})).status == 200

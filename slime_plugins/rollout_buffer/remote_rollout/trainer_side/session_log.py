@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+LIMIT_REACHED: Final = "{} sessions are open, which is the limit: try again later"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +25,12 @@ class StoredSession:
 class SessionLog(Protocol):
     """Keeps sessions. What it has answered is durable."""
 
-    async def open(self, rollout_id: str, opening: Mapping[str, Any], expires_in_s: float) -> bool:
-        """Keeps a new session; returns False if there is one of this id."""
+    async def open(self, rollout_id: str, opening: Mapping[str, Any], expires_in_s: float, *, max_open: int) -> bool:
+        """Keeps a new session; returns False if there is one of this id.
+
+        Raises:
+            UnavailableError: so many sessions are open already, in all processes.
+        """
         ...
 
     async def find(self, rollout_id: str, *, after: int) -> StoredSession | None:

@@ -39,7 +39,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictEr
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import check_mask
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import SessionLog
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import LIMIT_REACHED, SessionLog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     PlannedTurn,
     SessionState,
@@ -450,12 +450,13 @@ class TrainerSide:
             return known
         if asked.rollout_id in self._closed:
             raise SessionEndedError(f"rollout {asked.rollout_id!r} existed before; open it under a new id")
-        if len(self._open) >= self.settings.max_sessions:
-            raise UnavailableError(f"{len(self._open)} sessions are open, which is the limit: try again later")
+        most = self.settings.max_sessions
+        if self._log is None and len(self._open) >= most:
+            raise UnavailableError(LIMIT_REACHED.format(most))
         session = await self._session(asked)
         if self._log is not None:
             opening = {**asked.model_dump(exclude_none=True), "opened_at": session.opened_at}
-            if not await self._log.open(session.rollout_id, opening, self.settings.idle_s):
+            if not await self._log.open(session.rollout_id, opening, self.settings.idle_s, max_open=most):
                 await self.refresh(session.rollout_id)
                 return await self._open_once(asked)
         self._open[session.rollout_id] = session

@@ -85,6 +85,11 @@ def find_rollout(connection: Connection, rollout_id: str) -> dict[str, Any] | No
     return None if found is None else dict(found)
 
 
+def count_open_rollouts(connection: Connection, now: float) -> int:
+    query = "SELECT count(*) FROM rollouts WHERE ending IS NULL AND expires_at > ?"
+    return int(connection.execute(query, (now,)).fetchone()[0])
+
+
 def rollout_ids(connection: Connection) -> list[str]:
     return [row[0] for row in connection.execute("SELECT rollout_id FROM rollouts ORDER BY rowid")]
 
