@@ -300,10 +300,10 @@ def serving_what_is_filled(app: Flask, task_type: str) -> Iterator[str]:
     """Serves the application, and fills the job that a trainer starts when it looks at it, before its first poll."""
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
     known = {"task_types": {task_type: {"needs_ray": False}}, "broken_generators": {}}
-    buffer.beat(SUPERVISOR.name, os.getpid(), known)
     filled = threading.Lock()
 
     def fill_first() -> None:
+        buffer.beat(SUPERVISOR.name, os.getpid(), known)  # each time: on a busy machine one is soon too old
         with filled:
             job = buffer.job("trained") if request.path == "/jobs/trained" else None
             if job is not None and not sum(describe_job(buffer.store, job)["outcomes"].values()):
