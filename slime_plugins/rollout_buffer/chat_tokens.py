@@ -37,6 +37,22 @@ def image_placeholder_of(tokenizer: Any) -> int | None:
     return next(found, None)
 
 
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """Returns the ids of a text, without special tokens added; of a fast tokenizer without what wraps its library."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Returns the text of ids, special tokens included, as ``encoded``."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return str(backend.decode(list(ids), skip_special_tokens=False))
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
 class ChatTokens:
     """Converts messages to prompt ids, and new messages to bridge ids, with a tokenizer and its chat template.
 
@@ -63,6 +79,9 @@ class ChatTokens:
         self._writes_images = self._placeholder is not None and any(
             token in str(tokenizer.chat_template) for token in _IMAGE_PLACEHOLDERS
         )
+        # The first call takes back a truncation that the tokenizer's file may ask for.
+        whole = list(tokenizer.encode(_SENTINEL, add_special_tokens=False))
+        self._encodes_as_library = whole == encoded(tokenizer, _SENTINEL)
         self.end_of_turn_id = self._find_end_of_turn()
 
     @property
@@ -124,7 +143,7 @@ class ChatTokens:
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Returns ids as text, special tokens included; a part of a character is U+FFFD."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return decoded(self.tokenizer, ids)
 
     def count(self, text: str) -> int:
         """Returns the number of tokens of ``text``."""
@@ -184,6 +203,8 @@ class ChatTokens:
         return str(rendered)
 
     def _encode(self, text: str) -> list[int]:
+        if self._encodes_as_library:
+            return encoded(self.tokenizer, text)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _check_images(self, ids: Sequence[int], messages: Sequence[Message]) -> None:

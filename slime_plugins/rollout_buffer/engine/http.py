@@ -415,7 +415,8 @@ class HttpEngine:
                 socket_factory=_socket_with_keepalive,
             )
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+            jar = aiohttp.DummyCookieJar()  # engines set none, and a jar is searched at each call
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)
         return self._session
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from slime_plugins.rollout_buffer.chat_tokens import image_placeholder_of
+from slime_plugins.rollout_buffer.chat_tokens import decoded, encoded, image_placeholder_of
 from slime_plugins.rollout_buffer.types import PromptCheck, PromptReceipt
 
 NOT_PROVEN: Final = "the engine does not report the ids it ran, and those it was sent do not encode to themselves"
@@ -76,17 +76,11 @@ class PromptChecker:
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, special tokens included."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            return str(backend.decode(list(ids), skip_special_tokens=False))
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return decoded(self._tokenizer, ids)
 
     def encoded(self, text: str) -> list[int]:
         """Returns the ids of a text, without special tokens added."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            return list(backend.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return encoded(self._tokenizer, text)
 
 
 def _runs_between(sent: list[int], ran: list[int], placeholder: int) -> list[int] | None:

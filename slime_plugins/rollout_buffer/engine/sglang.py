@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
 TOKENIZE_TIMEOUT_S: Final = 10.0
+MANY_IDS: Final = 4096
+"""A prompt of so many ids is encoded again in a thread, because that takes milliseconds."""
 PROBE_TIMEOUT_S: Final = 60.0
 MODEL_ROUTES: Final = ("/model_info", "/get_model_info")
 """Routes of SGLang, newest first."""
@@ -372,7 +374,8 @@ class SglangEngine(HttpEngine):
         sampled: list[int] = []
         for part in (part for part in parts if part.ids):
             prompt = [*request.input_ids, *sampled]
-            if not await asyncio.to_thread(self._prompts.encodes_to_itself, prompt):
+            prove = self._prompts.encodes_to_itself
+            if not (prove(prompt) if len(prompt) < MANY_IDS else await asyncio.to_thread(prove, prompt)):
                 return False
             sampled += part.ids
         return True

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.engine.token_records import (
     records_of_reply,
 )
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.rules.token_validity import checked_log_prob
+from slime_plugins.rollout_buffer.rules.token_validity import LOWEST_LOG_PROB, checked_log_prob
 from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Image, SamplingParams, WeightVersionSpan
 
 FINISH_REASONS: Final = ("stop", "length", "abort")
@@ -338,6 +338,8 @@ def _token(entry: Any) -> tuple[int, float]:
     """Returns id and log-prob of one entry ``[log_prob, id, text]``."""
     if not isinstance(entry, list) or len(entry) < 2 or type(entry[1]) is not int:
         raise EngineError(f"an entry of output_token_logprobs is {str(entry)[:100]}, not [log-prob, id, text]")
+    if type(entry[0]) is float and LOWEST_LOG_PROB <= entry[0] <= 0.0:  # as nearly all, of thousands in a reply
+        return entry[1], entry[0]
     log_prob = checked_log_prob(entry[0])
     # JSON has no NaN or infinity: SGLang writes them as null.
     if log_prob is None:

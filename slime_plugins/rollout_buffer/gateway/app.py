@@ -67,17 +67,17 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     app[GATEWAY], app[KEYS] = gateway, keys
     app[TOKEN] = "" if settings.token_file is None else read_token(settings.token_file)
     app[SCORER] = Scorer(settings.scoring_hosts, settings.scoring_timeout_s)
-    app.router.add_get("/health", _health)
-    app.router.add_post("/sessions", _open)
-    app.router.add_get("/sessions/{session}", _show)
-    app.router.add_post("/sessions/{session}/close", _close)
-    app.router.add_post("/sessions/{session}/abandon", _abandon)
-    for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):
+    for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):  # first: routes are compared in this order
         app.router.add_post(f"{base}/chat/completions", _turn)
         app.router.add_post(f"{base}/responses", _turn)
         app.router.add_post(f"{base}/messages", _turn)
         app.router.add_post(f"{base}/messages/count_tokens", _count_tokens)
         app.router.add_get(f"{base}/models", _models)
+    app.router.add_get("/health", _health)
+    app.router.add_post("/sessions", _open)
+    app.router.add_get("/sessions/{session}", _show)
+    app.router.add_post("/sessions/{session}/close", _close)
+    app.router.add_post("/sessions/{session}/abandon", _abandon)
     app[REMOTE_ROLLOUT] = RemoteRolloutAdapter(gateway, app[TOKEN])
     app[REMOTE_ROLLOUT].mount(app)
     app.cleanup_ctx.append(_life)

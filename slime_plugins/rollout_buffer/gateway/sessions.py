@@ -111,11 +111,11 @@ class Session:
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     answering: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
     """Requests by digest whose turn this process samples."""
+    name: str = field(init=False)
+    """Its id, also that of its attempt and trajectory."""
 
-    @property
-    def name(self) -> str:
-        """Its id, also that of its attempt and trajectory."""
-        return self.claim.uid
+    def __post_init__(self) -> None:
+        self.name = self.claim.uid
 
     @property
     def recording(self) -> Recording:

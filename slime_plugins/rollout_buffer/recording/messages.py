@@ -68,9 +68,9 @@ def _with_calls_together(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Moves the tool calls of one reply into one message, where a client put each before its result."""
     found: list[Message] = []
     for message in messages:
-        caller = next((one for one in reversed(found) if one["role"] != "tool"), None)
-        calls = message.get("tool_calls") or ()
-        if caller is not None and calls and not message["content"] and caller.get("tool_calls"):
+        calls: list[Any] = message.get("tool_calls") or []
+        caller = next((one for one in reversed(found) if one["role"] != "tool"), None) if calls else None
+        if caller is not None and not message["content"] and caller.get("tool_calls"):
             earlier, later = (_CALL_ID.fullmatch(one.get("id", "")) for one in (caller["tool_calls"][-1], calls[0]))
             if earlier is not None and later is not None and earlier[1] == later[1]:
                 caller["tool_calls"] += calls

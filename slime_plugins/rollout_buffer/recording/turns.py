@@ -38,7 +38,7 @@ from slime_plugins.rollout_buffer.recording.path_index import Beginning, PathInd
 from slime_plugins.rollout_buffer.types import Generation, Message, MessageMatching
 
 MAX_FINGERPRINTS = 20_000
-FEW = 8
+FEW = 3
 """So many turns after one are compared with a request; of more, those that the index names."""
 
 

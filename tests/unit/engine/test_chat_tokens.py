@@ -88,6 +88,21 @@ def test_only_the_templates_own_end_closes_a_turn(chat: ChatTokens) -> None:
     assert not chat.is_closed([])
 
 
+def test_a_truncation_in_the_tokenizers_file_does_not_cut_a_prompt() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    whole = ChatTokens(tokenizer).prompt([USER])
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    assert ChatTokens(tokenizer).prompt([USER]) == whole
+
+
+def test_a_tokenizer_that_encodes_otherwise_than_its_library_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    encode = type(tokenizer).encode
+    monkeypatch.setattr(type(tokenizer), "encode", lambda self, text, **options: encode(self, text + "!", **options))
+    (mark,) = encode(tokenizer, "!", add_special_tokens=False)
+    assert ChatTokens(tokenizer).prompt([USER])[-1] == mark
+
+
 def test_no_tokenizer_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="tokenizer_path"):
         ChatTokens(None)
