@@ -11,6 +11,7 @@ Rules for incomplete or ambiguous output, for all callers:
   text before a ``</think>`` without a start is one that the prompt opened. Closed ``<thinking>`` blocks, which some
   prompts ask for, are thoughts too.
 * Marks inside of a string of a valid call belong to the string.
+* A call in which a key of ``hermes`` stands twice has a problem: readers take the first or the last.
 * Arguments may be a JSON string, may be named ``parameters``, and may be missing.
 * Line breaks inside of JSON strings are accepted. A value of ``qwen3_coder`` is a string if the tool's schema declares
   one; otherwise it is parsed as JSON, or else a string.
@@ -33,6 +34,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NoReturn
 
+import orjson
+
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 MAX_NESTING = 64
 
@@ -40,8 +43,8 @@ _MARK = re.compile(r"<tool_call>|<think>|</think>|<thinking>")
 _SPACE = re.compile(r"\s*")
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _FUNCTION_END = re.compile(r"\s*</function>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
-_PARAMETER_END = "</parameter>"
+PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
+PARAMETER_END = "</parameter>"
 _MAX_WORD = 16
 """Upper limit of the characters of a JSON token, such as ``false`` or an escape, that a window may cut."""
 
@@ -200,6 +203,8 @@ def _read_hermes(text: str, at: int, _tools: Tools) -> tuple[dict[str, Any], int
     function, end = _decoded(text, _space_end(text, at), "the tool call")
     if not isinstance(function, dict):
         _refuse("the tool call is not a JSON object")
+    if len(_PAIRS_DECODER.raw_decode(text, _space_end(text, at))[0]) > len(function):
+        _refuse("the tool call has a key twice")
     return function, end
 
 
@@ -208,29 +213,29 @@ def _read_qwen3_coder(text: str, at: int, tools: Tools) -> tuple[dict[str, Any],
     if opening is None:
         _refuse("the tool call has no <function=NAME>")
     name = opening[1].strip()
-    texts = _text_parameters(tools, name)
+    texts = text_parameters(tools, name)
     places: dict[str, tuple[int, int]] = {}
     at, closings = opening.end(), _parameter_ends(text)
-    while (parameter := _PARAMETER.match(text, at)) is not None:
+    while (parameter := PARAMETER.match(text, at)) is not None:
         following = bisect_left(closings, parameter.end())
         if following == len(closings):
-            _refuse(f"a parameter is not closed by {_PARAMETER_END}")
+            _refuse(f"a parameter is not closed by {PARAMETER_END}")
         places[parameter[1].strip()] = parameter.end(), closings[following]
-        at = closings[following] + len(_PARAMETER_END)
+        at = closings[following] + len(PARAMETER_END)
     ending = _FUNCTION_END.match(text, at)
     if ending is None:
         _refuse("the tool call is not closed by </function>, or has more than <parameter=KEY>value</parameter>")
-    arguments = {key: _value(text[start:end], is_text=key in texts) for key, (start, end) in places.items()}
+    arguments = {key: parameter_value(text[start:end], is_text=key in texts) for key, (start, end) in places.items()}
     return {"name": name, "arguments": arguments}, ending.end()
 
 
 @lru_cache(maxsize=1)
 def _parameter_ends(text: str) -> list[int]:
     """Returns the offsets of all parameter ends, in one pass over the text, even with a thousand broken calls."""
-    return [match.start() for match in re.finditer(_PARAMETER_END, text)]
+    return [match.start() for match in re.finditer(PARAMETER_END, text)]
 
 
-def _value(text: str, *, is_text: bool) -> Any:
+def parameter_value(text: str, *, is_text: bool) -> Any:
     """Returns a parameter's value; the template writes one line break before and one after it."""
     plain = text.removeprefix("\n").removesuffix("\n")
     if is_text:
@@ -243,7 +248,7 @@ def _value(text: str, *, is_text: bool) -> Any:
     return value
 
 
-def _text_parameters(tools: Tools, name: str) -> frozenset[str]:
+def text_parameters(tools: Tools, name: str) -> frozenset[str]:
     """Returns the parameters that a function's schema declares as strings."""
     for tool in tools:
         function = tool.get("function", tool)
@@ -283,6 +288,17 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_PAIRS_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=list)
+
+
+def read_scalar(text: str) -> str | None:
+    """Returns a number, ``true``, ``false`` or ``null`` of arguments as compact JSON; None if it is none."""
+    try:
+        value, end = _decoded(text, 0, "the value")
+        _check_value(value)
+    except _MalformedError:
+        return None
+    return orjson.dumps(value).decode() if end == len(text) else None
 
 
 def _whole(text: str, what: str) -> Any:

@@ -295,7 +295,7 @@ async def _streamed(
     except RolloutBufferError as error:
         if not response.begun:
             raise
-        await response.send(*asked.dialect.error_events(error))
+        await response.send(*events.fail(error))
         return await response.end()
     except BaseException:
         task.cancel()

@@ -35,21 +35,27 @@ class ChatReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """More of a message: text under its ``key``, or a whole tool call.
+    """More of a message: text under its ``key``, which for tool calls is that of their arguments.
 
-    ``joint`` stands before the text if the message has text of that key already, parted from this one.
+    ``joint`` stands before the text if the message has text of that key already, parted from this one. ``call_id`` and
+    ``name`` begin a call; other pieces of calls go on in the latest.
     """
 
     key: str
-    text: str = ""
+    text: str
     joint: str = ""
-    call: Mapping[str, Any] | None = None
+    call_id: str = ""
+    name: str = ""
 
 
 def pieces_of(message: Message) -> list[Piece]:
     """Returns a whole message as pieces."""
     texts = [Piece(key=key, text=message[key]) for key in (REASONING, CONTENT) if message.get(key)]
-    return [*texts, *(Piece(key=TOOL_CALLS, call=call) for call in message.get(TOOL_CALLS) or [])]
+    calls = [(call["id"], call["function"]) for call in with_string_arguments(message.get(TOOL_CALLS) or [])]
+    return texts + [
+        Piece(key=TOOL_CALLS, call_id=call_id, name=function["name"], text=function["arguments"])
+        for call_id, function in calls
+    ]
 
 
 def completion(reply: ChatReply) -> dict[str, Any]:
@@ -80,7 +86,7 @@ def _shown(message: Message) -> dict[str, Any]:
 
 
 class ChatEvents:
-    """The events of a streamed reply. ``begin``, ``add`` and ``end`` yield them; ``body`` is the request."""
+    """The events of a streamed reply. ``begin``, ``add``, ``end`` and ``fail`` yield them; ``body`` is the request."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._includes_usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -91,20 +97,26 @@ class ChatEvents:
         yield self._chunk(reply, {"role": "assistant", "content": ""})
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        if piece.call is None:
+        if piece.key != TOOL_CALLS:
             yield self._chunk(self._begun, {piece.key: piece.joint + piece.text})
             return
-        (call,) = with_string_arguments([piece.call])
-        index, self._calls = self._calls, self._calls + 1
-        arguments = {"arguments": call["function"]["arguments"]}
-        named = {**call, "function": {**call["function"], "arguments": ""}}
-        for delta in ({"index": index, **named}, {"index": index, "function": arguments}):
-            yield self._chunk(self._begun, {"tool_calls": [delta]})
+        if piece.call_id:
+            self._calls += 1
+            function = {"name": piece.name, "arguments": ""}
+            yield self._call({"id": piece.call_id, "type": "function", "function": function})
+        yield self._call({"function": {"arguments": piece.text}})
+
+    def _call(self, delta: Mapping[str, Any]) -> bytes:
+        return self._chunk(self._begun, {"tool_calls": [{"index": self._calls - 1, **delta}]})
 
     def end(self, reply: ChatReply) -> Iterator[bytes]:
         yield self._chunk(reply, {}, log_probs=reply.log_probs, finish_reason=reply.finish_reason)
         if self._includes_usage:
             yield server_sent_event({**_frame(reply), "choices": [], "usage": dict(reply.usage)})
+        yield DONE
+
+    def fail(self, error: RolloutBufferError) -> Iterator[bytes]:
+        yield server_sent_event(error_body(error))
         yield DONE
 
     def _chunk(

@@ -1,7 +1,8 @@
 """Pure: converts sampled ids into the message for the client, in pieces as they come.
 
 Text that may begin a stop sequence, a thought or a tool call is held back until that is decided. A malformed call stays
-text, which is sent when the turn has ended. The pieces together are the recorded message, however the ids came.
+text, which is sent when the turn has ended; if arguments of it were told already, those are the call, without their
+last brace. The pieces together are the recorded message, however the ids came.
 
 ``<think>`` begins a thought in the reply, or at the end of the prompt. ``<thinking>`` is requested by prompts and stays
 text; a call in either is only thought of. With tools or separate reasoning, white space around texts is left out, and
@@ -14,11 +15,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import orjson
+
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine.tool_call_parser import CALL, CALL_END, call_at
+from slime_plugins.rollout_buffer.engine.streamed_calls import StreamedCall, begins_at
+from slime_plugins.rollout_buffer.engine.tool_call_parser import CALL, CALL_END, ToolCall, call_at
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
 from slime_plugins.rollout_buffer.gateway.replies import CONTENT, REASONING, TOOL_CALLS, ChatReply, Piece
-from slime_plugins.rollout_buffer.recording.messages import JOINT, call_id
+from slime_plugins.rollout_buffer.recording.messages import JOINT, call_id, read_arguments
 from slime_plugins.rollout_buffer.types import Message
 
 Listener = Callable[[ChatReply | Piece], None]
@@ -26,6 +30,7 @@ Listener = Callable[[ChatReply | Piece], None]
 THINK, THINK_END = "<think>", "</think>"
 QUOTE, QUOTE_END = "<thinking>", "</thinking>"
 HALF_CHARACTER = "\ufffd"
+_CALL_MARK = re.compile(f"{CALL}|{CALL_END}")
 _THINK_END = re.compile(THINK_END)
 _UNDECIDED_IN_QUOTE = re.compile(f"{THINK}|{CALL}")
 MAX_OPENING_TOKENS: Final = 8
@@ -55,7 +60,11 @@ class ReplyStream:
         self._text = _Text(chat)
         self._cut = _Cut(body.stops)
         self._scanner = _Scanner(
-            name, body.offered_tools, separates=body.separate_reasoning, in_thought=opening.endswith(THINK)
+            name,
+            body.offered_tools,
+            streams=tell is not None,
+            separates=body.separate_reasoning,
+            in_thought=opening.endswith(THINK),
         )
         self._begun = begun
         self._untold: list[ChatReply | Piece] = [begun]
@@ -71,6 +80,8 @@ class ReplyStream:
         """Returns the message of a turn with those ids, of which any number were added before. Tells nothing."""
         text = self._cut.add(self._text.end(output_ids)) + self._cut.end()
         self._note(self._scanner.add(text, is_last=True))
+        for call in self._said.get(TOOL_CALLS, ()):
+            call["function"]["arguments"] = read_arguments(call["function"]["arguments"])
         return {"role": "assistant", CONTENT: "", **self._said}
 
     @property
@@ -88,17 +99,14 @@ class ReplyStream:
     def _note(self, pieces: Sequence[Piece]) -> None:
         self._untold += pieces
         for piece in pieces:
-            if piece.call is not None:
-                self._said.setdefault(TOOL_CALLS, []).append(piece.call)
+            if piece.call_id:
+                function = {"name": piece.name, "arguments": piece.text}
+                call = {"id": piece.call_id, "type": "function", "function": function}
+                self._said.setdefault(TOOL_CALLS, []).append(call)
+            elif piece.key == TOOL_CALLS:
+                self._said[TOOL_CALLS][-1]["function"]["arguments"] += piece.text
             else:
                 self._said[piece.key] = self._said.get(piece.key, "") + piece.joint + piece.text
-
-
-def _begins_at(text: str, at: int, marks: Sequence[str]) -> int:
-    """Returns from where on a text may end with the beginning of a mark; its length if it does not."""
-    longest = max(map(len, marks), default=1)
-    starts = range(max(at, len(text) - longest + 1), len(text))
-    return next((start for start in starts if any(mark.startswith(text[start:]) for mark in marks)), len(text))
 
 
 class _Text:
@@ -144,7 +152,7 @@ class _Cut:
         held = self._held + text
         stop = first_stop(held, self._stops)
         found = len(held) if stop is None else held.find(stop)
-        until = min(found, _begins_at(held, 0, self._stops))
+        until = min(found, begins_at(held, 0, self._stops))
         self._is_over = stop is not None and found == until
         self._held = held[until:]
         return held[:until]
@@ -157,18 +165,26 @@ class _Cut:
 class _Scanner:
     """The pieces of a text. ``add`` takes text at ``at`` step by step; a step that takes none waits for more text."""
 
-    def __init__(self, name: str, tools: Sequence[Mapping[str, Any]], *, separates: bool, in_thought: bool) -> None:
+    def __init__(
+        self, name: str, tools: Sequence[Mapping[str, Any]], *, streams: bool, separates: bool, in_thought: bool
+    ) -> None:
+        """``streams``: the arguments of calls are told as they come."""
         self._name = name
         self._calls = 0
         self._tools = tools
+        self._streams = streams
         self._separates = separates
         self._marks = (THINK, QUOTE, CALL) if tools else (THINK, QUOTE)
         self._pattern = re.compile("|".join(self._marks))
         self._in_thought = in_thought
         self._in_quote = False
         self._held = ""
+        self._called = StreamedCall(tools)
+        """The call that is held, with what was told of it, and where its first mark stands."""
+        self._is_told = False
+        self._mark: int | None = None
         self._looked = 0
-        """Characters of the held call in which its end was not found."""
+        """Characters of the held call in which marks were looked for."""
         self._pieces: list[Piece] = []
         self._run = self._space = ""
         """The key of the text that goes on, and its white space so far, which may be its last."""
@@ -205,7 +221,7 @@ class _Scanner:
         """Returns up to where a text without marks is decided."""
         if mark is not None:
             return mark.start()
-        return len(held) if is_last else _begins_at(held, at, marks)
+        return len(held) if is_last else begins_at(held, at, marks)
 
     def _thought(self, held: str, at: int, *, is_last: bool) -> int:
         mark = _THINK_END.search(held, at)
@@ -231,21 +247,54 @@ class _Scanner:
         return self._say(CONTENT, held[at:until], until)
 
     def _call(self, held: str, at: int, *, is_last: bool) -> int:
-        begin, self._looked = at + max(len(CALL), self._looked - len(CALL_END)), len(held) - at
-        if not is_last and held.find(CALL_END, begin) < 0 and held.find(CALL, begin) < 0:
+        """Goes on in a call. Until it can be read, only what stands before its first mark is told of its arguments."""
+        found = _CALL_MARK.search(held, at + max(len(CALL), self._looked - len(CALL_END)))
+        self._looked = len(held) - at
+        if self._mark is None and found is not None:
+            self._mark = found.start() - at
+        if self._streams:
+            undecided = len(held) if is_last else begins_at(held, at + len(CALL), (CALL, CALL_END))
+            self._tell_call(self._called.read(held, at, undecided if self._mark is None else at + self._mark))
+        if found is None and not is_last:
             return at
         call, end, is_whole = call_at(held, at, self._tools)
-        if is_whole and (is_last or held.endswith(CALL_END, at, end) or held.startswith(CALL, end)):
-            self._looked = 0
-            if call.problem is not None:
-                return self._say(CONTENT, held[at:end], end)
-            function = {"name": call.name, "arguments": call.arguments}
-            told = {"id": call_id(self._name, self._calls), "type": "function", "function": function}
-            self._calls += 1
-            self._pieces.append(Piece(key=TOOL_CALLS, call=told))
-            self._run = ""
-            return end
-        return self._say(CONTENT, CALL, at + len(CALL)) if is_last else at
+        is_over = is_whole and (is_last or held.endswith(CALL_END, at, end) or held.startswith(CALL, end))
+        if is_over and call.problem is None:
+            self._tell_rest_of_call(call, held, at, end)
+            return self._end_call(end)
+        if self._is_told and (is_last or self._called.is_broken):
+            mark = None if self._mark is None else at + self._mark
+            return self._end_call(len(held) if mark is None else mark + len(CALL_END) * held.startswith(CALL_END, mark))
+        if is_over and not self._is_told:
+            return self._say(CONTENT, held[at:end], self._end_call(end))
+        return self._say(CONTENT, CALL, self._end_call(at + len(CALL))) if is_last else at
+
+    def _tell_call(self, arguments: str) -> None:
+        """Tells what was read of the arguments of the call, which begins with its name."""
+        if self._called.name and not self._is_told:
+            self._pieces.append(self._begun_call(self._called.name, arguments))
+            self._is_told = True
+        elif arguments:
+            self._pieces.append(Piece(key=TOOL_CALLS, text=arguments))
+
+    def _tell_rest_of_call(self, call: ToolCall, held: str, at: int, end: int) -> None:
+        if self._is_told:
+            self._pieces.append(Piece(key=TOOL_CALLS, text=self._called.read(held, at, end) + "}"))
+        else:
+            self._pieces.append(self._begun_call(call.name, orjson.dumps(call.arguments).decode()))
+
+    def _begun_call(self, name: str, arguments: str) -> Piece:
+        self._run = ""
+        self._calls += 1
+        return Piece(key=TOOL_CALLS, call_id=call_id(self._name, self._calls - 1), name=name, text=arguments)
+
+    def _end_call(self, end: int) -> int:
+        """Makes ready for the next call; returns ``end``."""
+        self._called = StreamedCall(self._tools)
+        self._is_told = False
+        self._mark = None
+        self._looked = 0
+        return end
 
     def _say(self, key: str, text: str, until: int) -> int:
         """Adds a piece of text, without white space around the text that it is part of; returns ``until``."""

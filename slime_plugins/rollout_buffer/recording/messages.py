@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from pydantic_core import from_json
 
 from slime.utils.mask_template import with_reasoning_content
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
@@ -170,23 +171,35 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise wrong_field(where, "must have a function")
     name = expect_text(function.get("name"), f"{where}.function.name")
-    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    arguments = _given_arguments(function.get("arguments"), f"{where}.function.arguments")
     read: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": expect_text(call["id"], f"{where}.id"), **read} if call.get("id") is not None else read
 
 
-def _arguments(value: Any, where: str) -> dict[str, Any] | str:
-    """Parses a JSON string into the object that chat templates expect."""
+def _given_arguments(value: Any, where: str) -> dict[str, Any] | str:
     if isinstance(value, dict):
         return value
-    text = expect_text("" if value is None else value, where)
+    read = read_arguments(expect_text("" if value is None else value, where))
+    if is_deeper_than(read, MAX_NESTING):
+        raise wrong_field(where, f"is nested more than {MAX_NESTING} levels deep")
+    return read
+
+
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """Parses JSON into the object that chat templates expect; returns a text that is none as it is."""
     try:
         parsed = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError:
         return text
-    if is_deeper_than(parsed, MAX_NESTING):
-        raise wrong_field(where, f"is nested more than {MAX_NESTING} levels deep")
     return parsed if isinstance(parsed, dict) else text
+
+
+def begun_arguments(text: str) -> Any:
+    """Returns what the beginning of arguments holds so far, as Anthropic's client reads it; the text if it is none."""
+    try:
+        return from_json(text, allow_partial=True)
+    except ValueError:
+        return text
 
 
 def expect_text(value: Any, where: str) -> str:

@@ -25,11 +25,16 @@ FUNCTION: Any = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
 
 
 class HeldEngine:
-    """Tells the first token of its reply, and the others when ``may_go_on``; then it ends or fails."""
+    """Tells the tokens of its reply up to ``waits_at``, and the others when ``may_go_on``; then it ends or fails."""
 
-    def __init__(self, text: str = REPLY, failure: Exception | None = None) -> None:
-        self.ids = tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False)
+    def __init__(
+        self, text: str = REPLY, failure: Exception | None = None, *, waits_at: int = 0, finish_reason: str = "stop"
+    ) -> None:
+        ending = "<|im_end|>" if finish_reason == "stop" else ""
+        self.ids = tokenizer.encode(text + ending, add_special_tokens=False)
         self.failure = failure
+        self.waits_at = waits_at % len(self.ids)
+        self.finish_reason = finish_reason
         self.calls = 0
         self.given_up = asyncio.Event()
         self.may_go_on = asyncio.Event()
@@ -39,7 +44,7 @@ class HeldEngine:
         for at, token_id in enumerate(self.ids):
             if request.on_tokens is not None:
                 request.on_tokens([token_id])
-            if at == 0:
+            if at == self.waits_at:
                 try:
                     await self.may_go_on.wait()
                 except asyncio.CancelledError:
@@ -50,7 +55,7 @@ class HeldEngine:
         return GenerateReply(
             output_ids=tuple(self.ids),
             output_log_probs=(-0.5,) * len(self.ids),
-            finish_reason="stop",
+            finish_reason=self.finish_reason,
             weight_version="7",
         )
 
@@ -147,6 +152,43 @@ async def test_the_first_event_leaves_before_the_engines_second_token(tmp_path: 
         assert heard[0] == ("text", tokenizer.decode(engine.ids[:1]))
         assert len([kind for kind, _ in heard if kind == "text"]) > 2
         assert joined(heard, "text") == "Alpha beta gamma."
+
+
+@dialects
+async def test_arguments_of_a_call_leave_before_the_engines_last_tokens(tmp_path: Path, hear: Hear) -> None:
+    last = len(tokenizer.encode('"}}\n</tool_call><|im_end|>', add_special_tokens=False))
+    engine = HeldEngine(
+        '<tool_call>\n{"name": "look", "arguments": {"at": "the big sea"}}\n</tool_call>', waits_at=-last
+    )
+    async with session_with(tmp_path, engine) as (gateway, opened), asyncio.timeout(60):
+        heard: Heard = []
+        async for one in hear(gateway, opened):
+            heard.append(one)
+            if "sea" in joined(heard, "arguments"):
+                engine.may_go_on.set()  # only now the engine ends the call
+        assert joined(heard, "arguments") == '{"at":"the big sea"}'
+        assert len([kind for kind, _ in heard if kind == "arguments"]) > 3
+
+
+async def test_a_call_that_was_cut_comes_back_as_the_turn_that_it_was(tmp_path: Path) -> None:
+    engine = HeldEngine(CALL[: CALL.index("}}")], finish_reason="length")
+    engine.may_go_on.set()
+    async with gateway_on(tmp_path, engine) as gateway:
+        job = start_session_job(gateway.buffer, n=1, message_matching="strict")
+        opened = await gateway.open(job)
+        asked: Any = {"model": "p", "max_tokens": 200, "tools": [{"name": "look", "input_schema": SCHEMA}]}
+        async with anthropic.AsyncAnthropic(base_url=opened["anthropic_base_url"], api_key=opened["api_key"]) as client:
+            async with client.messages.stream(messages=QUESTION, **asked) as stream:
+                said = await stream.get_final_message()
+            assert (said.stop_reason, [block.type for block in said.content]) == ("max_tokens", ["tool_use"])
+            echo: Any = {"role": "assistant", "content": said.content}
+            async with client.messages.stream(messages=[*QUESTION, echo, *QUESTION], **asked) as stream:
+                await stream.until_done()
+        assert (await gateway.close(opened, reward=1)).body["branches"] == 1
+        recorded = gateway.item(job, opened["session_id"])["messages"][-1]
+        assert recorded["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at":"🙂"'}
+        first, _ = gateway.generations(job, opened["session_id"])
+        assert list(first.output_ids) == engine.ids
 
 
 @dialects

@@ -15,24 +15,23 @@ from slime_plugins.rollout_buffer.engine.tool_call_parser import read_segments
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
 from slime_plugins.rollout_buffer.gateway.replies import ChatReply, Piece
 from slime_plugins.rollout_buffer.gateway.reply_stream import ReplyStream
+from slime_plugins.rollout_buffer.recording.messages import read_arguments
 from slime_plugins.rollout_buffer.types import Message
 from tests.example_counts import examples
 from tests.gateway_support import tokenizer
-from tests.reply_streams import BEGUN, END_OF_TURN, ByteTokens, gateway_message, reply_stream
+from tests.reply_streams import (
+    BEGUN,
+    CODER,
+    END_OF_TURN,
+    HERMES,
+    TOOLS,
+    ByteTokens,
+    gateway_message,
+    marks,
+    reply_stream,
+    texts,
+)
 
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}},
-]
-HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "é</tool_call>"}}\n</tool_call>'
-CODER = "<tool_call>\n<function=f>\n<parameter=a>\né\n</parameter>\n</function>\n</tool_call>"
-
-marks = st.sampled_from(
-    [
-        "<tool_call>", "</tool_call>", "<think>", "</think>", "<thinking>", "</thinking>", "<", '{"name": "f"}', "}",
-        " ", "\n", "é", "🙂", "STOP", "ST", HERMES, CODER,
-    ]
-)  # fmt: skip
-texts = st.lists(st.one_of(marks, st.text(max_size=4)), max_size=10).map("".join)
 bodies = st.fixed_dictionaries(
     {
         "tools": st.sampled_from([None, TOOLS]),
@@ -49,11 +48,15 @@ def put_together(pieces: Sequence[Piece | ChatReply]) -> Message:
     assert pieces[0] is BEGUN
     for piece in pieces[1:]:
         assert isinstance(piece, Piece)
-        if piece.call is not None:
-            message.setdefault("tool_calls", []).append(piece.call["function"])
+        if piece.call_id:
+            message.setdefault("tool_calls", []).append({"name": piece.name, "arguments": piece.text})
+        elif piece.key == "tool_calls":
+            message["tool_calls"][-1]["arguments"] += piece.text
         else:
             assert piece.text
             message[piece.key] = message.get(piece.key, "") + piece.joint + piece.text
+    for call in message.get("tool_calls", ()):
+        call["arguments"] = read_arguments(call["arguments"])
     return message
 
 
@@ -76,12 +79,13 @@ def test_what_is_told_in_any_pieces_is_the_message_of_the_whole_reply(
     message = stream.end(ids)
     stream.tell_rest()
     assert without_call_ids(message) == put_together(told)
-    whole = reply_stream(prompt, **body).end(ids)
-    assert without_call_ids(message) == without_call_ids(whole)
+    assert message == reply_stream(prompt, told.append, **body).end(ids)
+    if all(isinstance(call["function"]["arguments"], dict) for call in message.get("tool_calls", ())):
+        assert message == reply_stream(prompt, **body).end(ids)
 
 
 @examples(200)
-@given(texts)
+@given(st.lists(st.one_of(marks, st.text(max_size=4)), max_size=10).map("".join))
 def test_calls_and_thoughts_are_those_that_every_reader_of_replies_finds(text: str) -> None:
     text = text.replace("</think>", "")  # without a start it ends a thought that the prompt began: others guess
     segments = read_segments(text, TOOLS)
@@ -138,7 +142,7 @@ def told_after(said: str, **body: Any) -> list[str]:
     prompt = body.pop("prompt", "")
     stream = reply_stream(prompt, told.append, **body)
     stream.add(list(said.encode()))
-    return [f"call {one.call['function']['name']}" if one.call else one.text for one in told if isinstance(one, Piece)]
+    return [f"{one.name}{one.text}" for one in told if isinstance(one, Piece)]
 
 
 CALLS: Any = {"tools": TOOLS}
@@ -156,10 +160,20 @@ THOUGHTS: Any = {"separate_reasoning": True}
         ("I add. <tool_", CALLS, ["I add."]),
         ("I add. <tool_call>{", CALLS, ["I add."]),
         ("a < b", CALLS, ["a < b"]),
-        (HERMES[:-1], CALLS, []),
-        (HERMES, CALLS, ["call f"]),
-        (CODER, CALLS, ["call f"]),
-        (f"{CODER}\n<tool_call>\n<func", CALLS, ["call f"]),
+        (HERMES[:-1], CALLS, ['f{"a":"é']),  # a mark in a string may be the end of the call
+        (HERMES, CALLS, ['f{"a":"é', '</tool_call>"}']),
+        ('<tool_call>{"name": "f", "argum', CALLS, []),
+        ('<tool_call>{"name": "f", "arguments": {', CALLS, ["f{"]),
+        ('<tool_call>{"name": "f", "arguments": {"a": [1, {"b": "on\\', CALLS, ['f{"a":[1,{"b":"on']),
+        ('<tool_call>{"name": "f", "arguments": {"a": 12', CALLS, ['f{"a":']),  # may become 123
+        ('<tool_call>{"name": "f", "arguments": {"a": 12}}\n', CALLS, ['f{"a":12']),
+        ('<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 99, CALLS, ['f{"a":' + "[" * 64]),  # clients parse it
+        ('<tool_call>{"arguments": {"a": 12}, "name": "f"}', CALLS, []),
+        ("<tool_call><function=f>\n<parameter=a>\non\n", CALLS, ['f{"a":"on']),
+        ("<tool_call><function=f><parameter=b>[1", CALLS, ['f{"b":']),  # may become any text
+        (CODER[:-1], CALLS, ['f{"a":"é"']),
+        (CODER, CALLS, ['f{"a":"é"', "}"]),
+        (f"{CODER}\n<tool_call>\n<func", CALLS, ['f{"a":"é"', "}"]),
         ("<tool_call>broken</tool_call> and on", CALLS, []),
         ("<think>\nI lo", THOUGHTS, ["I lo"]),
         ("I lo", {**THOUGHTS, "prompt": "<think>\n"}, ["I lo"]),
@@ -171,6 +185,18 @@ THOUGHTS: Any = {"separate_reasoning": True}
 )
 def test_what_is_decided_is_told_at_once_and_what_is_not_is_held_back(said: str, body: Any, told: list[str]) -> None:
     assert told_after(said, **body) == told
+
+
+@pytest.mark.parametrize(
+    "end", ["]}}</tool_call>", "</tool_call>", "", ' "c": 1}}</tool_call>', '}, "name": "g"}</tool_call>']
+)
+def test_a_streamed_call_that_cannot_be_read_is_what_was_told_of_it(end: str) -> None:
+    text = f'I do. <tool_call>{{"name": "f", "arguments": {{"a": "on"{end}'
+    message = reply_stream(tell=lambda one: None, tools=TOOLS).end([*f"{text}{CODER}".encode(), END_OF_TURN])
+    (function, good) = (call["function"] for call in message["tool_calls"])
+    assert (message["content"], function) == ("I do.", {"name": "f", "arguments": '{"a":"on"'})
+    assert good == {"name": "f", "arguments": {"a": "é"}}
+    assert "tool_calls" not in gateway_message(text, tools=TOOLS)
 
 
 def test_a_call_that_cannot_be_read_stays_text_and_is_told_at_the_end() -> None:

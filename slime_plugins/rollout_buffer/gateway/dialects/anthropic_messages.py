@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.gateway.replies import (
     CONTENT,
@@ -22,7 +20,7 @@ from slime_plugins.rollout_buffer.gateway.replies import (
     named_event,
     status_of,
 )
-from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, wrong_field
+from slime_plugins.rollout_buffer.recording.messages import begun_arguments, expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.types import Image
 
 SAME_FIELDS = ("model", "stream", "max_tokens", "temperature", "top_p", "top_k")
@@ -32,11 +30,12 @@ HOSTED_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp
 BILLING_LINE = "x-anthropic-billing-header:"
 """Start of a system block that is for Anthropic's servers; it changes between requests of one conversation."""
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
-EMPTY_BLOCKS: Mapping[str, tuple[str, dict[str, str]]] = {
-    CONTENT: ("text", {"text": ""}),
-    REASONING: ("thinking", {"thinking": "", "signature": ""}),
+DELTAS = {
+    CONTENT: ("text_delta", "text"),
+    REASONING: ("thinking_delta", "thinking"),
+    TOOL_CALLS: ("input_json_delta", "partial_json"),
 }
-"""By the key of a text its type of block, and the block as it begins."""
+"""By the key of a piece the type of its deltas, and the field that has its text."""
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -233,38 +232,32 @@ def _content(said: Mapping[str, Any], signature: str) -> Blocks:
     if said.get(CONTENT):
         blocks.append({"type": "text", "text": said[CONTENT]})
     for call in said.get(TOOL_CALLS) or []:
-        function = call["function"]
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]})
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        given = begun_arguments(arguments) if isinstance(arguments, str) else arguments
+        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
     return blocks
 
 
 class MessageEvents:
-    """The events of a streamed reply. ``begin``, ``add`` and ``end`` yield them."""
+    """The events of a streamed reply. ``begin``, ``add``, ``end`` and ``fail`` yield them."""
 
     def __init__(self) -> None:
         self._blocks = 0
         self._open = ""
-        """The key of the text whose block is open."""
+        """The key of the pieces whose block is open."""
 
     def begin(self, reply: ChatReply) -> Iterator[bytes]:
         self._signature = reply.name
         yield _event("message_start", message={**message(reply), "stop_reason": None})
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        is_more = piece.key == self._open
+        is_more = piece.key == self._open and not piece.call_id
         if not is_more:
             yield from self._close()
-        if piece.call is not None:
-            (block,) = _content({TOOL_CALLS: [piece.call]}, "")
-            yield self._start({**block, "input": {}})
-            yield self._delta("input_json_delta", partial_json=orjson.dumps(block["input"]).decode())
-            yield self._stop()
-            return
-        kind, empty = EMPTY_BLOCKS[piece.key]
-        if not is_more:
             self._open = piece.key
-            yield self._start({"type": kind, **empty})
-        yield self._delta(f"{kind}_delta", **{kind: piece.joint + piece.text if is_more else piece.text})
+            yield _event("content_block_start", index=self._blocks, content_block=_empty_block(piece))
+        kind, field = DELTAS[piece.key]
+        yield self._delta(kind, **{field: piece.joint + piece.text if is_more else piece.text})
 
     def end(self, reply: ChatReply) -> Iterator[bytes]:
         yield from self._close()
@@ -273,22 +266,28 @@ class MessageEvents:
         yield _event("message_delta", delta=ended, usage=whole["usage"])
         yield _event("message_stop")
 
-    def _start(self, block: Mapping[str, Any]) -> bytes:
-        return _event("content_block_start", index=self._blocks, content_block=block)
+    def fail(self, error: RolloutBufferError) -> Iterator[bytes]:
+        yield named_event("error", error_body(error))
 
     def _delta(self, kind: str, **fields: Any) -> bytes:
         return _event("content_block_delta", index=self._blocks, delta={"type": kind, **fields})
-
-    def _stop(self) -> bytes:
-        self._blocks += 1
-        return _event("content_block_stop", index=self._blocks - 1)
 
     def _close(self) -> Iterator[bytes]:
         if self._open == REASONING:
             yield self._delta("signature_delta", signature=self._signature)
         if self._open:
             self._open = ""
-            yield self._stop()
+            self._blocks += 1
+            yield _event("content_block_stop", index=self._blocks - 1)
+
+
+def _empty_block(piece: Piece) -> dict[str, Any]:
+    """Returns the block of a piece as it begins."""
+    if piece.key == TOOL_CALLS:
+        return {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": {}}
+    return (
+        {"type": "text", "text": ""} if piece.key == CONTENT else {"type": "thinking", "thinking": "", "signature": ""}
+    )
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -30,6 +30,10 @@ class ReplyEvents(Protocol):
         """Returns the events that end it."""
         ...
 
+    def fail(self, error: RolloutBufferError) -> Iterable[bytes]:
+        """Returns the events that end a stream with an error."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
@@ -45,7 +49,6 @@ class Dialect:
     encode: Callable[[ChatReply, Body], dict[str, Any]]
     events: Callable[[Body], ReplyEvents]
     error: Callable[[RolloutBufferError], dict[str, Any]]
-    error_events: Callable[[RolloutBufferError], Iterable[bytes]]
 
 
 CHAT_COMPLETIONS = Dialect(
@@ -53,7 +56,6 @@ CHAT_COMPLETIONS = Dialect(
     encode=lambda reply, body: replies.completion(reply),
     events=replies.ChatEvents,
     error=replies.error_body,
-    error_events=lambda error: [replies.server_sent_event(replies.error_body(error)), replies.DONE],
 )
 RESPONSES = Dialect(
     read=openai_responses.read_request,
@@ -61,14 +63,12 @@ RESPONSES = Dialect(
     encode=openai_responses.response,
     events=openai_responses.ResponseEvents,
     error=replies.error_body,
-    error_events=openai_responses.error_events,
 )
 MESSAGES = Dialect(
     read=lambda body, history: anthropic_messages.read_request(body),
     encode=lambda reply, body: anthropic_messages.message(reply),
     events=lambda body: anthropic_messages.MessageEvents(),
     error=anthropic_messages.error_body,
-    error_events=lambda error: [replies.named_event("error", anthropic_messages.error_body(error))],
 )
 
 

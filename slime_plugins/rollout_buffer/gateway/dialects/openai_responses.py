@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.gateway.replies import CONTENT, ChatReply, Piece, named_event, pieces_of
+from slime_plugins.rollout_buffer.gateway.replies import CONTENT, TOOL_CALLS, ChatReply, Piece, named_event, pieces_of
 from slime_plugins.rollout_buffer.gateway.replies import error_body as chat_error_body
-from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, with_string_arguments, wrong_field
+from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.types import Image, Message
 
 SAME_FIELDS = ("model", "stream", "temperature", "top_p", "top_logprobs")
@@ -226,14 +226,14 @@ def _frame(reply: ChatReply, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ResponseEvents:
-    """The events of a streamed reply. ``begin``, ``add`` and ``end`` yield them; ``body`` is the request."""
+    """The events of a streamed reply. ``begin``, ``add``, ``end`` and ``fail`` yield them; ``body`` is the request."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._body = body
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._open = ""
-        """The key of the text to which the last item belongs, while that item goes on."""
+        """The key of the pieces of the last item, while that item goes on."""
         self.response: dict[str, Any] = {}
         """The response so far."""
 
@@ -244,20 +244,23 @@ class ResponseEvents:
         yield self._event("response.in_progress", response=self.response)
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        is_more = piece.key == self._open
+        is_more = piece.key == self._open and not piece.call_id
         if not is_more:
             yield from self._close()
-        if piece.call is not None:
-            yield from self._add_call(piece.call)
-            return
-        if not is_more:
-            yield from self._begin_text(piece.key)
-        yield self._add_text(piece.joint + piece.text if is_more else piece.text)
+            self._open = piece.key
+            yield from self._begin_call(piece) if piece.key == TOOL_CALLS else self._begin_text()
+        text = piece.joint + piece.text if is_more else piece.text
+        if piece.key == TOOL_CALLS:
+            self._items[-1]["arguments"] += text
+            yield self._of_item("response.function_call_arguments.delta", delta=text)
+        else:
+            yield self._add_text(text)
 
     def end(self, reply: ChatReply) -> Iterator[bytes]:
         if all(item["type"] == "reasoning" for item in self._items):
             yield from self._close()
-            yield from self._begin_text(CONTENT)
+            self._open = CONTENT
+            yield from self._begin_text()
         texts = [item["content"][0] for item in self._items if item["type"] == "message"]
         if texts and reply.log_probs is not None:
             texts[-1]["logprobs"] = list(reply.log_probs)
@@ -280,6 +283,10 @@ class ResponseEvents:
         }
         yield self._event(f"response.{status}", response=self.response)
 
+    def fail(self, error: RolloutBufferError) -> Iterator[bytes]:
+        body = chat_error_body(error)
+        yield self._event("error", **{key: body["error"][key] for key in ("code", "message", "param")}, **body)
+
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return named_event(kind, {"type": kind, **fields, "sequence_number": self._number - 1})
@@ -296,24 +303,12 @@ class ResponseEvents:
         self._items.append({"id": f"{prefix}_{self._name}_{index}", **item, "status": "in_progress"})
         return self._event("response.output_item.added", output_index=index, item=self._items[-1])
 
-    def _finish(self, status: str) -> bytes:
-        self._items[-1]["status"] = status
-        index = len(self._items) - 1
-        return self._event("response.output_item.done", output_index=index, item=self._items[-1])
-
-    def _add_call(self, call: Mapping[str, Any]) -> Iterator[bytes]:
-        (function,) = (one["function"] for one in with_string_arguments([call]))
-        item = {"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": ""}
-        arguments = function["arguments"]
+    def _begin_call(self, piece: Piece) -> Iterator[bytes]:
+        item = {"type": "function_call", "call_id": piece.call_id, "name": piece.name, "arguments": ""}
         yield self._begin("fc", item)
-        yield self._of_item("response.function_call_arguments.delta", delta=arguments)
-        self._items[-1]["arguments"] = arguments
-        yield self._of_item("response.function_call_arguments.done", arguments=arguments)
-        yield self._finish("completed")
 
-    def _begin_text(self, key: str) -> Iterator[bytes]:
-        self._open = key
-        if key == CONTENT:
+    def _begin_text(self) -> Iterator[bytes]:
+        if self._open == CONTENT:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield self._begin("msg", {"type": "message", "role": "assistant", "content": []})
         else:
@@ -331,16 +326,13 @@ class ResponseEvents:
     def _close(self, status: str = "completed") -> Iterator[bytes]:
         if not self._open:
             return
-        self._open = ""
-        (part,) = self._items[-1]["content"]
-        log_probs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-        yield self._of_text(f"response.{part['type']}.done", text=part["text"], **log_probs)
-        yield self._of_text("response.content_part.done", part=part)
-        yield self._finish(status)
-
-
-def error_events(error: RolloutBufferError) -> list[bytes]:
-    """Encodes an error in a stream that has begun."""
-    body = chat_error_body(error)
-    about = {key: body["error"][key] for key in ("code", "message", "param")}
-    return [named_event("error", {"type": "error", "sequence_number": 0, **about, **body})]
+        self._open, item = "", self._items[-1]
+        if item["type"] == "function_call":
+            yield self._of_item("response.function_call_arguments.done", arguments=item["arguments"])
+        else:
+            (part,) = item["content"]
+            log_probs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+            yield self._of_text(f"response.{part['type']}.done", text=part["text"], **log_probs)
+            yield self._of_text("response.content_part.done", part=part)
+        item["status"] = status
+        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
