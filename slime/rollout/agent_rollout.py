@@ -37,11 +37,12 @@ from slime.rollout.agent_rollout_batch import played, replace_trajectories_witho
 from slime.rollout.agent_rollout_data_source import GroupStore
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_postprocess import (
+    RowName,
     drop_unknown_log_probs,
     is_reporting_rank,
+    report_rows,
     take_weight_off_dummies,
 )
-from slime.rollout.agent_rollout_reports import RowName, report_rows
 from slime.rollout.agent_rollout_samples import Group, batch_metrics, finish_batch, samples_of_group, trajectories_of
 from slime.rollout.agent_rollout_settings import (
     ADVANTAGE_PATH,

@@ -20,9 +20,8 @@ from importlib import import_module
 from typing import Any
 
 from slime.rollout.agent_rollout_argument_checks import STD_ESTIMATORS
-from slime.rollout.agent_rollout_execution import execution_of
-from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_reports import RowName
+from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH, RowName
+from slime.rollout.agent_rollout_sample_fields import execution_of
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.reward_normalization import group_baseline, mean
 from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out

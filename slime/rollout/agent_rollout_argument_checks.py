@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from slime.rollout.agent_rollout_execution import execution_field
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_sample_fields import execution_field
 from slime.rollout.agent_rollout_settings import (
     ADVANTAGE_PATH,
     ShortGroups,

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +18,9 @@ from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.trainer.eval_job import play_once
+from slime_plugins.rollout_buffer.trainer.batch_types import RolloutGroup
+from slime_plugins.rollout_buffer.trainer.delivery_conversion import DeliveryConverter
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start, with_retries
 
 
 async def evaluate(
@@ -48,12 +52,36 @@ async def evaluate(
 async def _play_eval_set(
     args: Any, rollout_id: int, eval_set: EvalSet, settings: RolloutSettings, client: AsyncRolloutBufferClient
 ) -> tuple[list[Group], int]:
-    """Returns the delivered groups and the planned number of trajectories: failed groups are not delivered."""
+    """Plays a set as a job of its own; returns its delivered groups and its planned number of trajectories.
+
+    The groups have no tensors of screenshots; failed groups are not among them. After an error the job is cancelled, to
+    free its devices and the engine.
+    """
     job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
+    await asyncio.to_thread(send_start, settings, payload)
     rows = replace(read_row_settings(args, eval_set.samples_per_group), records=())  # not trained
-    groups, planned = await play_once(client, settings, payload, rows)
+    converter = DeliveryConverter(client, rows, None, max_failures=settings.max_failures)
+    try:
+        groups = await _all_groups(JobFeed(client, settings, job_id), converter)
+        job = await with_retries("jobs", settings.max_failures, lambda: client.job(job_id))
+    except Exception:
+        with contextlib.suppress(Exception):
+            await client.cancel(job_id)
+        raise
+    planned = sum(job["groups"].values()) * eval_set.samples_per_group
     return finish_batch([samples_of_group(group) for group in groups], rollout_id), planned
+
+
+async def _all_groups(feed: JobFeed, converter: DeliveryConverter) -> list[RolloutGroup]:
+    groups: list[RolloutGroup] = []
+    while True:
+        try:
+            delivery = await feed.next_delivery()
+        except InputExhaustedError:
+            return groups
+        groups += await converter.groups(delivery.items)
+        feed.received(delivery)
 
 
 def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:

@@ -16,10 +16,15 @@ from dataclasses import replace
 from typing import Any
 
 from slime.rollout.agent_rollout_argument_checks import needs_even_row_lengths, rows_divisor
-from slime.rollout.agent_rollout_execution import check_rows, set_execution
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_sample_fields import (
+    check_rows,
+    fill_records,
+    record_fields,
+    set_execution,
+    without_records,
+)
 from slime.rollout.agent_rollout_settings import read_row_settings
-from slime.rollout.agent_rollout_token_records import fill_records, record_fields, without_records
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.reward_normalization import mean
 from slime_plugins.rollout_buffer.trainer import metrics

@@ -147,7 +147,7 @@ class Outcome(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why an episode stopped. ``trainer/reply_truncation.py`` lists those that cut the last reply."""
+    """Why an episode stopped. ``trainer/mask_selection.py`` lists those that cut the last reply."""
 
     TERMINATED = "terminated"  # the agent reported that it is done, or that it gives up
     ANSWERED = "answered"  # the agent gave its answer

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import slime_manager_program as program  # type: ignore[import-not-found]
 
-from slime.rollout.agent_rollout_execution import execution_field
+from slime.rollout.agent_rollout_sample_fields import execution_field
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 
 AGE = {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime.rollout.agent_rollout_token_records import fill_records
+from slime.rollout.agent_rollout_sample_fields import fill_records
 from slime.utils.types import Sample
 from tests.slime_step.batches import Row, mixed_rewards, recorded, with_dummies
 from tests.slime_step.running import (

@@ -174,7 +174,7 @@ def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
     third_party = {"flask", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
     names = ("client", "wire", "types", "errors", "redaction", "rules", "tokenizer_loading", "trainer")
     modules = tuple(f"{BUFFER}.{name}" for name in names)
-    with_more = ("slime.rollout.agent_rollout_token_records", f"{BUFFER}.trainer.vision", f"{BUFFER}.trainer.tracking")
+    with_more = ("slime.rollout.agent_rollout_sample_fields", f"{BUFFER}.trainer.vision", f"{BUFFER}.trainer.tracking")
     assert offenders((*modules, "slime"), tuple(third_party), but=with_more) == []
 
 

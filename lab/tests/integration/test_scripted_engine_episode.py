@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_V
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.row_token_records import read_records, routed_experts_of_row
+from slime_plugins.rollout_buffer.trainer.token_alignment import read_records, routed_experts_of_row
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,

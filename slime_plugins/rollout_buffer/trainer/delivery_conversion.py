@@ -1,4 +1,5 @@
-"""Converts deliveries into groups of rows in a thread, with their screenshots if the model takes images."""
+"""Converts deliveries into groups of rows in a thread, with their screenshots if the model takes images and the tensors
+fit the memory of this process."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.trainer.available_memory import available_bytes
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutGroup
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages, ImageCache, ImageFetcher, process_cache
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder, images_of, images_of_rows
@@ -120,3 +121,41 @@ class DeliveryConverter:
         if self._image_settings is None or self._checkpoint is None:
             return None
         return await asyncio.to_thread(load_vision, self._checkpoint, self._image_settings.pixel_dtype)
+
+
+MEMINFO = Path("/proc/meminfo")
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes(meminfo: Path = MEMINFO, control_group: Path = CONTROL_GROUP) -> int | None:
+    """Returns the bytes available without swapping, on the machine and in its control group; None if unknown."""
+    known = [left for left in (_of_machine(meminfo), _of_group(control_group)) if left is not None]
+    return min(known, default=None)
+
+
+def _of_machine(meminfo: Path) -> int | None:
+    kilobytes = _fields(meminfo).get("MemAvailable:")
+    return None if kilobytes is None else kilobytes * 1024
+
+
+def _of_group(folder: Path) -> int | None:
+    """The group's limit minus its usage, without reclaimable page cache."""
+    limit, used = (_number(folder / name) for name in ("memory.max", "memory.current"))
+    if limit is None or used is None:
+        return None
+    return max(0, limit - used + _fields(folder / "memory.stat").get("inactive_file", 0))
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # "max" is no limit
+        return None
+
+
+def _fields(file: Path) -> dict[str, int]:
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}

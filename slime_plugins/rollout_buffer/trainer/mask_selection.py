@@ -8,6 +8,8 @@ set in the file of ``--custom-config-path``:
     loss_mask_type: custom_task                                       # the type that the class is called with
 
 Loading it runs code that the trainer's user configured, like slime's own ``--*-path`` arguments.
+
+``is_last_reply_truncated`` decides whether the last reply has an end of turn to train.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from slime.utils.mask_generator import (
 from slime.utils.mask_rows import TrainingRow, get_response_lengths
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from slime_plugins.rollout_buffer.types import StopReason
+from slime_plugins.rollout_buffer.wire import RolloutItem
 
 logger = logging.getLogger(__name__)
 
@@ -276,3 +280,24 @@ def _module_of_file(path: Path) -> ModuleType:
 
 def _described(settings: MaskSettings) -> str:
     return settings.source or f"the type {settings.loss_mask_type!r}"
+
+
+# --- the last reply --------------------------------------------------------------------------------------------------
+
+STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
+"""Stop reasons of a truncated last reply."""
+STOPS_BETWEEN_TURNS = frozenset(
+    {StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED, StopReason.TASK_ENDED, StopReason.REPEATED}
+)
+FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
+
+
+def is_last_reply_truncated(item: RolloutItem) -> bool:
+    """Returns True if the last reply was truncated before its end of turn.
+
+    ``finish_reason`` is ``length`` for every truncated episode, also for one that ran out of turns: the stop reason
+    decides first.
+    """
+    if item.stop_reason in STOPS_BETWEEN_TURNS:
+        return False
+    return item.stop_reason in STOPS_THAT_CUT or item.extra_info.get("finish_reason") in FINISH_REASONS_THAT_CUT

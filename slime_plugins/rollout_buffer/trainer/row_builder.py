@@ -31,20 +31,22 @@ from slime_plugins.rollout_buffer.trainer.batch_types import (
     TokenSource,
 )
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.mask_selection import Masks, MaskSettings, mask_generator
-from slime_plugins.rollout_buffer.trainer.reply_truncation import is_last_reply_truncated
-from slime_plugins.rollout_buffer.trainer.row_token_records import (
-    ReadRecords,
-    RecordProblemError,
-    kept_ids_of_row,
-    read_records,
-    routed_experts_of_row,
+from slime_plugins.rollout_buffer.trainer.mask_selection import (
+    Masks,
+    MaskSettings,
+    is_last_reply_truncated,
+    mask_generator,
 )
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from slime_plugins.rollout_buffer.trainer.token_alignment import (
+    ReadRecords,
+    RecordProblemError,
+    kept_ids_of_row,
     laid_out,
     mask_old_tokens,
     output_versions,
+    read_records,
+    routed_experts_of_row,
     trained_values,
     version_spans,
 )

@@ -3,17 +3,24 @@
 In a packed row, which has one placeholder per image, the output of a generation starts at index ``len(prompt_ids)``.
 Expanding images shifts indices but keeps the order: values of the trained tokens are collected in order, and
 distributed along the mask of the expanded row (``laid_out``).
+
+A sampled token has the experts of the forward pass that sampled it; another token has those of the first pass of its
+row that read the token before it. Top-p ids belong to sampled tokens only. Records are never shifted: records that do
+not belong to exactly these tokens raise ``RecordProblemError``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from slime.utils.mask_rows import Generation, TrainingRow, WeightVersionSpan, get_response_lengths
+from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords, joined_records
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 
 Value = TypeVar("Value")
 
@@ -96,3 +103,118 @@ def _outputs(row: TrainingRow, generations: Sequence[Generation]) -> Iterator[tu
     """Yields the index of each generation in the row, and the index of its first output token."""
     for index in row.generation_indices if generations else ():
         yield index, len(generations[index].prompt_ids)
+
+
+# --- token records ---------------------------------------------------------------------------------------------------
+
+MAX_SHARE_OUTSIDE = 0.25
+"""Tolerated share of sampled tokens outside of their top-p ids: kernels of engines differ at the threshold."""
+MIN_TOKENS_TO_JUDGE = 8
+
+ReadRecords = Sequence[Mapping[str, TokenRecords]]
+"""The records of each generation, by kind."""
+
+
+class RecordProblemError(ValueError):
+    """The records of a trajectory are missing, or do not belong to its tokens."""
+
+    counter: ClassVar[str] = "record_problems"
+
+
+def read_records(generations: Sequence[Generation], kinds: Iterable[str], fetched: FetchedImages) -> ReadRecords:
+    """Returns the records of the wanted kinds, which generations refer to by hash.
+
+    Raises:
+        RecordProblemError: a generation has none, or their bytes are missing or truncated.
+    """
+    return [{kind: _read(index, one, kind, fetched) for kind in kinds} for index, one in enumerate(generations)]
+
+
+def _read(index: int, generation: Generation, kind: str, fetched: FetchedImages) -> TokenRecords:
+    named = generation.records.get(kind)
+    if named is None:
+        raise RecordProblemError(f"turn {index} has no {kind}: they were not requested, or the engine returned none")
+    data = named.data or fetched.data.get(named.sha256)
+    if data is None:
+        reason = fetched.missing.get(named.sha256, "they were not fetched")
+        raise RecordProblemError(f"the {kind} of turn {index} are missing: {reason}")
+    try:
+        return TokenRecords.decode(data)
+    except ValueError as error:
+        raise RecordProblemError(f"the {kind} of turn {index} cannot be read: {error}") from error
+
+
+def routed_experts_of_row(
+    row: TrainingRow, expanded: TrainingRow, generations: Sequence[Generation], records: ReadRecords, width: int | None
+) -> TokenRecords:
+    """Returns the experts of every token of a row but its first; ``expanded`` is the row with images expanded.
+
+    Raises:
+        RecordProblemError: experts of a token are missing, there are more than tokens, or not ``width`` per token.
+    """
+    at = row.generation_indices[-1]
+    parts = [records[at][ROUTED_EXPERTS]]
+    while parts[0].start > 1:
+        at = _continued(at, parts[0].start, generations, records)
+        parts.insert(0, records[at][ROUTED_EXPERTS])
+    try:
+        experts = joined_records(parts)
+    except ValueError as error:
+        raise RecordProblemError(str(error)) from error
+    if experts.start != 1 or experts.end != len(expanded.token_ids):
+        raise RecordProblemError(
+            f"the engine routed {experts.end} tokens of a row of {len(expanded.token_ids)}: it read another prompt"
+        )
+    if width is not None and experts.width != width:
+        raise RecordProblemError(
+            f"the engine returned {experts.width} experts for each token, and the trainer's model has {width} (layers "
+            "times experts per token)"
+        )
+    return experts
+
+
+def _continued(index: int, start: int, generations: Sequence[Generation], records: ReadRecords) -> int:
+    """Returns the earlier turn that this one continues: its tokens are a prefix of the prompt."""
+    prompt, shown = generations[index].prompt_ids, generations[index].images
+    for at in range(index - 1, -1, -1):
+        before = generations[at]
+        ids = [*before.prompt_ids, *before.output_ids]
+        images = before.images or ()
+        same_images = shown is None or before.images is None or shown[: len(images)] == images
+        if records[at][ROUTED_EXPERTS].end == start and list(prompt[: len(ids)]) == ids and same_images:
+            return at
+    raise RecordProblemError(f"no turn has the experts of the first {start} tokens of turn {index}")
+
+
+def kept_ids_of_row(
+    row: TrainingRow, expanded: TrainingRow, generations: Sequence[Generation], records: ReadRecords, start: int
+) -> TokenRecords:
+    """Returns the top-p ids of the tokens from ``start`` on, an empty set at tokens that are not trained.
+
+    Raises:
+        RecordProblemError: there is not one set per sampled token, or too many sampled tokens are outside of their set.
+    """
+    of_output: list[list[array[int]]] = [[] for _ in generations]
+    for index in row.generation_indices:
+        of_output[index] = records[index][TOP_P_TOKENS].split()
+        if len(of_output[index]) != len(generations[index].output_ids):
+            raise RecordProblemError(
+                f"turn {index} has {len(generations[index].output_ids)} sampled tokens and "
+                f"{len(of_output[index])} sets of kept ids"
+            )
+    along = laid_out(expanded.loss_mask, trained_values(row, generations, of_output), array("I"))[start:]
+    _check_holds_sampled(expanded, along, start)
+    values, ends = array("I"), []
+    for kept in along:
+        values.extend(kept.tolist())
+        ends.append(len(values))
+    return TokenRecords(start, values.tobytes(), 4, ends=tuple(ends))
+
+
+def _check_holds_sampled(row: TrainingRow, along: Sequence[array[int]], start: int) -> None:
+    trained = [place for place in range(start, len(row.token_ids)) if row.loss_mask[place]]
+    outside = sum(row.token_ids[place] not in along[place - start] for place in trained)
+    if len(trained) >= MIN_TOKENS_TO_JUDGE and outside > MAX_SHARE_OUTSIDE * len(trained):
+        raise RecordProblemError(
+            f"{outside} of {len(trained)} sampled tokens are not among their top-p ids: the ids belong to other tokens"
+        )

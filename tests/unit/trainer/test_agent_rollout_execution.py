@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from slime.rollout.agent_rollout_execution import check_rows, execution_field, execution_of, set_execution
+from slime.rollout.agent_rollout_sample_fields import check_rows, execution_field, execution_of, set_execution
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.trainer.available_memory import available_bytes
+from slime_plugins.rollout_buffer.trainer.delivery_conversion import available_bytes
 
 MIB = 1 << 20
 

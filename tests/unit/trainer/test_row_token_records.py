@@ -25,8 +25,8 @@ from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
-from slime_plugins.rollout_buffer.trainer.row_token_records import read_records, routed_experts_of_row
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
+from slime_plugins.rollout_buffer.trainer.token_alignment import read_records, routed_experts_of_row
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 NO_MASKS = MaskSettings(tokenizer_path=None, loss_mask_type="qwen3", source="--loss-mask-type")

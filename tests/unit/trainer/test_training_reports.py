@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
-from slime.rollout.agent_rollout_postprocess import drop_unknown_log_probs, take_weight_off_dummies
-from slime.rollout.agent_rollout_reports import RowName, rows_to_report
+from slime.rollout.agent_rollout_postprocess import (
+    RowName,
+    drop_unknown_log_probs,
+    rows_to_report,
+    take_weight_off_dummies,
+)
 from slime_plugins.rollout_buffer.trainer import training_reports
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport, TrainingReporter
 from tests.loopback_buffer import LoopbackBuffer

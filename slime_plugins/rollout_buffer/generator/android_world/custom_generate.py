@@ -25,10 +25,9 @@ from typing import Any, TypeVar
 
 from PIL import Image as PillowImage
 
-from slime.rollout.agent_rollout_execution import execution_of, set_execution
+from slime.rollout.agent_rollout_sample_fields import RECORD_FIELDS, execution_of, fill_records, set_execution
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
 from slime.rollout.agent_rollout_settings import asked_records, read_image_settings
-from slime.rollout.agent_rollout_token_records import RECORD_FIELDS, fill_records
 from slime.utils.mask_rows import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
