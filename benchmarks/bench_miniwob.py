@@ -46,8 +46,8 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 from slime_plugins.rollout_buffer.generator.miniwob.browser import LAUNCH_ARGUMENTS, context_options
 from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS, MiniWobSettings, load_settings
 from slime_plugins.rollout_buffer.generator.miniwob.device import LIFTED_LIMIT_MS, launch_options
-from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
+from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 

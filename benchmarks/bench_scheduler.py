@@ -55,7 +55,7 @@ from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
+from slime_plugins.rollout_buffer.generator.android_world_generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.registry import Plugin

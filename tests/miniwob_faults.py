@@ -39,7 +39,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.miniwob.browser import OpenPage, SharedBrowsers, shared_browsers
 from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
-from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
+from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.miniwob_browsers import browser_process, driver_process, processes_below

@@ -28,6 +28,9 @@ from slime.rollout.agent_rollout_settings import (
     read_tracking_settings,
     read_turn_discount,
     start_payload,
+    step_size,
+    trains_without_log_probs,
+    trajectories_of_rollout,
     wanted_records,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -102,25 +105,11 @@ def log_probs_come_with_the_loss(args: Any) -> bool:
         return not getattr(args, "get_mismatch_metrics", False)
     if getattr(args, "use_routing_replay", False) or getattr(args, "get_mismatch_metrics", False):
         return False
-    if (
-        any(getattr(args, name, False) for name in ("use_critic", "keep_old_actor", "use_opd"))
-        or getattr(args, "advantage_estimator", None) == "gspo"
-    ):
-        return False
-    one_loss = getattr(args, "loss_type", None) == "policy_loss" and getattr(args, "kl_coef", None) == 0
-    return one_loss and _trajectories(args) // _step(args) <= 1
-
-
-def _trajectories(args: Any) -> int:
-    return int(args.rollout_batch_size) * int(args.n_samples_per_prompt)
-
-
-def _step(args: Any) -> int:
-    return int(getattr(args, "global_batch_size", None) or _trajectories(args))
+    return getattr(args, "advantage_estimator", None) != "gspo" and trains_without_log_probs(args)
 
 
 def _steps(args: Any) -> Iterator[str]:
-    trajectories, step = _trajectories(args), _step(args)
+    trajectories, step = trajectories_of_rollout(args), step_size(args)
     if step > trajectories or trajectories % step:
         yield (
             f"--global-batch-size {step} does not divide the {trajectories} trajectories of a rollout "
@@ -130,7 +119,7 @@ def _steps(args: Any) -> Iterator[str]:
 
 
 def _ranks(args: Any) -> Iterator[str]:
-    ranks, step = data_parallel_size(args), _step(args)
+    ranks, step = data_parallel_size(args), step_size(args)
     if ranks is None:
         return
     if getattr(args, "use_dynamic_batch_size", True):

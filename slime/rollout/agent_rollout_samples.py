@@ -24,7 +24,7 @@ from slime.rollout.agent_rollout_sample_fields import (
     set_execution,
     without_records,
 )
-from slime.rollout.agent_rollout_settings import read_row_settings
+from slime.rollout.agent_rollout_settings import read_row_settings, trains_without_log_probs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.reward_normalization import mean
 from slime_plugins.rollout_buffer.trainer import metrics
@@ -178,11 +178,6 @@ def is_agent_group(group: Any) -> bool:
     return isinstance(first, Sample) and "token_source" in (first.metadata or {})
 
 
-def consumed_ids(groups: Iterable[Group]) -> list[str]:
-    """Returns the instance id of each group."""
-    return [str(rows_of(group[0])[0].metadata["instance_id"]) for group in groups]
-
-
 def _make_even(samples: Iterable[Sample]) -> None:
     """Appends an untrained token to rows of odd length, in place."""
     for sample in samples:
@@ -240,25 +235,11 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _takes_advantage_shape_from_log_probs(args: Any) -> bool:
-    """Returns True if slime takes the shape of its advantages from the engine's log-probs.
-
-    It does so if it computes no log-probs before the loss: with one step per rollout, and without KL penalty, critic,
-    old actor or teacher.
-    """
-    if getattr(args, "loss_type", None) != "policy_loss" or getattr(args, "kl_coef", None) != 0:
-        return False
-    if any(getattr(args, name, False) for name in ("use_critic", "keep_old_actor", "use_opd")):
-        return False
-    trajectories = args.rollout_batch_size * args.n_samples_per_prompt
-    return bool(trajectories // (getattr(args, "global_batch_size", None) or trajectories) <= 1)
-
-
 def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
     """Gives log-probs to all samples or to none: slime reads them of every sample if the first one has them."""
     trained = [sample for sample in samples if not sample.remove_sample]
     lacking = [sample for sample in trained if sample.rollout_log_probs is None]
-    if lacking and _takes_advantage_shape_from_log_probs(args):
+    if lacking and trains_without_log_probs(args):
         is_forgotten = getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH
         if not is_forgotten:
             _warn_of_unknown_log_probs(len(lacking), len(trained))

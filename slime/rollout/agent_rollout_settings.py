@@ -77,8 +77,6 @@ DEFAULT_IMAGE_CACHE_MB = 512.0
 DEFAULT_IMAGE_FETCHES = 16
 DEFAULT_EXAMPLE_INTERVAL = 10
 DEFAULT_IMAGE_THREADS = 2
-IMAGES = ("pixels", "tokens")
-PIXEL_DTYPES = ("float32", "bfloat16")
 
 
 KEYS = frozenset(
@@ -153,7 +151,7 @@ def read_settings(args: Any) -> RolloutSettings:
         groups_per_rollout=_at_least_one(args, "rollout_batch_size"),
         samples_per_group=_at_least_one(args, "n_samples_per_prompt"),
         max_failures=None if retries < 0 else retries,
-        on_exhausted=_on_exhausted(args),
+        on_exhausted=OnExhausted(_choice(args, "rollout_buffer_on_exhausted", list(OnExhausted)) or OnExhausted.ERROR),
         wait_s=_seconds(args, "rollout_buffer_wait_s", DEFAULT_WAIT_S),
         lease_s=_seconds(args, "rollout_buffer_lease_s", DEFAULT_LEASE_S),
         timeout_s=_seconds(args, "rollout_buffer_timeout_s", DEFAULT_TIMEOUT_S),
@@ -168,13 +166,8 @@ def read_image_settings(args: Any) -> ImageSettings | None:
     Raises:
         ConfigError: a value is invalid.
     """
-    pixel_dtype = getattr(args, "rollout_buffer_pixel_dtype", None)
-    if pixel_dtype not in (None, *PIXEL_DTYPES):
-        raise ConfigError(f"rollout_buffer_pixel_dtype is {pixel_dtype!r}; use {' or '.join(PIXEL_DTYPES)}")
-    images = getattr(args, "rollout_buffer_images", None) or IMAGES[0]
-    if images not in IMAGES:
-        raise ConfigError(f"rollout_buffer_images is {images!r}; use {' or '.join(IMAGES)}")
-    if images == "tokens":
+    pixel_dtype = _choice(args, "rollout_buffer_pixel_dtype", ("float32", "bfloat16"))
+    if _choice(args, "rollout_buffer_images", ("pixels", "tokens")) == "tokens":
         return None
     cache_mb = getattr(args, "rollout_buffer_image_cache_mb", None)
     return ImageSettings(
@@ -304,6 +297,24 @@ def log_probs_wanted_by(args: Any) -> str | None:
     return next((flag for flag, is_set in zip(flags, given, strict=True) if is_set), None)
 
 
+def trains_without_log_probs(args: Any) -> bool:
+    """Returns True if slime computes no log-probs before the loss, with one step per rollout and no KL penalty."""
+    if any(getattr(args, name, False) for name in ("use_critic", "keep_old_actor", "use_opd")):
+        return False
+    if getattr(args, "loss_type", None) != "policy_loss" or getattr(args, "kl_coef", None) != 0:
+        return False
+    return trajectories_of_rollout(args) // step_size(args) <= 1
+
+
+def trajectories_of_rollout(args: Any) -> int:
+    return int(args.rollout_batch_size) * int(args.n_samples_per_prompt)
+
+
+def step_size(args: Any) -> int:
+    """Returns the number of trajectories in one step of the optimizer."""
+    return int(getattr(args, "global_batch_size", None) or trajectories_of_rollout(args))
+
+
 def buffer_token(args: Any) -> str | None:
     return getattr(args, "rollout_buffer_token", None) or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
 
@@ -417,15 +428,8 @@ def _engine_and_task(args: Any) -> dict[str, Any]:
         "remote_buffer_url": _buffer_url(args),
         "task_type": args.rollout_task_type,
         "tokenizer_path": args.hf_checkpoint,
-        **_exact_prompts(args),
+        **_set_values(exact_prompts=_choice(args, "rollout_buffer_exact_prompts", ("report", "require"))),
     }
-
-
-def _exact_prompts(args: Any) -> dict[str, str]:
-    value = getattr(args, "rollout_buffer_exact_prompts", None)
-    if value not in (None, "report", "require"):
-        raise ConfigError(f"rollout_buffer_exact_prompts is {value!r}; use report or require")
-    return {} if value is None else {"exact_prompts": value}
 
 
 def _num_process(value: Any) -> int | str:
@@ -456,7 +460,7 @@ def _sampling_params(args: Any) -> dict[str, Any]:
 
 
 def _set_values(**values: Any) -> dict[str, Any]:
-    """Returns the sampling parameters that are set; a ``top_k`` of -1 is none."""
+    """Returns the values that are set; a ``top_k`` of -1 is none."""
     return {key: value for key, value in values.items() if value is not None and (key, value) != ("top_k", -1)}
 
 
@@ -553,12 +557,12 @@ def _drivers_command_line() -> str:
         return ""
 
 
-def _on_exhausted(args: Any) -> OnExhausted:
-    value = getattr(args, "rollout_buffer_on_exhausted", None) or OnExhausted.ERROR
-    try:
-        return OnExhausted(value)
-    except ValueError as error:
-        raise ConfigError(f"rollout_buffer_on_exhausted is {value!r}; use error or repeat") from error
+def _choice(args: Any, name: str, choices: Sequence[str]) -> str | None:
+    """Returns the value of an attribute that must be one of ``choices``; None if it is not set."""
+    value = getattr(args, name, None) or None
+    if value not in (None, *choices):
+        raise ConfigError(f"{name} is {value!r}; use {' or '.join(choices)}")
+    return value
 
 
 def read_report_rows(args: Any) -> int:
@@ -583,11 +587,7 @@ def read_short_groups(args: Any) -> ShortGroups:
     Raises:
         ConfigError: the value is unknown.
     """
-    value = getattr(args, "rollout_buffer_short_groups", None) or ShortGroups.REFILL
-    try:
-        return ShortGroups(value)
-    except ValueError as error:
-        raise ConfigError(f"rollout_buffer_short_groups is {value!r}; use refill or keep") from error
+    return ShortGroups(_choice(args, "rollout_buffer_short_groups", list(ShortGroups)) or ShortGroups.REFILL)
 
 
 def _at_least_one(args: Any, name: str) -> int:

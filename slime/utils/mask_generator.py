@@ -259,10 +259,6 @@ class MultiTurnLossMaskGenerator:
         rows = [self._without_images_trained(row, undecided) for row in rows]
         return RebuiltRows(rows, True, generations, tuple(undecided))
 
-    def rebuild_generations(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Generation]:
-        """Returns the generations of ``rebuild_conversation``, one for each assistant message."""
-        return self.rebuild_conversation(messages, tools).generations
-
     def report_drift(
         self, messages: Sequence[Message], generations: Sequence[Generation], tools: Sequence[Any] | None = None
     ) -> DriftReport:

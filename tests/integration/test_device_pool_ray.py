@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, Wo
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, read_settings
-from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
+from slime_plugins.rollout_buffer.generator.android_world_generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess

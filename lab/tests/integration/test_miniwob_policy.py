@@ -18,7 +18,7 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
+from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory

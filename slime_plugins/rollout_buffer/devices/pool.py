@@ -32,7 +32,7 @@ class DevicePool(Protocol):
     """Leases devices to the episodes of one runner."""
 
     async def start(self) -> None:
-        """Connects, and returns once a device can be used.
+        """Connects, and returns once a device can be used; after it succeeded, another call does nothing.
 
         Raises:
             DeviceError: no device came up in time.
@@ -110,13 +110,16 @@ class ManagedDevicePool:
         self._background: list[asyncio.Task[None]] = []
         self._releases: set[asyncio.Task[None]] = set()
         self._unreachable_since: dict[_WaitQueue, float] = {}
+        self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        why_not = await self._until_ready()
-        if why_not:
-            raise DeviceError(f"no device came up: {why_not}")
-        self._background = [asyncio.create_task(self._keep_leases())]
-        self._background += [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
+        async with self._starting:
+            if self._background:
+                return
+            if why_not := await self._until_ready():
+                raise DeviceError(f"no device came up: {why_not}")
+            self._background = [asyncio.create_task(self._keep_leases())]
+            self._background += [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
 
     async def _until_ready(self) -> str:
         """Returns "" once a device can be used, or the reason why none can. Continues after a restart of the manager.

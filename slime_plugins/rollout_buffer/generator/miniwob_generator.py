@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.devices.settings import PoolKind
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
-from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.gui_agent.generator import GuiAgentGenerator
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import View
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import lives_in_ray
+from slime_plugins.rollout_buffer.generator.miniwob.config import MiniWobSettings, load_settings
+from slime_plugins.rollout_buffer.generator.miniwob.rewards import PageReward
+from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL
 
 TASK_TYPE = "miniwob"
-
-
-def NEEDS_RAY() -> bool:  # noqa: N802 - the name that the registry looks for
-    """Returns True if this host's pages live in a Ray cluster; invalid settings are reported when a job starts."""
-    try:
-        return load_settings({}).device_pool is PoolKind.RAY
-    except ConfigError:
-        return False
-
-
+NEEDS_RAY = partial(lives_in_ray, load_settings)
 REWARD_RANGE = (-1.0, 1.0)
+
+
+class MiniWobGenerator(GuiAgentGenerator[MiniWobSettings]):
+    """Plays MiniWoB++ tasks on pooled browser pages. ``pool`` replaces the pool of the settings."""
+
+    def settings_of(self, options: Mapping[str, Any]) -> MiniWobSettings:
+        return load_settings(options)
+
+    def rewards_of(self, settings: MiniWobSettings) -> PageReward:
+        del settings
+        return PageReward()
+
+    def view_of(self, settings: MiniWobSettings) -> View:
+        return View(tool=WEB_PAGE_TOOL, observation_mode=settings.observation)
 
 
 def create_generator() -> MiniWobGenerator:

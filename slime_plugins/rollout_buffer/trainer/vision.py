@@ -407,38 +407,6 @@ def _picture(sha256: str, images: FetchedImages) -> Any:
 
 def _expanded(row: TrainingRow, placeholder_id: int, counts: Sequence[int]) -> TrainingRow:
     try:
-        expanded = expand_image_tokens(row, placeholder_id, counts)
+        return expand_image_tokens(row, placeholder_id, counts)
     except ValueError as error:
         raise ImageMismatchError(str(error)) from error
-    _check_expansion(row, expanded, placeholder_id, counts)
-    return expanded
-
-
-def _check_expansion(before: TrainingRow, after: TrainingRow, placeholder_id: int, counts: Sequence[int]) -> None:
-    """Checks that the runs of placeholders have the required lengths and that all other tokens are unchanged."""
-    runs = _run_lengths(after.token_ids, placeholder_id)
-    trained_images = any(
-        mask for token, mask in zip(after.token_ids, after.loss_mask, strict=True) if token == placeholder_id
-    )
-    same_text = _without(before, placeholder_id) == _without(after, placeholder_id)
-    if runs != list(counts) or trained_images or not same_text:
-        raise ImageMismatchError(f"a row with images of {list(counts)} tokens was expanded to runs of {runs}")
-
-
-def _run_lengths(token_ids: Sequence[int], placeholder_id: int) -> list[int]:
-    runs: list[int] = []
-    before = None
-    for token_id in token_ids:
-        if token_id == placeholder_id:
-            if before == placeholder_id:
-                runs[-1] += 1
-            else:
-                runs.append(1)
-        before = token_id
-    return runs
-
-
-def _without(row: TrainingRow, placeholder_id: int) -> list[tuple[int, int, float]]:
-    log_probs = row.log_probs or [0.0] * len(row.token_ids)
-    columns = zip(row.token_ids, row.loss_mask, log_probs, strict=True)
-    return [column for column in columns if column[0] != placeholder_id]

@@ -248,7 +248,7 @@ def test_image_tokens_in_an_assistants_text_are_not_trained() -> None:
 def row_texts(name: str, messages: list[Message]) -> list[list[str]]:
     """What is trained in each row packed from rebuilt generations."""
     one = generator(name)
-    rows = pack_training_rows(one.rebuild_generations(messages))
+    rows = pack_training_rows(one.rebuild_conversation(messages).generations)
     return [one.get_text_from_loss_mask(row.token_ids, row.loss_mask) for row in rows]
 
 
@@ -288,7 +288,9 @@ def test_a_distilled_model_is_trained_on_its_reasoning_turn_by_turn(name: str) -
     assert row_texts(name, without_opening) == wanted
     assert row_texts(name, THINKING) == [[f"<think>\n{text}"] for (text,) in wanted]
     one = generator(name)
-    rows, same = (pack_training_rows(one.rebuild_generations(each)) for each in (THINKING, without_opening))
+    rows, same = (
+        pack_training_rows(one.rebuild_conversation(each).generations) for each in (THINKING, without_opening)
+    )
     assert [row.token_ids for row in rows] == [row.token_ids for row in same]
 
 

@@ -27,11 +27,10 @@ from PIL import Image as PillowImage
 
 from slime.rollout.agent_rollout_sample_fields import RECORD_FIELDS, execution_of, fill_records, set_execution
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
-from slime.rollout.agent_rollout_settings import asked_records, read_image_settings
+from slime.rollout.agent_rollout_settings import asked_records, engine_url, read_image_settings
 from slime.utils.mask_rows import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
@@ -45,9 +44,9 @@ from slime_plugins.rollout_buffer.generator.android_world.config import (
     is_farm_file,
     load_settings,
 )
-from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
 from slime_plugins.rollout_buffer.generator.android_world.task_needs import needs_of
+from slime_plugins.rollout_buffer.generator.android_world_generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import RolloutMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import task_of
@@ -150,80 +149,47 @@ async def close_resources() -> None:
 # ---- shared per process ----------------------------------------------------------------------------------------------
 
 
-class _SharedPool:
-    """The device pool of this process: the first user starts it, and users do not close it."""
-
-    def __init__(self, pool: DevicePool) -> None:
-        self._pool = pool
-        self._lock = asyncio.Lock()
-        self._started = False
-
-    async def start(self) -> None:
-        async with self._lock:
-            if not self._started:
-                await self._pool.start()
-                self._started = True
-
-    async def acquire(self, purpose: Purpose = Purpose.TRAINING, needs: frozenset[str] = frozenset()) -> LeasedDevice:
-        return await self._pool.acquire(purpose, needs)
-
-    async def check_playable(self, tasks: Mapping[str, frozenset[str]]) -> None:
-        await self._pool.check_playable(tasks)
-
-    async def counters(self) -> list[dict[str, Any]]:
-        return await self._pool.counters()
-
-    async def snapshot(self) -> dict[str, Any]:
-        return await self._pool.snapshot()
-
-    async def close(self) -> None:
-        """Does nothing: other users may hold devices."""
-
-    async def end(self) -> None:
-        await self._pool.close()
-
-
 class _LoopResources:
     """The devices, engines and generators of one event loop, each created once."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._pool: _SharedPool | None = None
+        self._pool: DevicePool | None = None
         self._engines: dict[str, Engine] = {}
         self._generators: dict[str, AndroidWorldGenerator] = {}
 
-    def pool_for(self, settings: AndroidWorldSettings, args: Any) -> _SharedPool:
-        """Returns the process's pool; the host's settings are the same for every job."""
+    def pool_for(self, settings: AndroidWorldSettings, args: Any) -> DevicePool:
+        """Returns the process's pool, which no generator closes; the host's settings are the same for every job."""
         if self._pool is None:
             ray_address = getattr(args, "rollout_buffer_ray_address", None) or "auto"
-            self._pool = _SharedPool(
-                create_device_pool(settings.for_devices(), job_id=f"slime-{os.getpid()}", ray_address=ray_address)
+            self._pool = create_device_pool(
+                settings.for_devices(), job_id=f"slime-{os.getpid()}", ray_address=ray_address
             )
         return self._pool
 
     async def generator(self, args: Any, options: Mapping[str, Any]) -> AndroidWorldGenerator:
         """Returns a started generator for these options."""
-        engine_url = _engine_url(args)
-        key = repr((engine_url, args.hf_checkpoint, options))
+        address = str(engine_url(args))
+        key = repr((address, args.hf_checkpoint, options))
         async with self._lock:
             if key not in self._generators:
-                self._generators[key] = await self._started(args, options, engine_url)
+                self._generators[key] = await self._started(args, options, address)
         return self._generators[key]
 
     async def close(self) -> None:
         for engine in self._engines.values():
             await engine.close()
         if self._pool is not None:
-            await self._pool.end()
+            await self._pool.close()
 
-    async def _started(self, args: Any, options: Mapping[str, Any], engine_url: str) -> AndroidWorldGenerator:
-        if engine_url not in self._engines:
+    async def _started(self, args: Any, options: Mapping[str, Any], address: str) -> AndroidWorldGenerator:
+        if address not in self._engines:
             # slime aborts surplus samples and waits for their end: the client must not resume them.
-            self._engines[engine_url] = make_engine(engine_url, EngineSettings(resume_aborted=False))
+            self._engines[address] = make_engine(address, EngineSettings(resume_aborted=False))
         generator = AndroidWorldGenerator(self.pool_for(load_settings(options), args))
         context = GeneratorContext(
             job_id=f"slime-{os.getpid()}",
-            engine=self._engines[engine_url],
+            engine=self._engines[address],
             tokenizer=_tokenizer(args.hf_checkpoint),
             concurrency=getattr(args, "sglang_server_concurrency", None) or 512,
             options=options,
@@ -289,12 +255,6 @@ def _take_farm_from(path: str | None) -> None:
     if path and not os.environ.get(CONFIG_VARIABLE) and is_farm_file(Path(path)):
         logger.info("the devices are those of %s", path)
         os.environ[CONFIG_VARIABLE] = str(Path(path).absolute())
-
-
-def _engine_url(args: Any) -> str:
-    address = str(args.sglang_router_ip)
-    host = f"[{address}]" if ":" in address and not address.startswith("[") else address
-    return f"http://{host}:{args.sglang_router_port}"
 
 
 def _episode_request(args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool) -> EpisodeRequest:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolSettings
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind, PoolSettings
 from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, family_with
+from slime_plugins.rollout_buffer.errors import ConfigError
 
 
 class RolloutMode(StrEnum):
@@ -76,3 +78,11 @@ class GuiAgentSettings(PoolSettings):
     def for_devices(self) -> DevicePoolSettings:
         """Returns the settings of the pool and of its devices, without those of jobs."""
         raise NotImplementedError(f"{type(self).__name__} must return the settings of its devices")
+
+
+def lives_in_ray(load_settings: Callable[[Mapping[str, Any]], PoolSettings]) -> bool:
+    """Returns True if this host's devices live in a Ray cluster; invalid settings are reported when a job starts."""
+    try:
+        return load_settings({}).device_pool is PoolKind.RAY
+    except ConfigError:
+        return False

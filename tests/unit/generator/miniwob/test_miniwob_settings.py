@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import (
     load_settings,
 )
 from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
-from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
+from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 
 ROOT = Path(__file__).resolve().parents[4]

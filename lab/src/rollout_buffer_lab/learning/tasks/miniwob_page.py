@@ -27,9 +27,9 @@ from slime_plugins.rollout_buffer.generator.gui_agent.settings import Observatio
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
 from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
-from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
 from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL
+from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.types import Message
 
 TASK_TYPE = "miniwob_page"

@@ -29,7 +29,7 @@ from rollout_buffer_lab.simulated_phone.tasks.base import (
 )
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
-from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
+from slime_plugins.rollout_buffer.generator.android_world_generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     FIRST_TURN_TEMPLATE,
     HISTORY_TURN_TEMPLATE,
