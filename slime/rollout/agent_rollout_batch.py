@@ -1,11 +1,13 @@
 """Selects the groups of a batch so that it has as many played trajectories as slime trains. Pure.
 
-slime's mean is over all trajectories of a step, including dummies: with four dummies in eight the update is half as
-large. Members that could not be played are therefore replaced. If rewards are normalised by ``group_index``
-(``post_process_rewards``) or not at all, the played members of a short group are used, and members of another group
-replace the rest. If dummies have no weight in the loss, another group is fetched only if more than half of its members
-are needed: otherwise dummies fill the batch, and no finished member is left out. If slime normalises rewards, which it
-does by position, a short group is replaced by a whole one. No step consists of dummies alone.
+slime's mean is over all trajectories of a step, including dummies: with four dummies in eight, the update is half as
+large. Members that could not be played are therefore replaced. No step consists of dummies alone.
+
+* Rewards normalised by ``group_index`` (``post_process_rewards``), or not at all: the played members of a short group
+  are used, and members of another group replace the rest.
+* Rewards normalised by slime, which does so by position: a whole group replaces a short one.
+* Dummies without weight in the loss: another group is fetched only if more than half of its members are needed;
+  otherwise dummies fill the batch, so that no finished member is left out.
 """
 
 from __future__ import annotations

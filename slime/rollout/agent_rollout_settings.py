@@ -64,7 +64,7 @@ from slime_plugins.rollout_buffer.trainer.settings import (
     RowSettings,
     TrackingSettings,
 )
-from slime_plugins.rollout_buffer.trainer.training_reports import ROWS_OF_A_REPORT
+from slime_plugins.rollout_buffer.trainer.training_reports import MAX_ROWS_PER_REPORT
 
 logger = logging.getLogger(__name__)
 
@@ -571,7 +571,7 @@ def read_report_rows(args: Any) -> int:
     Raises:
         ConfigError: it is below 0.
     """
-    rows = int(_or_default(getattr(args, "rollout_buffer_report_rows", None), ROWS_OF_A_REPORT))
+    rows = int(_or_default(getattr(args, "rollout_buffer_report_rows", None), MAX_ROWS_PER_REPORT))
     if rows < 0:
         raise ConfigError(f"rollout_buffer_report_rows is {rows}; it must be at least 0")
     return rows

@@ -161,11 +161,10 @@ class MultiTurnLossMaskGenerator:
 
         ``tools`` has one entry for each conversation.
         """
+        each = tools if tools is not None else [None] * len(conversations)
         if not self.is_built_in:
-            each = tools if tools is not None else [None] * len(conversations)
             return [self.get_loss_mask(messages, own) for messages, own in zip(conversations, each, strict=True)]
 
-        each = tools if tools is not None else [None] * len(conversations)
         masked = self.mask_conversations(conversations, each)
         return [self._with_last_reasoning_kept(*one) for one in zip(masked, conversations, each, strict=True)]
 
@@ -289,36 +288,19 @@ class MultiTurnLossMaskGenerator:
     def gen_multi_turn_loss_mask_qwen(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None
     ) -> IdsAndMask:
-        """Rebuilds a conversation of the Qwen2.5 family."""
-        return self._rebuild(messages, tools)
+        """Rebuilds a conversation of any built-in type; slime's class has a method for each.
 
-    def gen_multi_turn_loss_mask_qwen3(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
-    ) -> IdsAndMask:
-        """Rebuilds a conversation of the Qwen3 family."""
-        return self._rebuild(messages, tools)
-
-    def gen_multi_turn_loss_mask_qwen3_5(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
-    ) -> IdsAndMask:
-        """Rebuilds a conversation of the Qwen3.5 family."""
-        return self._rebuild(messages, tools)
-
-    def gen_multi_turn_loss_mask_gemma4(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
-    ) -> IdsAndMask:
-        """Rebuilds a conversation of the Gemma 4 family (slime of July 2026)."""
-        return self._rebuild(messages, tools)
-
-    def gen_multi_turn_loss_mask_distill_qwen(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
-    ) -> IdsAndMask:
-        """Rebuilds a conversation of the DeepSeek-R1 distillations of Qwen.
-
-        Their template drops everything up to ``</think>`` from every assistant message. The reasoning of the last one
-        is kept; that of earlier ones is trained by ``rebuild_rows`` alone.
+        The template of DeepSeek-R1's distillations drops everything up to ``</think>`` from assistant messages. The
+        reasoning of the last one is kept; that of earlier ones is trained by ``rebuild_rows`` alone.
         """
-        return self._rebuild(messages, tools)
+        masked = self.mask_conversation(messages, tools)
+        self._log_undecided(masked.undecided)
+        return self._with_last_reasoning_kept(masked, messages, tools)
+
+    gen_multi_turn_loss_mask_qwen3 = gen_multi_turn_loss_mask_qwen
+    gen_multi_turn_loss_mask_qwen3_5 = gen_multi_turn_loss_mask_qwen
+    gen_multi_turn_loss_mask_gemma4 = gen_multi_turn_loss_mask_qwen
+    gen_multi_turn_loss_mask_distill_qwen = gen_multi_turn_loss_mask_qwen
 
     def find_all_sublist_indices(self, main_list: Sequence[int], sublist: Sequence[int]) -> list[int]:
         """Returns every index at which ``sublist`` begins in ``main_list``. Unused; part of slime's class."""
@@ -423,11 +405,6 @@ class MultiTurnLossMaskGenerator:
         raise ValueError(
             f"Unsupported tokenizer type: {self.tokenizer_type!r}; known are {', '.join(known_loss_mask_types())}"
         )
-
-    def _rebuild(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> IdsAndMask:
-        masked = self.mask_conversation(messages, tools)
-        self._log_undecided(masked.undecided)
-        return self._with_last_reasoning_kept(masked, messages, tools)
 
     def _with_last_reasoning_kept(
         self, masked: MaskedConversation, messages: Sequence[Message], tools: Sequence[Any] | None

@@ -1,7 +1,7 @@
 """A circuit breaker over all turns of a job: pauses the job while its engine does not work.
 
-It opens when the engine has answered no request for ``AWAY_TIMEOUT_S``, or when ``FAILURES_IN_A_ROW`` attempts of
-``INSTANCES_OF_FAILURES`` input lines failed and a probe of one token fails too. It closes when a probe succeeds. The
+It opens when the engine has answered no request for ``AWAY_TIMEOUT_S``, or when ``MAX_FAILURES`` attempts of
+``MIN_FAILED_INSTANCES`` input lines failed and a probe of one token fails too. It closes when a probe succeeds. The
 job waits without limit for an unreachable engine. If the engine itself refuses every probe for ``REFUSED_TIMEOUT_S``,
 ``verdict`` returns the reason and the job fails.
 """
@@ -17,8 +17,8 @@ from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 
 AWAY_TIMEOUT_S: Final = 60.0
-FAILURES_IN_A_ROW: Final = 16
-INSTANCES_OF_FAILURES: Final = 2
+MAX_FAILURES: Final = 16
+MIN_FAILED_INSTANCES: Final = 2
 """Failures of a single input line are probably caused by that line."""
 PROBE_INTERVAL_S: Final = 10.0
 REFUSED_TIMEOUT_S: Final = 600.0
@@ -68,7 +68,7 @@ class CircuitBreaker:
         self._refused_since = None
         if self._away_s > AWAY_TIMEOUT_S:
             return self._engine.refusal or "answers no request"
-        burst = self._failures >= FAILURES_IN_A_ROW and len(self._failed_instances) >= INSTANCES_OF_FAILURES
+        burst = self._failures >= MAX_FAILURES and len(self._failed_instances) >= MIN_FAILED_INSTANCES
         if not burst:
             return ""
         answered = self._probe()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_plugins.rollout_buffer.errors import ConfigError
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
@@ -32,12 +30,3 @@ class EngineSettings:
     abort_timeout_s: float = 5.0
     connection_limit: int | None = None
     resume_aborted: bool = True
-
-    def __post_init__(self) -> None:
-        lengths = (self.connect_timeout_s, self.backoff_first_s, self.backoff_longest_s, self.abort_timeout_s)
-        if self.retry_timeout_s < 0 or min(lengths) <= 0:
-            raise ConfigError("engine settings: retry_timeout_s must not be negative, the other times must be above 0")
-        if self.deadline_s is not None and self.deadline_s <= 0:
-            raise ConfigError("engine settings: deadline_s must be above 0, or None for no deadline")
-        if self.server_error_tries < 1 or (self.connection_limit is not None and self.connection_limit < 1):
-            raise ConfigError("engine settings: server_error_tries and connection_limit must be at least 1")

@@ -204,14 +204,19 @@ class SglangEngine(HttpEngine):
 
     async def _sees_images(self, url: str) -> bool:
         worker = (await self._worker_urls(url))[0]  # a router does not report the model of its workers
-        for route in MODEL_ROUTES:
+        body = await self._first_answer(worker, MODEL_ROUTES)
+        return body is not None and parse_sees_images(body)
+
+    async def _first_answer(self, worker: str, routes: Sequence[str]) -> bytes | None:
+        """Returns the body of the first route that a worker has; None if it has none of them."""
+        for route in routes:
             async with self._open_session().get(
                 f"{worker}{route}", headers=key_headers(worker), allow_redirects=False
             ) as response:
                 body = await response.read()
                 if response.status == 200:
-                    return parse_sees_images(body)
-        return False
+                    return body
+        return None
 
     async def _ran_ids(self, url: str, prompt: ProbePrompt) -> list[int] | None:
         """Returns the ids that the engine ran for a prompt, images as placeholders; None if it reports none."""
@@ -247,14 +252,10 @@ class SglangEngine(HttpEngine):
         return EngineLoad(running=sum(load.running for load in loads), waiting=sum(load.waiting for load in loads))
 
     async def _load_of(self, worker_url: str) -> EngineLoad:
-        for route in LOAD_ROUTES:
-            async with self._open_session().get(
-                f"{worker_url}{route}", headers=key_headers(worker_url), allow_redirects=False
-            ) as response:
-                body = await response.read()
-                if response.status == 200:
-                    return parse_loads(body)
-        raise ForeignReplyError("it has none of the routes")
+        body = await self._first_answer(worker_url, LOAD_ROUTES)
+        if body is None:
+            raise ForeignReplyError("it has none of the routes")
+        return parse_loads(body)
 
     def _headers(self, session_id: str) -> dict[str, str]:
         return {SESSION_HEADER: session_id, **key_headers(self._base_url)}

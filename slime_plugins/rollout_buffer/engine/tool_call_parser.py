@@ -311,8 +311,8 @@ def _whole(text: str, what: str) -> Any:
 def _decoded(text: str, at: int, what: str, window: int = 4096) -> tuple[Any, int]:
     """Returns the JSON value at ``at``, and its end.
 
-    Parses ``window`` characters first, and more if they cut the value: a JSON error counts the lines of the whole
-    input, and a looping model writes thousands of broken calls.
+    It parses ``window`` characters, and more only if the value is longer. The json module counts the lines of its whole
+    input for an error message, which takes long for the thousands of broken calls of a model that repeats itself.
     """
     shown = text[at : at + window]
     try:

@@ -50,7 +50,7 @@ LET_GO_TIMEOUT_S = 60.0
 """How long the processes of a killed call may take to release the folder."""
 SILENCE_TIMEOUT_S = 120.0
 PAGE = 500
-GROUPS_OF_A_POLL = 64
+MAX_GROUPS_PER_POLL = 64
 OPEN = ("running", "paused")
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
 def _take_delivery(client: RolloutBufferClient, job_id: str) -> None:
     """Takes and acknowledges the job's groups on a shared buffer: no other client polls them."""
     while True:
-        data = client.get_rollout_data(job_id=job_id, max_groups=GROUPS_OF_A_POLL, lease_s=600, images="hash")
+        data = client.get_rollout_data(job_id=job_id, max_groups=MAX_GROUPS_PER_POLL, lease_s=600, images="hash")
         if data.delivery_id is None:
             return
         client.ack([data.delivery_id])

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES
 
 
@@ -26,10 +25,6 @@ class TokenizerSettings:
     download: bool = False
     default_name: str | None = None
     max_cached: int = 8
-
-    def __post_init__(self) -> None:
-        if self.max_cached < 1:
-            raise ConfigError("max_cached must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +52,6 @@ class AgentSettings:
     max_turns: int = 1000
     max_reply_bytes: int = MAX_TURN_BYTES
 
-    def __post_init__(self) -> None:
-        times = (self.turn_timeout_s, self.tool_timeout_s, self.rollout_timeout_s, self.keep_result_s)
-        if min(times) <= 0 or self.backoff_s < 0:
-            raise ConfigError("remote rollout: timeouts must be above 0")
-        if min(self.tries, self.max_running, self.max_kept, self.max_turns) < 1:
-            raise ConfigError("remote rollout: tries, max_running, max_kept and max_turns must be at least 1")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
@@ -89,9 +77,3 @@ class TrainerSettings:
     keep_ended_s: float = 900.0
     max_ended: int = 1024
     model: str = "policy"
-
-    def __post_init__(self) -> None:
-        if min(self.idle_s, self.keep_ended_s) <= 0:
-            raise ConfigError("remote rollout: idle_s and keep_ended_s must be above 0")
-        if min(self.max_new_tokens, self.max_context_tokens, self.max_sessions, self.max_ended, self.max_turns) < 1:
-            raise ConfigError("remote rollout: the trainer side's limits must be at least 1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -166,15 +166,11 @@ async def _answer(tool_session: ToolSession, call: NumberedCall, timeout_s: floa
         return f"Error: {call.problem}"
     try:
         async with asyncio.timeout(timeout_s):
-            return _cut(await _awaited(tool_session.call(call.name, call.arguments)))
+            return _cut(str(await tool_session.call(call.name, call.arguments)))
     except TimeoutError:
         return f"Error: {call.name} did not answer within {timeout_s:g} s"
     except Exception as error:  # noqa: BLE001 - a tool may raise anything: the model gets the message
         return _cut(f"Error: {str(error) or type(error).__name__}")
-
-
-async def _awaited(result: Awaitable[str]) -> str:
-    return str(await result)
 
 
 def _cut(text: str) -> str:

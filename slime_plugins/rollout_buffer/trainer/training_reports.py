@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 logger = logging.getLogger(__name__)
 
-ROWS_OF_A_REPORT = 64
+MAX_ROWS_PER_REPORT = 64
 """Default limit of the rows in the report of a step; those with the largest gaps are sent."""
 DIGITS = 5
 REPORT_TIMEOUT_S = 30.0
@@ -61,7 +61,7 @@ class RowReport:
 class TrainingReporter:
     """Sends reports of one trainer, one at a time; a step's report is dropped while the previous one is being sent."""
 
-    def __init__(self, url: str, *, token: str | None = None, most_rows: int = ROWS_OF_A_REPORT) -> None:
+    def __init__(self, url: str, *, token: str | None = None, most_rows: int = MAX_ROWS_PER_REPORT) -> None:
         """``most_rows`` limits the rows of each job in a report; 0 sends no reports."""
         self._client = RolloutBufferClient(url, token=token, timeout_s=REPORT_TIMEOUT_S)
         self._most_rows = most_rows

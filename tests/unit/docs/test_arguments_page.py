@@ -26,10 +26,10 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[3]
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
 READERS = (
-    *(path for path in (ROOT / "slime" / "rollout").glob("agent_rollout*.py") if "probe" not in path.name),
+    *(ROOT / "slime" / "rollout").glob("agent_rollout*.py"),
     ROOT / "slime_plugins" / "rollout_buffer" / "generator" / "android_world" / "custom_generate.py",
 )
-HELPERS = {"getattr", "_seconds", "_at_least_one"}
+HELPERS = {"getattr", "_choice", "_seconds", "_at_least_one"}
 ROW = re.compile(r"^\| (?P<names>`[^|]+`) \| (?P<where>[^|]+) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, calculator, evaluate
 from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
 from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod
@@ -17,7 +15,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import (
     TokenizerRefusedError,
     WrongMaskError,
 )
-from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, check_mask
 from tests.chat_tokenizers import load
@@ -215,21 +213,3 @@ def test_a_wrong_mask_names_turn_expected_and_given(mask: Any) -> None:
 def test_a_count_by_text_of_nothing_never_excuses_a_missing_mask() -> None:
     with pytest.raises(WrongMaskError, match="is missing"):
         check_mask(None, 2, AddedTokens(count=3, others=((CountMethod.TEXT, lambda: 0),)))
-
-
-# --- tool calls ------------------------------------------------------------------------------------------------------
-
-
-# --- bodies and settings ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: AgentSettings(turn_timeout_s=0), lambda: AgentSettings(tries=0), lambda: TrainerSettings(idle_s=0),
-        lambda: TrainerSettings(max_sessions=0), lambda: TokenizerSettings(max_cached=0),
-    ],
-)  # fmt: skip
-def test_impossible_settings_are_refused(build: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError):
-        build()

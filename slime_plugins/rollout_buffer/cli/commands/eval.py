@@ -146,7 +146,6 @@ def evaluate_policy(
     from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
 
     with report_errors():
-        earlier = None if compare is None else _read_report(compare)
         settings = EvaluationSettings(
             output=output,
             task_type=task_type,
@@ -169,9 +168,16 @@ def evaluate_policy(
             serve_arguments=_serve_arguments(generator_dir, ray_address, ray_num_cpus),
             environment=_environment(android_config, android),
         )
-        report = _measure(settings, _checked_ks(pass_k, samples_per_task), as_json=as_json)
-        comparison = None if earlier is None else _compared(report, earlier)
-        _print_report(report, comparison, output, as_json=as_json)
+        _measure_and_print(settings, pass_k, compare, as_json=as_json)
+
+
+def _measure_and_print(
+    settings: EvaluationSettings, pass_k: Sequence[int] | None, compare: Path | None, *, as_json: bool
+) -> None:
+    earlier = None if compare is None else _read_report(compare)
+    report = _measure(settings, _checked_ks(pass_k, settings.samples_per_task), as_json=as_json)
+    comparison = None if earlier is None else _compared(report, earlier)
+    _print_report(report, comparison, settings.output, as_json=as_json)
 
 
 def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:

@@ -108,7 +108,7 @@ OnlyExact = Annotated[
         help="Refuse the guide's count if it differs from the exact one because of re-tokenising.",
     ),
 ]
-RolloutIdle = Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")]
+RolloutIdle = Annotated[float, typer.Option(min=1.0, help="Seconds without a turn after which a rollout expires.")]
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

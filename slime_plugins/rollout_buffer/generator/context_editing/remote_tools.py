@@ -29,9 +29,9 @@ from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 
 OFFERED = tuple(tool for tool in TOOLS if tool.name not in (ToolName.DELETE_CONTEXT, ToolName.FINISH))
 _PLACES = ("extra_info", "tool_kwargs", "metadata")
-_KEPT_FOR_A_TURN = 1024
+_RESERVED_TOKENS = 1024
 _MAX_CACHES = 4
-_MAX_CHARACTERS_OF_A_CACHE = 16_000_000
+_MAX_CACHE_CHARACTERS = 16_000_000
 _CHARACTERS_PER_TOKEN = 4  # used before the first turn reports the token count
 
 
@@ -110,7 +110,7 @@ class DocumentToolProvider:
     def _cache_for(self, request: RolloutBody) -> DocumentCache:
         """Returns the cache of the request's tokenizer: a document's token count depends on it."""
         key = (request.tokenizer_name, request.tokenizer_revision)
-        cache = self._caches.pop(key, None) or DocumentCache(_MAX_CHARACTERS_OF_A_CACHE)
+        cache = self._caches.pop(key, None) or DocumentCache(_MAX_CACHE_CHARACTERS)
         self._caches[key] = cache
         if len(self._caches) > _MAX_CACHES:
             self._caches.popitem(last=False)
@@ -132,7 +132,7 @@ def _document_of(request: RolloutBody) -> str:
 def _kept_for_a_turn(request: RolloutBody) -> int:
     """Returns the request's token limit of a turn, or a default; always leaves room for results."""
     caps = [cap for name in CAP_KEYS if type(cap := request.sampling_params.get(name)) is int and cap > 0]
-    return min([*caps, request.max_tokens_total // 4] if caps else [_KEPT_FOR_A_TURN, request.max_tokens_total // 4])
+    return min([*caps, request.max_tokens_total // 4] if caps else [_RESERVED_TOKENS, request.max_tokens_total // 4])
 
 
 def _estimate(text: str) -> int:

@@ -237,22 +237,22 @@ class TrainerSide:
         session = known or await self._first_seen(asked)
         self._touch(session)
         fingerprint = _fingerprint(asked.messages, asked.response_mask, asked.tools)
-        repeated = self._repeated(session, fingerprint, asked_turn)
+        repeated = await self._repeated(session, fingerprint, asked_turn)
         if repeated is not None:
-            return await repeated
+            return repeated
         task = asyncio.create_task(self._sample(session, asked, fingerprint))
         session.in_flight, session.in_flight_fingerprint = task, fingerprint
         task.add_done_callback(lambda done: _no_longer_in_flight(session, done))
         return await asyncio.shield(task)  # a caller that disconnects may repeat the call for the answer
 
-    def _repeated(
+    async def _repeated(
         self, session: TrainerSession, fingerprint: bytes, asked_turn: int | None
-    ) -> Awaitable[dict[str, Any]] | None:
-        """Returns an awaitable of the answer if this call was made before."""
+    ) -> dict[str, Any] | None:
+        """Returns the answer if this call was made before."""
         done = len(session.turns)
         if session.in_flight is not None:
             if fingerprint == session.in_flight_fingerprint and asked_turn in (None, done + 1):
-                return asyncio.shield(session.in_flight)
+                return await asyncio.shield(session.in_flight)
             raise RolloutConflictError(f"turn {done + 1} of this rollout is being sampled; one turn at a time")
         is_answered = bool(done) and session.turns[-1].recorded.request == fingerprint
         if asked_turn is not None and asked_turn != done + 1 and not (asked_turn == done and is_answered):
@@ -261,7 +261,7 @@ class TrainerSide:
                 + (f", and turn {done} had another body" if asked_turn == done else ""),
                 {"next_turn": done + 1},
             )
-        return _as_is(_completion(session, self.settings.model)) if is_answered and asked_turn in (None, done) else None
+        return _completion(session, self.settings.model) if is_answered and asked_turn in (None, done) else None
 
     async def _first_seen(self, asked: CompletionBody) -> TrainerSession:
         ended = self._closed.get(asked.rollout_id)
@@ -487,10 +487,6 @@ def _no_longer_in_flight(session: TrainerSession, done: asyncio.Task[dict[str, A
         session.in_flight = None
     if not done.cancelled():
         done.exception()  # retrieved: possibly no caller waits for it
-
-
-async def _as_is(reply: dict[str, Any]) -> dict[str, Any]:
-    return reply
 
 
 def _because(session: TrainerSession) -> str:

@@ -11,9 +11,10 @@ from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import AttemptState
 
-TRANSCRIPTS_OF_A_JOB = 100
-"""Only the newest are stored: a job whose attempts all fail must not fill the disk."""
-_OPEN = "attempts.state = 'running' AND idle_timeout_s IS NOT NULL"
+MAX_TRANSCRIPTS = 100
+"""Stored transcripts of a job, the newest: a job whose attempts all fail must not fill the disk."""
+_IS_OPEN_SESSION = "attempts.state = 'running' AND idle_timeout_s IS NOT NULL"
+"""Selects open sessions of the gateway in SQL."""
 PLACE = "group_key = :group_key AND slot = :slot AND attempt = :attempt"
 """Identifies an attempt in SQL."""
 
@@ -65,7 +66,7 @@ def end_attempt(
 def insert_transcript(
     connection: Connection, job_key: int, group_key: int, slot: int, attempt: int, messages: bytes, now: float
 ) -> None:
-    """Adds the messages of a failed attempt; deletes all but the newest ``TRANSCRIPTS_OF_A_JOB`` of the job."""
+    """Adds the messages of a failed attempt; deletes all but the newest ``MAX_TRANSCRIPTS`` of the job."""
     connection.execute(
         "INSERT OR IGNORE INTO failed_transcripts (job_key, group_key, slot, attempt, kept_at, messages) "
         "VALUES (?, ?, ?, ?, ?, ?)",
@@ -74,7 +75,7 @@ def insert_transcript(
     connection.execute(
         "DELETE FROM failed_transcripts WHERE job_key = :job AND key <= (SELECT key FROM failed_transcripts "
         "WHERE job_key = :job ORDER BY key DESC LIMIT 1 OFFSET :most)",
-        {"job": job_key, "most": TRANSCRIPTS_OF_A_JOB},
+        {"job": job_key, "most": MAX_TRANSCRIPTS},
     )
 
 
@@ -155,7 +156,8 @@ def open_sessions(connection: Connection) -> list[OpenSession]:
     """Returns the running attempts of gateway sessions, oldest first."""
     query = (
         "SELECT job_key, epoch, position, slot, attempt, started_at, idle_timeout_s, coalesce(used_at, started_at), "
-        f"groups.state = 'open' FROM attempts JOIN groups ON groups.key = group_key WHERE {_OPEN} ORDER BY started_at"
+        "groups.state = 'open' FROM attempts JOIN groups ON groups.key = group_key "
+        f"WHERE {_IS_OPEN_SESSION} ORDER BY started_at"
     )
     return [
         OpenSession(
@@ -170,7 +172,7 @@ def open_sessions(connection: Connection) -> list[OpenSession]:
 
 
 def count_open_sessions(connection: Connection) -> int:
-    return int(connection.execute(f"SELECT count(*) FROM attempts WHERE {_OPEN}").fetchone()[0])
+    return int(connection.execute(f"SELECT count(*) FROM attempts WHERE {_IS_OPEN_SESSION}").fetchone()[0])
 
 
 def touch(connection: Connection, places: Sequence[Mapping[str, int]], now: float) -> None:
@@ -181,7 +183,7 @@ def touch(connection: Connection, places: Sequence[Mapping[str, int]], now: floa
 
 def touch_all(connection: Connection, now: float) -> None:
     """Sets when all open sessions were used."""
-    connection.execute(f"UPDATE attempts SET used_at = ? WHERE {_OPEN}", (now,))
+    connection.execute(f"UPDATE attempts SET used_at = ? WHERE {_IS_OPEN_SESSION}", (now,))
 
 
 def set_refusal(connection: Connection, place: Mapping[str, int], refusal: str) -> None:
