@@ -51,7 +51,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
 from slime_plugins.rollout_buffer.devices.interface import Observation
-from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
@@ -399,11 +399,11 @@ class Bench:
     def clockworks(self) -> list[TimedFakeDevice]:
         return [TimedFakeDevice(self.latencies, self.screenshots, self.span) for _ in range(self.devices)]
 
-    def manager_pool(self) -> ManagedDevicePool:
+    def manager_pool(self) -> DevicePool:
         """Returns the project's pool over devices of this process."""
         settings = AndroidWorldSettings(num_workers=self.devices, **OPTIONS["android_world"])
         manager = DeviceManager(lambda *_: Worker(TimedFakeDevice(self.latencies, self.screenshots, self.span)))
-        return ManagedDevicePool(manager, settings.for_devices(), owner="bench")
+        return DevicePool(manager, settings.for_devices(), owner="bench")
 
     def context(self, engine: Any) -> GeneratorContext:
         """Returns the context that a runner would pass."""

@@ -192,7 +192,7 @@ def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
         keep_pictures=bool(getattr(args, "rollout_buffer_keep_images", False)),
         log_probs_wanted_by=log_probs_wanted_by(args),
         turn_discount=read_turn_discount(args),
-        max_token_lag=_max_token_lag(args),
+        max_token_lag=_count(args, "rollout_buffer_max_token_lag"),
         records=wanted_records(args),
         experts_width=_experts_width(args),
     )
@@ -240,15 +240,6 @@ def read_turn_discount(args: Any) -> float | None:
     return float(given)
 
 
-def _max_token_lag(args: Any) -> int | None:
-    value = getattr(args, "rollout_buffer_max_token_lag", None)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"rollout_buffer_max_token_lag is {value!r}; use a number of weight versions from 0 on")
-    return value
-
-
 def read_mask_settings(args: Any) -> MaskSettings:
     """Reads the mask settings from slime's arguments; a type that names a class is a custom mask.
 
@@ -276,17 +267,14 @@ def read_tracking_settings(args: Any) -> TrackingSettings:
     Raises:
         ConfigError: the interval is no number from 0 on.
     """
-    interval = getattr(args, "rollout_buffer_example_interval", None)
-    interval = DEFAULT_EXAMPLE_INTERVAL if interval is None else interval
-    if not isinstance(interval, int) or interval < 0:
-        raise ConfigError(f"rollout_buffer_example_interval is {interval!r}; use a number of rollouts, or 0 for none")
+    interval = _count(args, "rollout_buffer_example_interval")
     json_lines = getattr(args, "rollout_buffer_metrics_file", None)
     tensorboard = getattr(args, "rollout_buffer_tensorboard_dir", None)
     return TrackingSettings(
         use_wandb=bool(getattr(args, "use_wandb", False)),
         json_lines=Path(json_lines) if json_lines else None,
         tensorboard=Path(tensorboard) if tensorboard else None,
-        example_interval=interval,
+        example_interval=DEFAULT_EXAMPLE_INTERVAL if interval is None else interval,
     )
 
 
@@ -571,14 +559,16 @@ def read_report_rows(args: Any) -> int:
     Raises:
         ConfigError: it is below 0.
     """
-    rows = int(_or_default(getattr(args, "rollout_buffer_report_rows", None), MAX_ROWS_PER_REPORT))
-    if rows < 0:
-        raise ConfigError(f"rollout_buffer_report_rows is {rows}; it must be at least 0")
-    return rows
+    rows = _count(args, "rollout_buffer_report_rows")
+    return MAX_ROWS_PER_REPORT if rows is None else rows
 
 
-def _or_default(value: Any, default: Any) -> Any:
-    return default if value is None else value
+def _count(args: Any, name: str) -> int | None:
+    """Returns the value of an attribute that must be a whole number from 0 on; None if it is not set."""
+    value = getattr(args, name, None)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ConfigError(f"{name} is {value!r}; use a whole number from 0 on")
+    return value
 
 
 def read_short_groups(args: Any) -> ShortGroups:

@@ -137,6 +137,10 @@ class ChatTokens:
         """Returns True if a sampled turn ends with the template's end-of-turn token."""
         return bool(output_ids) and output_ids[-1] == self.end_of_turn_id
 
+    def length_before_vision(self, output_ids: Sequence[int]) -> int:
+        """Returns the number of sampled ids before the first one of an image, which no reply may have."""
+        return next((at for at, token in enumerate(output_ids) if token in self.vision_ids), len(output_ids))
+
     def text(self, output_ids: Sequence[int]) -> str:
         """Returns the text of a sampled turn without its end-of-turn token; other special tokens are included."""
         return self.decoded(output_ids[:-1] if self.is_closed(output_ids) else output_ids)

@@ -18,14 +18,14 @@ from typing import Any
 from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
 from slime_plugins.rollout_buffer.devices.interface import Action, Observation
 from slime_plugins.rollout_buffer.devices.leased_device import device_died
-from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 
 _WATCH_S = 1.0
 
 
-class LocalDevicePool(ManagedDevicePool):
+class LocalDevicePool(DevicePool):
     """A ``DevicePool`` whose devices are threads of this process."""
 
     def __init__(self, settings: DevicePoolSettings, *, owner: str = "local") -> None:

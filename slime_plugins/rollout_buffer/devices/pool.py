@@ -28,51 +28,6 @@ _RELEASE_TIMEOUT_S = 10.0
 _MAX_NAMES = 8
 
 
-class DevicePool(Protocol):
-    """Leases devices to the episodes of one runner."""
-
-    async def start(self) -> None:
-        """Connects, and returns once a device can be used; after it succeeded, another call does nothing.
-
-        Raises:
-            DeviceError: no device came up in time.
-        """
-        ...
-
-    async def acquire(self, purpose: Purpose = Purpose.TRAINING, needs: frozenset[str] = frozenset()) -> LeasedDevice:
-        """Returns the next free device that has what the task needs; a context manager that returns it at its end.
-
-        First come, first served within a purpose and equal needs.
-
-        Raises:
-            DeviceError: none became free within ``acquire_timeout_s``.
-            EnvironmentSetupError: no device of the pool has what the task needs.
-        """
-        ...
-
-    async def check_playable(self, tasks: Mapping[str, frozenset[str]]) -> None:
-        """Returns once each task, given with its needs, has a device that can play it.
-
-        Raises:
-            ConfigError: none can, of the devices that are up within ``boot_timeout_s``.
-            DeviceError: the pool does not answer.
-        """
-        ...
-
-    async def counters(self) -> list[dict[str, Any]]:
-        """Returns the counters of each device."""
-        ...
-
-    async def snapshot(self) -> dict[str, Any]:
-        """Returns the pool's state: ``pool``, ``may_be_lent``, waiting runners, ``episodes_waiting`` by purpose, and
-        ``devices`` as in ``counters``."""
-        ...
-
-    async def close(self) -> None:
-        """Returns all devices and disconnects; a second call does nothing."""
-        ...
-
-
 class DeviceManagerCalls(Protocol):
     """Calls to a ``DeviceManager``. They raise ``DeviceError`` if it cannot be reached."""
 
@@ -97,8 +52,8 @@ class DeviceManagerCalls(Protocol):
         ...
 
 
-class ManagedDevicePool:
-    """The ``DevicePool`` over any manager. ``owner`` identifies this runner in the manager and its logs."""
+class DevicePool:
+    """Leases devices to the episodes of one runner. ``owner`` identifies it in the manager and its logs."""
 
     def __init__(self, manager: DeviceManagerCalls, settings: DevicePoolSettings, *, owner: str) -> None:
         self._manager = manager
@@ -113,6 +68,11 @@ class ManagedDevicePool:
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
+        """Connects, and returns once a device can be used; after it succeeded, another call does nothing.
+
+        Raises:
+            DeviceError: no device came up in time.
+        """
         async with self._starting:
             if self._background:
                 return
@@ -152,6 +112,12 @@ class ManagedDevicePool:
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def check_playable(self, tasks: Mapping[str, frozenset[str]]) -> None:
+        """Returns once each task, given with its needs, has a device that can play it.
+
+        Raises:
+            ConfigError: none can, of the devices that are up within ``boot_timeout_s``.
+            DeviceError: the pool does not answer.
+        """
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.boot_timeout_s
         while lost := unplayable(tasks, _capabilities(devices := await self.counters())):
@@ -162,6 +128,14 @@ class ManagedDevicePool:
             await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def acquire(self, purpose: Purpose = Purpose.TRAINING, needs: frozenset[str] = frozenset()) -> LeasedDevice:
+        """Returns the next free device that has what the task needs; a context manager that returns it at its end.
+
+        First come, first served within a purpose and equal needs.
+
+        Raises:
+            DeviceError: none became free within ``acquire_timeout_s``.
+            EnvironmentSetupError: no device of the pool has what the task needs.
+        """
         place = self._queue_of(purpose, needs).join()
         try:
             async with asyncio.timeout(self._settings.acquire_timeout_s):
@@ -177,17 +151,21 @@ class ManagedDevicePool:
             raise
 
     async def counters(self) -> list[dict[str, Any]]:
+        """Returns the counters of each device."""
         snapshot = await self._manager.snapshot()
         devices: list[dict[str, Any]] = snapshot["devices"]
         return devices
 
     async def snapshot(self) -> dict[str, Any]:
+        """Returns the pool's state: ``pool``, ``may_be_lent``, waiting runners, ``episodes_waiting`` by purpose, and
+        ``devices`` as in ``counters``."""
         waiting = Counter({purpose.value: 0 for purpose in Purpose})
         for line in self._queues.values():
             waiting[line.purpose.value] += line.count()
         return await self._manager.snapshot() | {"episodes_waiting": dict(waiting)}
 
     async def close(self) -> None:
+        """Returns all devices and disconnects; a second call does nothing."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)

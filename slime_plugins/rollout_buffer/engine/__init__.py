@@ -3,7 +3,7 @@
 * ``base`` – the ``Engine`` protocol, its request and reply; ``settings`` – retries; ``factory`` – makes a client
 * ``http`` – retries, resuming and probing of all HTTP engines
 * ``sglang``, ``sglang_protocol`` – SGLang; ``openai``, ``openai_protocol`` – OpenAI-compatible servers
-* ``circuit_breaker`` – pauses a job whose engine fails; ``report_throttle`` – limits reports of an engine's state
+* ``circuit_breaker`` – pauses a job whose engine fails, and limits reports of an engine's state
 * ``tokenizer_probe`` – compares the engine's tokenizer with the job's; ``prompt_probe`` – finds changed prompts
 * ``prompt_check`` – compares the prompt ids sent with the ids that the engine ran
 * ``token_records`` – routed experts and top-p ids of single tokens

@@ -3,7 +3,8 @@
 It opens when the engine has answered no request for ``AWAY_TIMEOUT_S``, or when ``MAX_FAILURES`` attempts of
 ``MIN_FAILED_INSTANCES`` input lines failed and a probe of one token fails too. It closes when a probe succeeds. The
 job waits without limit for an unreachable engine. If the engine itself refuses every probe for ``REFUSED_TIMEOUT_S``,
-``verdict`` returns the reason and the job fails.
+``verdict`` returns the reason and the job fails. ``ReportThrottle`` limits the reports of an engine's state: one per
+heartbeat interval during trouble, and one after recovery.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Final
 
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
 AWAY_TIMEOUT_S: Final = 60.0
 MAX_FAILURES: Final = 16
@@ -119,3 +122,19 @@ class CircuitBreaker:
             self._probed_at = time.monotonic()
             self._probing = asyncio.create_task(self._engine.answers())
         return None
+
+
+class ReportThrottle:
+    """Selects the reports of one engine to store; none while it works."""
+
+    def __init__(self) -> None:
+        self._told_at = -math.inf
+        self._in_trouble = False
+
+    def is_due(self, report: EngineReport) -> bool:
+        """Returns True if the report is to be stored, and records that it was."""
+        in_trouble = report.code is not EngineTrouble.NONE
+        if not (in_trouble or self._in_trouble) or time.monotonic() - self._told_at < ENGINE.beats_every_s:
+            return False
+        self._told_at, self._in_trouble = time.monotonic(), in_trouble
+        return True

@@ -12,11 +12,10 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine
-from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker
+from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker, ReportThrottle
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, resized_size, size_rule_of
-from slime_plugins.rollout_buffer.engine.report_throttle import ReportThrottle
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.recording.message_matching import matching_of
 from slime_plugins.rollout_buffer.recording.messages import digest

@@ -251,7 +251,7 @@ class MultiTurnGenerator:
             uid=episode.uid,
             instance_id=episode.instance.instance_id,
             messages=tuple(chat.messages),
-            reward=self._checked(score.reward),
+            reward=checked_reward(score.reward, self),
             turn_rewards=score.turn_rewards,
             outcome=outcome,
             stop_reason=stop_reason,
@@ -273,11 +273,17 @@ class MultiTurnGenerator:
             raise GeneratorError(f"{type(self).__name__} was not started")
         return self._engine, self._chat
 
-    def _checked(self, reward: Any) -> float:
-        try:
-            return as_reward(reward)
-        except ValueError as error:
-            raise GeneratorError(f"{type(self).__name__} gave the reward {reward!r:.100}: it {error}") from error
+
+def checked_reward(reward: Any, generator: object) -> float:
+    """Returns a generator's reward as a float.
+
+    Raises:
+        GeneratorError: it is no finite number.
+    """
+    try:
+        return as_reward(reward)
+    except ValueError as error:
+        raise GeneratorError(f"{type(generator).__name__} gave the reward {reward!r:.100}: it {error}") from error
 
 
 class SingleTurnGenerator(MultiTurnGenerator):

@@ -7,9 +7,8 @@ number, equals the label as a mathematical expression, else 0.
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
-from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text
+from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text, label_of
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.types import Instance
 
@@ -40,13 +39,11 @@ class MathGenerator(SingleTurnGenerator):
             EnvironmentSetupError: the line has no label.
             JudgeError: no verdict: the judge's processes crashed or hung.
         """
-        label = instance.data.get("label", instance.data.get("answer"))
-        if not isinstance(label, str | int | float) or not str(label).strip():
-            raise EnvironmentSetupError(f"instance {instance.instance_id} needs a label: the right answer")
+        label = label_of(instance)
         answer = final_answer(text)
         if answer is None:
             return 0.0
-        return float(is_same_text(answer, str(label)) or await self._judge.are_equal(str(label), answer))
+        return float(is_same_text(answer, label) or await self._judge.are_equal(label, answer))
 
     async def close(self) -> None:
         await self._judge.close()

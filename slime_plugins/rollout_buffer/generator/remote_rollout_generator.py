@@ -36,8 +36,12 @@ from slime_plugins.rollout_buffer.errors import (
     GeneratorError,
     JudgeError,
 )
-from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
-from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text
+from slime_plugins.rollout_buffer.generator.base_generator import (
+    GeneratorContext,
+    SingleTurnGenerator,
+    checked_reward,
+)
+from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text, label_of
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody, OpenBody
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
@@ -45,7 +49,6 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import messages_of
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
-from slime_plugins.rollout_buffer.rules.reward_validity import as_reward
 from slime_plugins.rollout_buffer.serve_settings import validation_messages
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, Trajectory
 
@@ -77,13 +80,11 @@ class RemoteRolloutGenerator:
         Raises:
             EnvironmentSetupError: the line has no label.
         """
-        label = instance.data.get("label", instance.data.get("answer"))
-        if not isinstance(label, str | int | float) or not str(label).strip():
-            raise EnvironmentSetupError(f"instance {instance.instance_id} needs a label: the right answer")
+        label = label_of(instance)
         last = final_messages[-1] if final_messages else {}
         content = last.get("content") if last.get("role") == "assistant" else None
         answer = final_answer(content) if isinstance(content, str) else None
-        return float(answer is not None and is_same_text(answer, str(label)))
+        return float(answer is not None and is_same_text(answer, label))
 
     async def start(self, context: GeneratorContext) -> None:
         """Starts the trainer's side for the job.
@@ -129,12 +130,8 @@ class RemoteRolloutGenerator:
                 raise EnvironmentSetupError(f"the rollout server ended with an error: {end.error_message}")
             if not session.turns:
                 raise EnvironmentSetupError("the rollout server sampled no turn")
-            reward = await self.reward(episode.instance, messages_of(session, end))
-            try:
-                number = as_reward(reward)
-            except ValueError as error:
-                raise GeneratorError(f"{type(self).__name__} gave the reward {reward!r:.100}: it {error}") from error
-            return trainer.finish(session, end.model_copy(update={"reward": number}))
+            reward = checked_reward(await self.reward(episode.instance, messages_of(session, end)), self)
+            return trainer.finish(session, end.model_copy(update={"reward": reward}))
         finally:
             episode.transcript.extend(session.messages or messages)
             trainer.drop(session, "the attempt ended without a trajectory")

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import os
 
-from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker
+from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker, ReportThrottle
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.engine.report_throttle import ReportThrottle
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.runner.played_job import PlayedJob

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.lease_table import LeaseTable
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice, LeaseReport, device_died
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
-from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
@@ -285,7 +285,7 @@ async def test_a_task_waits_for_a_device_that_can_play_it_while_others_go_on() -
         return worker
 
     manager = DeviceManager(able, clock=loop.time)
-    pool = ManagedDevicePool(manager, settings(num_workers=2), owner="job")
+    pool = DevicePool(manager, settings(num_workers=2), owner="job")
     await pool.start()
     await pool.check_playable({"SendText": frozenset({"sms"}), "Toggle": frozenset({"root"})})
     with pytest.raises(ConfigError, match=r"no device of the pool can play Draw, Type: grpc is missing; add a device"):
@@ -328,7 +328,7 @@ class DyingManager(DeviceManager):
 @in_virtual_time
 async def test_a_manager_that_dies_while_a_runner_starts_costs_time_and_not_the_job() -> None:
     manager = DyingManager(device_died("killed"), device_died("killed again"))
-    pool = ManagedDevicePool(manager, settings(), owner="job")
+    pool = DevicePool(manager, settings(), owner="job")
     await pool.start()
     assert manager.configured == 3
     await pool.close()
@@ -353,7 +353,7 @@ async def test_an_episode_fails_with_the_reason_once_no_manager_was_reached_for_
 
     loop = asyncio.get_running_loop()
     manager = Lost(functools.partial(launched, FakeWorker), clock=loop.time)
-    pool = ManagedDevicePool(manager, settings(boot_timeout_s=120), owner="job")
+    pool = DevicePool(manager, settings(boot_timeout_s=120), owner="job")
     await pool.start()
     manager.gone, began = True, loop.time()
     each = await asyncio.gather(*(pool.acquire(purpose) for purpose in Purpose), return_exceptions=True)
@@ -371,7 +371,7 @@ async def test_an_episode_fails_with_the_reason_once_no_manager_was_reached_for_
 async def test_an_episode_that_is_cancelled_when_its_wait_fails_is_cancelled() -> None:
     loop = asyncio.get_running_loop()
     manager = DeviceManager(functools.partial(launched, FakeWorker), clock=loop.time)
-    pool = ManagedDevicePool(manager, settings(), owner="job")
+    pool = DevicePool(manager, settings(), owner="job")
     waiting = asyncio.create_task(pool.acquire())
     await asyncio.sleep(0)
     for queue in pool._queues.values():
@@ -391,7 +391,7 @@ async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_manager_that_i
             raise DeviceError("gone")
 
     manager = Noting(lambda _settings, index, before: FakeWorker(index, before))
-    pool = ManagedDevicePool(manager, settings(), owner="job")
+    pool = DevicePool(manager, settings(), owner="job")
     await pool.close()
     assert said == []
     await pool.start()
@@ -441,9 +441,7 @@ async def test_a_farm_whose_settings_are_wrong_is_given_up_at_once() -> None:
         error = misconfigured("there is no virtual device Base")
 
     NeverBoots.times = []
-    pool = ManagedDevicePool(
-        DeviceManager(functools.partial(launched, Misconfigured)), settings(num_workers=3), owner="job"
-    )
+    pool = DevicePool(DeviceManager(functools.partial(launched, Misconfigured)), settings(num_workers=3), owner="job")
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeviceError, match="there is no virtual device Base"):
         await pool.start()
@@ -464,10 +462,10 @@ async def test_a_start_after_the_host_was_repaired_boots_the_devices_that_were_g
     loop = asyncio.get_running_loop()
     manager = DeviceManager(functools.partial(launched, Repairable), clock=loop.time)
     with pytest.raises(DeviceError, match="there is no virtual device Base"):
-        await ManagedDevicePool(manager, settings(num_workers=2), owner="job").start()
+        await DevicePool(manager, settings(num_workers=2), owner="job").start()
     await asyncio.sleep(600)  # the devices are tried less and less often
     repaired, began = True, loop.time()
-    pool = ManagedDevicePool(manager, settings(num_workers=2), owner="next job")
+    pool = DevicePool(manager, settings(num_workers=2), owner="next job")
     await pool.start()
     assert loop.time() - began < 1
     await pool.close()
@@ -521,7 +519,7 @@ async def test_a_runner_waits_while_the_farm_gets_on_and_no_longer() -> None:
     for kind, waits_s in ((SlowWorker, (700, 760)), (Stuck, (700, 4000))):
         manager = DeviceManager(functools.partial(launched, kind), clock=loop.time)
         wanted = settings(num_workers=2, boot_timeout_s=130, boot_attempts=5, prepare="made:elsewhere")
-        pool, began = ManagedDevicePool(manager, wanted, owner="job"), loop.time()
+        pool, began = DevicePool(manager, wanted, owner="job"), loop.time()
         if kind is Stuck:
             with pytest.raises(DeviceError, match="not up within 130 s"):
                 await pool.start()

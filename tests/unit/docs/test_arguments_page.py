@@ -29,7 +29,7 @@ READERS = (
     *(ROOT / "slime" / "rollout").glob("agent_rollout*.py"),
     ROOT / "slime_plugins" / "rollout_buffer" / "generator" / "android_world" / "custom_generate.py",
 )
-HELPERS = {"getattr", "_choice", "_seconds", "_at_least_one"}
+HELPERS = {"getattr", "_choice", "_count", "_seconds", "_at_least_one"}
 ROW = re.compile(r"^\| (?P<names>`[^|]+`) \| (?P<where>[^|]+) \| (?P<default>[^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from slime_plugins.rollout_buffer.engine import circuit_breaker, report_throttle
+from slime_plugins.rollout_buffer.engine import circuit_breaker
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
@@ -29,7 +29,7 @@ PATIENT = EngineSettings(retry_timeout_s=600.0, backoff_first_s=0.01, backoff_lo
 
 @pytest.fixture(autouse=True)
 def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_throttle, "ENGINE", replace(ENGINE, beats_every_s=0.0))
+    monkeypatch.setattr(circuit_breaker, "ENGINE", replace(ENGINE, beats_every_s=0.0))
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.0)
 
 

@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.interface import Action, Observation
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport, device_died
-from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.ray_cluster.node_memory import shortage, wait_for_shortage
 from slime_plugins.rollout_buffer.devices.ray_cluster.resource_check import in_words, why_no_node_fits
 from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions, version_refusal
@@ -54,7 +54,7 @@ _NODES_POLL_S = 1.0
 _GIVING_UP_S = 3.0
 
 
-class RayDevicePool(ManagedDevicePool):
+class RayDevicePool(DevicePool):
     """A ``DevicePool`` whose devices are Ray actors, shared with every other runner on the same cluster."""
 
     def __init__(self, settings: DevicePoolSettings, *, ray_address: str, owner: str) -> None:

@@ -162,7 +162,7 @@ class ContextEditingEpisode:
 
     def _record(self, prompt_ids: Sequence[int], reply: GenerateReply) -> tuple[int, str]:
         """Records a sampled turn; returns its message id and its text."""
-        generation = reply.as_generation(prompt_ids, length=self._allowed_length(reply.output_ids))
+        generation = reply.as_generation(prompt_ids, length=self._setup.chat.length_before_vision(reply.output_ids))
         text = self._setup.chat.text(generation.output_ids)
         msg_id = self._history.add_assistant(text)
         self._view.add_turn(msg_id, generation.output_ids)
@@ -173,7 +173,7 @@ class ContextEditingEpisode:
         """Returns the ending of a turn that was cut; None for a complete turn."""
         if reply.finish_reason == "abort":
             return _ABORTED
-        if self._allowed_length(reply.output_ids) < len(reply.output_ids):
+        if self._setup.chat.length_before_vision(reply.output_ids) < len(reply.output_ids):
             return _FORBIDDEN_TOKEN
         return _OUT_OF_TOKENS if reply.finish_reason == "length" else None
 
@@ -228,10 +228,6 @@ class ContextEditingEpisode:
             response_length=self._response_length,
             max_model_length=self._settings.max_model_length,
         )
-
-    def _allowed_length(self, output_ids: Sequence[int]) -> int:
-        forbidden = self._setup.chat.vision_ids
-        return next((at for at, token in enumerate(output_ids) if token in forbidden), len(output_ids))
 
     def _log_prompt_too_long(self, prompt_length: int) -> None:
         log = logger.info if self._generations else logger.warning

@@ -1,8 +1,11 @@
-"""Extracts the answer from a reply. Pure, linear in the text; does no mathematics."""
+"""Extracts the answers of a reply and of an input line. Pure, linear in the text; does no mathematics."""
 
 from __future__ import annotations
 
 import re
+
+from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
+from slime_plugins.rollout_buffer.types import Instance
 
 MAX_ANSWER_CHARACTERS = 500
 
@@ -52,3 +55,15 @@ def _plain(text: str) -> str:
     plain = text.translate(_NOISE).rstrip(".")
     without_commas = plain.replace(",", "")
     return without_commas if re.fullmatch(r"-?\d{1,3}(,\d{3})*(\.\d+)?", plain) else plain
+
+
+def label_of(instance: Instance) -> str:
+    """Returns the right answer of an input line.
+
+    Raises:
+        EnvironmentSetupError: the line has none.
+    """
+    label = instance.data.get("label", instance.data.get("answer"))
+    if not isinstance(label, str | int | float) or not str(label).strip():
+        raise EnvironmentSetupError(f"instance {instance.instance_id} needs a label: the right answer")
+    return str(label)

@@ -6,7 +6,7 @@ Sampled ids are stored as ids. The context renders prompts. Images count with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
@@ -68,7 +68,7 @@ class Conversation:
         generation = reply.as_generation(
             self.prompt.ids,
             images=tuple(image.sha256 for image in self.prompt.images),
-            length=self._allowed_length(reply.output_ids),
+            length=self._chat.length_before_vision(reply.output_ids),
         )
         text = self._chat.text(generation.output_ids)
         if generation.output_ids:
@@ -78,7 +78,7 @@ class Conversation:
 
     def has_forbidden_token(self, reply: GenerateReply) -> bool:
         """Returns True if the reply holds a token that only the chat template may write."""
-        return self._allowed_length(reply.output_ids) < len(reply.output_ids)
+        return self._chat.length_before_vision(reply.output_ids) < len(reply.output_ids)
 
     def distinct_images(self) -> list[Image]:
         """Returns each screenshot once, in order of first appearance."""
@@ -90,10 +90,6 @@ class Conversation:
 
     def _keep(self, screenshot: Image) -> None:
         self._images.setdefault(screenshot.sha256, screenshot)
-
-    def _allowed_length(self, output_ids: Sequence[int]) -> int:
-        forbidden = self._chat.vision_ids
-        return next((index for index, token in enumerate(output_ids) if token in forbidden), len(output_ids))
 
     def _expanded_length(self, prompt: Prompt) -> int:
         return len(prompt.ids) - len(prompt.images) + self._image_tokens.tokens(prompt.images)
