@@ -360,7 +360,7 @@ def _imported_modules(tree: ast.AST) -> Iterator[str]:
 
 
 def _definitions(file: Path) -> dict[str, frozenset[str]]:
-    """Returns the functions and classes of a module, each class with its methods, aliases and fields."""
+    """Returns the functions and classes of a module, each class with its methods and annotated fields."""
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
@@ -378,10 +378,8 @@ def _definitions(file: Path) -> dict[str, frozenset[str]]:
 
 def _members(node: ast.ClassDef) -> set[str]:
     functions = {item.name for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)}
-    fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
-    assigned = [item for item in node.body if isinstance(item, ast.Assign) and isinstance(item.value, ast.Name)]
-    aliases = [target for item in assigned for target in item.targets]
-    return functions | {target.id for target in (*fields, *aliases) if isinstance(target, ast.Name)}
+    fields = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
+    return functions | {target.id for target in fields if isinstance(target, ast.Name)}
 
 
 def _sha256(file: Path) -> str:

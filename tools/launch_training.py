@@ -23,11 +23,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.launching.execution import run
 from tools.launching.models import Kind, LaunchError
 from tools.launching.preconditions import checked_preconditions, missing
 from tools.launching.settings import VARIABLES, misspelt, read_settings
-from tools.launching.steps import compose, show
+from tools.launching.steps import compose, run, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

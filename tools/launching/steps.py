@@ -1,10 +1,17 @@
-"""The steps of a run, composed from its settings: every command, in order."""
+"""The steps of a run, composed from its settings: every command, in order. ``run`` runs them."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +22,7 @@ from tools.launching.models import (
     TEXT_COMMIT,
     VISION_COMMIT,
     Kind,
+    LaunchError,
     math_model,
     owner_of,
     shape_of,
@@ -23,6 +31,8 @@ from tools.launching.models import (
 from tools.launching.settings import ROOT, LaunchSettings
 from tools.launching.slime_checkout import rows_share_weight, trains_qwen3_5_vl, trains_qwen3_vl
 from tools.launching.train_arguments import config_path, custom_config, train_arguments
+
+HEALTH_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,3 +259,60 @@ def _other_rotary_base(settings: LaunchSettings) -> list[str]:
     """Returns arguments after slime's shape of the model, which override it."""
     known = vision_model(settings.model) if settings.kind.is_android else math_model(settings.model)
     return [] if known.rotary_base is None else ["--rotary-base", str(known.rotary_base)]
+
+
+def run(steps: Sequence[Step]) -> int:
+    """Runs the steps in sequence, stops background processes, and returns the last step's exit code.
+
+    Raises:
+        LaunchError: a step before the last one failed.
+    """
+    background: list[subprocess.Popen[bytes]] = []
+    code = 0
+    try:
+        for at, step in enumerate(steps):
+            logging.info("%s", step.title)
+            code = _do(step, background)
+            if code != 0 and at < len(steps) - 1:
+                raise LaunchError(f"could not {step.title}: {step.command[0]} exited with {code}")
+    finally:
+        for process in background:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    return code
+
+
+def _do(step: Step, background: list[subprocess.Popen[bytes]]) -> int:
+    if step.writes is not None:
+        path, content = step.writes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", encoding="utf-8", opener=_owners_alone if step.secret else None) as file:
+            file.write(content)
+        return 0
+    try:
+        process = subprocess.Popen(step.command, cwd=step.folder)
+    except FileNotFoundError as error:
+        raise LaunchError(f"could not {step.title}: {error.filename} is not installed") from error
+    if not step.background:
+        return process.wait()
+    background.append(process)
+    if step.healthy_url is not None:
+        _wait_until_healthy(step.healthy_url, process)
+    return 0
+
+
+def _owners_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + HEALTH_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise LaunchError(f"the rollout buffer exited with {process.returncode}; see its output above")
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.5)
+    raise LaunchError(f"{url} does not answer after {HEALTH_TIMEOUT_S:.0f} s")

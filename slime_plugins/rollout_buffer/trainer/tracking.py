@@ -11,7 +11,6 @@ import functools
 import io
 import json
 import logging
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,39 +90,28 @@ class Tracker:
 
 
 class _SinkThread:
-    """Calls one sink in a thread, so that a sink that hangs blocks neither the rollout nor the end of the process."""
+    """Calls one sink in threads, so that a sink that hangs blocks neither the rollout nor the end of the process."""
 
     def __init__(self, sink: MetricSink) -> None:
         self._sink = sink
-        self._orders: queue.SimpleQueue[tuple[Callable[[MetricSink], None], threading.Event]] = queue.SimpleQueue()
-        self._unfinished: threading.Event | None = None
-        self._thread: threading.Thread | None = None
+        self._name = type(sink).__name__
+        self._call: threading.Thread | None = None
 
     def carry(self, send: Callable[[MetricSink], None]) -> None:
         """Calls the sink and waits at most ``TIMEOUT_S``; skips a sink that still hangs in an earlier call."""
-        if self._unfinished is not None and not self._unfinished.is_set():
+        if self._call is not None and self._call.is_alive():
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=f"metrics to {self._name}", daemon=True)
-            self._thread.start()
-        self._unfinished = threading.Event()
-        self._orders.put((send, self._unfinished))
-        if not self._unfinished.wait(TIMEOUT_S):
+        self._call = threading.Thread(target=self._try, args=[send], name=f"metrics to {self._name}", daemon=True)
+        self._call.start()
+        self._call.join(TIMEOUT_S)
+        if self._call.is_alive():
             _warn_once(f"{self._name} did not finish within {TIMEOUT_S:g} s: it gets no metrics until it has")
 
-    @property
-    def _name(self) -> str:
-        return type(self._sink).__name__
-
-    def _work(self) -> None:
-        while True:
-            send, done = self._orders.get()
-            try:
-                send(self._sink)
-            except Exception as error:  # noqa: BLE001 - a failed sink must not stop a training
-                _warn_once(f"{self._name} failed: {type(error).__name__}: {error}")
-            finally:
-                done.set()
+    def _try(self, send: Callable[[MetricSink], None]) -> None:
+        try:
+            send(self._sink)
+        except Exception as error:  # noqa: BLE001 - a failed sink must not stop a training
+            _warn_once(f"{self._name} failed: {type(error).__name__}: {error}")
 
 
 class WandbSink:

@@ -23,13 +23,12 @@ from rollout_buffer_lab.mock_trainer import trainer_args
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tools.launch_training import main
-from tools.launching.execution import run
 from tools.launching.flag_check import refusals
 from tools.launching.models import VISION_MODELS, Kind, LaunchError
 from tools.launching.preconditions import missing
 from tools.launching.settings import VARIABLES, LaunchSettings, misspelt, read_settings
 from tools.launching.slime_checkout import trains_qwen3_5_vl
-from tools.launching.steps import NATIVE_SPEC, Step, compose, obstacles
+from tools.launching.steps import NATIVE_SPEC, Step, compose, obstacles, run
 from tools.launching.train_arguments import custom_config, train_arguments
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -38,11 +38,10 @@ from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, View
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, IncrementalContext, View
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.conversation import Conversation
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.history_context import HistoryContext
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_token_counter import ImageTokenCounter
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.incremental_context import IncrementalContext
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, RolloutMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import (
     RewardBreakdown,

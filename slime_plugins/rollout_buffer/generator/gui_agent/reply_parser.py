@@ -22,6 +22,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall, read_segments
@@ -87,8 +88,9 @@ def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedRe
     ``screen_width`` and ``screen_height`` are the device's pixels: a coordinate c becomes ``round(c / 999 * (W - 1))``,
     so that 999 is the last pixel and not one past it.
     """
+    pixel = partial(to_pixels, screen_width=screen_width, screen_height=screen_height)
     try:
-        action: ParsedAction | MalformedAction = _read_action(_tool_call(text), screen_width, screen_height)
+        action: ParsedAction | MalformedAction = _read_action(_tool_call(text), pixel)
     except _RefusedError as refusal:
         action = MalformedAction(reason=str(refusal))
     return ParsedReply(thinking=_thinking(text), conclusion=_last_tagged(text, "conclusion"), action=action)
@@ -129,12 +131,12 @@ def _tool_call(text: str) -> ToolCall:
     return calls[0]
 
 
-def _read_action(call: ToolCall, width: int, height: int) -> ParsedAction:
+def _read_action(call: ToolCall, pixel: ToPixel) -> ParsedAction:
     if call.name != TOOL_NAME:
         _refuse(f'the function is named {_quote(call.name)}, not "{TOOL_NAME}"')
     kind = _choice(call.arguments, "action", ActionKind)
     arguments, corrected = _corrected(kind, call.arguments)
-    return replace(_READERS[kind](arguments, _Screen(width, height)), corrected=corrected)
+    return replace(_READERS[kind](arguments, pixel), corrected=corrected)
 
 
 def _corrected(kind: ActionKind, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -165,65 +167,59 @@ def _number_in(text: str) -> float | str:
 # ---- one reader per action -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Screen:
-    width: int
-    height: int
-
-    def pixel(self, point: Point) -> tuple[int, int]:
-        return to_pixels(point, self.width, self.height)
+ToPixel = Callable[[Point], tuple[int, int]]
 
 
-def _read_click(arguments: Mapping[str, Any], screen: _Screen) -> ParsedAction:
+def _read_click(arguments: Mapping[str, Any], pixel: ToPixel) -> ParsedAction:
     point = _point(arguments, "coordinate")
-    return ParsedAction(action=Action(kind=ActionKind.CLICK, point=screen.pixel(point)), coordinate=point)
+    return ParsedAction(action=Action(kind=ActionKind.CLICK, point=pixel(point)), coordinate=point)
 
 
-def _read_long_press(arguments: Mapping[str, Any], screen: _Screen) -> ParsedAction:
+def _read_long_press(arguments: Mapping[str, Any], pixel: ToPixel) -> ParsedAction:
     point = _point(arguments, "coordinate")
     duration_s = _seconds(arguments, MAX_LONG_PRESS_S)
-    action = Action(kind=ActionKind.LONG_PRESS, point=screen.pixel(point), duration_s=duration_s)
+    action = Action(kind=ActionKind.LONG_PRESS, point=pixel(point), duration_s=duration_s)
     return ParsedAction(action=action, coordinate=point)
 
 
-def _read_swipe(arguments: Mapping[str, Any], screen: _Screen) -> ParsedAction:
+def _read_swipe(arguments: Mapping[str, Any], pixel: ToPixel) -> ParsedAction:
     start, end = _point(arguments, "coordinate"), _point(arguments, "coordinate2")
-    action = Action(kind=ActionKind.SWIPE, point=screen.pixel(start), end_point=screen.pixel(end))
+    action = Action(kind=ActionKind.SWIPE, point=pixel(start), end_point=pixel(end))
     return ParsedAction(action=action, coordinate=start, coordinate2=end)
 
 
-def _read_type(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+def _read_type(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
     return ParsedAction(action=Action(kind=ActionKind.TYPE, text=_text(arguments)))
 
 
-def _read_answer(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+def _read_answer(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
     return ParsedAction(action=Action(kind=ActionKind.ANSWER, text=_text(arguments)))
 
 
-def _read_open(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+def _read_open(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
     app = _text(arguments).strip()
     if not app:
         _refuse('"text" names no app')
     return ParsedAction(action=Action(kind=ActionKind.OPEN, text=app))
 
 
-def _read_system_button(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+def _read_system_button(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
     return ParsedAction(action=Action(kind=ActionKind.SYSTEM_BUTTON, button=_choice(arguments, "button", SystemButton)))
 
 
-def _read_wait(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+def _read_wait(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
     duration_s = _seconds(arguments, MAX_WAIT_S) if "time" in arguments else DEFAULT_WAIT_S
     return ParsedAction(action=Action(kind=ActionKind.WAIT, duration_s=duration_s))
 
 
-def _read_terminate(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+def _read_terminate(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
     status = _string(arguments, "status").lower()
     if status not in ("success", "failure"):
         _refuse(f'"status" is {_quote(status)}, not one of "success", "failure"')
     return ParsedAction(action=Action(kind=ActionKind.TERMINATE, status=status))
 
 
-_READERS: dict[ActionKind, Callable[[Mapping[str, Any], _Screen], ParsedAction]] = {
+_READERS: dict[ActionKind, Callable[[Mapping[str, Any], ToPixel], ParsedAction]] = {
     ActionKind.CLICK: _read_click,
     ActionKind.LONG_PRESS: _read_long_press,
     ActionKind.SWIPE: _read_swipe,

@@ -1,7 +1,7 @@
 """The ``Context`` protocol: renders the prompts of an episode. Rollout modes differ only in it.
 
-``IncrementalContext`` grows one token sequence; ``HistoryContext`` renders a new prompt for every turn. The episode
-loop, its record, budgets, actions and rewards are the same for both.
+``IncrementalContext`` grows one token sequence; ``HistoryContext`` (``history_context.py``) renders a new prompt for
+every turn. The episode loop, its record, budgets, actions and rewards are the same for both.
 """
 
 from __future__ import annotations
@@ -10,11 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import MOBILE_USE_TOOL
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import PromptObservation, system_message
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
+    PromptObservation,
+    first_turn_message,
+    later_turn_message,
+    system_message,
+)
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import ParsedReply
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import ObservationMode
+from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Image, Message
 
 
@@ -73,3 +80,38 @@ class Context(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """Returns what is needed besides the messages to reconstruct the prompt of each turn."""
         ...
+
+
+class IncrementalContext:
+    """A ``Context`` of one sequence: the previous prompt, its sampled ids, and a bridge with the next screenshot.
+
+    Sampled ids are never tokenised again, so the whole episode is one training row. Every request has all screenshots
+    so far: SGLang needs as many images as the ids have placeholders.
+    """
+
+    def __init__(self, chat: ChatTokens, view: View) -> None:
+        self._chat = chat
+        self._view = view
+        self._ids: list[int] = []
+        self._images: list[Image] = []
+
+    def begin(self, seen: Observation) -> tuple[Sequence[Message], Prompt]:
+        """As ``Context.begin``: the task, the instructions, the first screenshot."""
+        messages = [self._view.system(), first_turn_message(seen.goal, self._view.observation(seen))]
+        self._ids += self._chat.prompt(messages)
+        return messages, self._prompt(seen)
+
+    def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
+        """As ``Context.go_on``: a note, a step counter, the screenshot."""
+        message = later_turn_message(last.number + 1, last.max_turns, self._view.observation(seen), seen.note)
+        self._ids += last.output_ids
+        self._ids += self._chat.bridge(message, turn_is_closed=self._chat.is_closed(last.output_ids))
+        return message, self._prompt(seen)
+
+    def facts(self) -> Mapping[str, Any]:
+        """As ``Context.facts``: empty, because each turn has all earlier messages in its prompt."""
+        return {}
+
+    def _prompt(self, seen: Observation) -> Prompt:
+        self._images += self._view.images(seen)
+        return Prompt(ids=SharedPrefix(self._ids, len(self._ids)), images=tuple(self._images))
