@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ from tests.skips import needs, unexpected
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# What collection makes stays: looking for garbage among it takes a sixth of the time, and again in each test's.
+gc.disable()
 
 # No example has a deadline, and none is drawn too slowly: the machine may be busy. What a test says for itself it says
 # through tests.example_counts, which knows the profile.
@@ -63,6 +67,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "integration" and item.path.stem in SECOND_CHANCE:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
 if TYPE_CHECKING:
+    import anthropic
     import openai
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
@@ -69,7 +70,7 @@ class GatewayUnderTest:
         self.gateway = gateway
         self.buffer = gateway.buffer
         self.http = http
-        self.clients: list[openai.AsyncOpenAI] = []
+        self.clients: list[openai.AsyncOpenAI | anthropic.AsyncAnthropic] = []
 
     async def call(
         self,
@@ -120,6 +121,16 @@ class GatewayUnderTest:
         import openai
 
         client = openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0, **options)
+        self.clients.append(client)
+        return client
+
+    def anthropic_client(self, opened: Mapping[str, Any]) -> anthropic.AsyncAnthropic:
+        """The other vendor's."""
+        import anthropic
+
+        client = anthropic.AsyncAnthropic(
+            base_url=opened["anthropic_base_url"], api_key=opened["api_key"], max_retries=0
+        )
         self.clients.append(client)
         return client
 

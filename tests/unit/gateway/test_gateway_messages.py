@@ -46,15 +46,10 @@ async def session_of(
     folder: Path, *replies: Any, **options: Any
 ) -> AsyncIterator[tuple[GatewayUnderTest, dict[str, Any], anthropic.AsyncAnthropic, FakeEngine]]:
     """A gateway whose engine says ``replies``, an open session, and the official client for it."""
-    import anthropic
-
     engine = FakeEngine(replies, tokenizer=tokenizer, **options)
     async with gateway_on(folder, engine) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer, n=1))
-        async with anthropic.AsyncAnthropic(
-            base_url=opened["anthropic_base_url"], api_key=opened["api_key"], max_retries=0
-        ) as client:
-            yield gateway, opened, client, engine
+        yield gateway, opened, gateway.anthropic_client(opened), engine
 
 
 async def asked(client: anthropic.AsyncAnthropic, *, streamed: bool, **body: Any) -> Message:
