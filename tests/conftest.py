@@ -116,6 +116,20 @@ def buffer(tmp_path: Path, clock: SettableClock) -> Iterator[Buffer]:
     found.store.close()
 
 
+@functools.cache
+def known_task_types() -> dict[str, Any]:
+    """What the supervisor of those clients has found. Cached: ``load`` imports the file of every generator."""
+    known: dict[str, Any] = {name: {"needs_ray": False} for name in ("external", "math")}
+    known["remote_rollout"] = {"needs_ray": False, "required_keys": ["tokenizer_path", "remote_rollout_url"]}
+    known["strict"] = {
+        "needs_ray": False,
+        "required_keys": ["place"],
+        "option_keys": ["max_turns"],
+        "option_sections": load("statelm").option_sections,
+    }
+    return known
+
+
 @pytest.fixture
 def make_client(tmp_path: Path) -> Iterator[Callable[..., FlaskClient]]:
     """Builds HTTP test clients of an application whose supervisor looks alive."""
@@ -125,15 +139,7 @@ def make_client(tmp_path: Path) -> Iterator[Callable[..., FlaskClient]]:
         app = create_app(ServeSettings.model_validate({"data_dir": tmp_path / "data", **settings}))
         context: ServerContext = app.extensions["rollout_buffer"]
         contexts.append(context)
-        known: dict[str, Any] = {name: {"needs_ray": False} for name in ("external", "math")}
-        known["remote_rollout"] = {"needs_ray": False, "required_keys": ["tokenizer_path", "remote_rollout_url"]}
-        known["strict"] = {
-            "needs_ray": False,
-            "required_keys": ["place"],
-            "option_keys": ["max_turns"],
-            "option_sections": load("statelm").option_sections,
-        }
-        context.buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": known, "broken_generators": {}})
+        context.buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": known_task_types(), "broken_generators": {}})
         return app.test_client()
 
     yield make

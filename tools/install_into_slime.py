@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -149,7 +150,7 @@ class Overlay:
         self._trainer_only = trainer_only
         self._refuse_changed(force, but=FARM_CONFIG)
         wanted = self._files()
-        sources = self._sources()
+        sources = _sources(self._source, trainer_only)
         stay = {FARM_CONFIG} if self._farm_config_is_edited() and not force else set()
         entries = {path: Entry(sha256=digest, replaced=self._keep_original(path)) for path, digest in wanted.items()}
         gone = {path: entry for path, entry in self._entries.items() if path not in entries}
@@ -220,23 +221,7 @@ class Overlay:
         return file
 
     def _files(self) -> dict[str, str]:
-        return {path: _sha256(file) for path, file in self._sources().items()}
-
-    def _sources(self) -> dict[str, Path]:
-        """Returns the source of each file of the overlay, by its path in the checkout."""
-        patterns = TRAINER_FILES if self._trainer_only else PATTERNS
-        files = {file for pattern in patterns for file in self._source.glob(pattern)}
-        if self._trainer_only:
-            roots = [file for pattern in TRAINER_ROOTS for file in self._source.glob(pattern)]
-            files |= import_closure(self._source, roots) - {self._source / path for path in NAMES_OF_SLIME}
-        found = {
-            file.relative_to(self._source).as_posix(): file
-            for file in sorted(files)
-            if file.is_file() and "__pycache__" not in file.parts
-        }
-        if self._trainer_only:
-            found[BUFFER_PROGRAM] = found.pop(TRAINER_ONLY_BUFFER)
-        return found
+        return _digests(self._source, self._trainer_only)
 
     def _state_of(self, path: str) -> str | None:
         file = self._checkout / path
@@ -327,6 +312,29 @@ class Overlay:
         new.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         os.replace(new, self._state / "manifest.json")
         self._entries = dict(entries)
+
+
+@functools.cache
+def _sources(source: Path, trainer_only: bool) -> dict[str, Path]:
+    """Returns the source of each file of the overlay, by its path in the checkout."""
+    patterns = TRAINER_FILES if trainer_only else PATTERNS
+    files = {file for pattern in patterns for file in source.glob(pattern)}
+    if trainer_only:
+        roots = [file for pattern in TRAINER_ROOTS for file in source.glob(pattern)]
+        files |= import_closure(source, roots) - {source / path for path in NAMES_OF_SLIME}
+    found = {
+        file.relative_to(source).as_posix(): file
+        for file in sorted(files)
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    if trainer_only:
+        found[BUFFER_PROGRAM] = found.pop(TRAINER_ONLY_BUFFER)
+    return found
+
+
+@functools.cache
+def _digests(source: Path, trainer_only: bool) -> dict[str, str]:
+    return {path: _sha256(file) for path, file in _sources(source, trainer_only).items()}
 
 
 def import_closure(source: Path, roots: Sequence[Path]) -> set[Path]:

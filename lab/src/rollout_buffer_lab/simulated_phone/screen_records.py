@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rollout_buffer_lab.simulated_phone.geometry import Rect
 
@@ -28,78 +28,58 @@ class TextRole(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextLine:
+class _Placed:
+    bounds: Rect
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """Where to tap, 0..999."""
+        return self.bounds.relative_center
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextLine(_Placed):
     """One line of text. ``selected``: on a row picked by long press. ``sent``: part of a message of one's own."""
 
     text: str
-    bounds: Rect
     role: TextRole
     selected: bool = False
     sent: bool = False
 
-    @property
-    def center(self) -> tuple[int, int]:
-        """Where to tap, 0..999."""
-        return self.bounds.relative_center
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Button:
+class Button(_Placed):
     """A filled button or a tab with a text on it. ``selected`` is true on the tab that is shown."""
 
     text: str
-    bounds: Rect
     selected: bool = False
-
-    @property
-    def center(self) -> tuple[int, int]:
-        """Where to tap, 0..999."""
-        return self.bounds.relative_center
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Icon:
+class Icon(_Placed):
     """An icon: ``name`` is its meaning (``back``, ``add``, ``delete``, ``more`` ...).
 
     ``label`` is the text under it (apps on the home screen), else empty.
     """
 
     name: str
-    bounds: Rect
     label: str = ""
-
-    @property
-    def center(self) -> tuple[int, int]:
-        """Where to tap, 0..999."""
-        return self.bounds.relative_center
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Switch:
+class Switch(_Placed):
     """An on/off switch with the text to its left."""
 
     label: str
     is_on: bool
-    bounds: Rect
-
-    @property
-    def center(self) -> tuple[int, int]:
-        """Where to tap, 0..999."""
-        return self.bounds.relative_center
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slider:
+class Slider(_Placed):
     """A slider with the text above it. ``value`` runs from 0 to 1 along the track, whose place is ``bounds``."""
 
     label: str
     value: float
-    bounds: Rect
-
-    @property
-    def center(self) -> tuple[int, int]:
-        """The middle of the track, 0..999."""
-        return self.bounds.relative_center
 
     @property
     def left_end(self) -> tuple[int, int]:
@@ -116,7 +96,7 @@ class Slider:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Field:
+class Field(_Placed):
     """A text field. ``label`` stands small above the value; ``lines`` are the value as drawn, wrapped lines apart.
 
     ``selected`` is true while the whole value is marked: typing replaces it.
@@ -124,7 +104,6 @@ class Field:
 
     label: str
     lines: tuple[str, ...]
-    bounds: Rect
     focused: bool = False
     selected: bool = False
 
@@ -133,18 +112,8 @@ class Field:
         """The lines with line feeds between them. Soft wraps are indistinguishable from line feeds."""
         return "\n".join(self.lines)
 
-    @property
-    def center(self) -> tuple[int, int]:
-        """Where to tap, 0..999."""
-        return self.bounds.relative_center
 
-
-class _Named(Protocol):
-    @property
-    def center(self) -> tuple[int, int]: ...
-
-
-_N = TypeVar("_N", bound=_Named)
+_P = TypeVar("_P", bound=_Placed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,5 +168,5 @@ class ReadScreen:
         return _first(field for field in self.fields if field.label == label)
 
 
-def _first(matches: Iterable[_N]) -> _N | None:
+def _first(matches: Iterable[_P]) -> _P | None:
     return next(iter(matches), None)
