@@ -36,6 +36,16 @@ def answers(url: str) -> bool:
         return False
 
 
+def server_at(variable: str) -> str:
+    """The engine that ``variable`` names; skips the test, with the reason, when there is none."""
+    url = os.environ.get(variable, "").rstrip("/")
+    if not url:
+        pytest.skip(f"{variable} is not set")
+    if not answers(f"{url}/model_info"):
+        pytest.skip(f"no engine answers at {variable}={url}")
+    return url
+
+
 class BufferProcess:
     """``rollout-buffer serve`` with the arguments of a test."""
 

@@ -14,8 +14,6 @@ folder of its model. Needs torch and transformers.
 from __future__ import annotations
 
 import os
-import urllib.error
-import urllib.request
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +35,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.generator import Con
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import snapshots_of
 from slime_plugins.rollout_buffer.types import Trajectory
 from tests.context_editing_player import LINE, call, request_for
+from tests.integration.conftest import server_at
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
 
@@ -70,11 +69,7 @@ SCRIPT: tuple[tuple[tuple[str, dict[str, Any]], ...], ...] = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _server_answers() -> None:
-    try:
-        with urllib.request.urlopen(f"{URL}/model_info", timeout=5) as response:
-            response.read()
-    except (urllib.error.URLError, OSError) as error:
-        pytest.skip(f"no engine answers at {URL_VARIABLE}={URL}: {error}")
+    server_at(URL_VARIABLE)
 
 
 @pytest.fixture(scope="module")

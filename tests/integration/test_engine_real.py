@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
@@ -22,6 +20,7 @@ from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 from tests.engine_contracts import SglangServerContract, VisionContract
+from tests.integration.conftest import server_at
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
 
@@ -36,19 +35,6 @@ SETTINGS = EngineSettings(retry_timeout_s=60.0, deadline_s=240.0)
 START, END, NEW_LINE = 151644, 151645, 198
 IMAGE_IDS = (151652, 151655, 151653)
 USER, ASSISTANT, HELLO = 872, 77091, 9707
-
-
-def server_at(variable: str) -> str:
-    """The server that ``variable`` names; skips the test, with the reason, when there is none."""
-    url = os.environ.get(variable, "").rstrip("/")
-    if not url:
-        pytest.skip(f"{variable} is not set")
-    try:
-        with urllib.request.urlopen(f"{url}/model_info", timeout=5) as response:
-            response.read()
-    except (urllib.error.URLError, OSError) as error:
-        pytest.skip(f"no engine answers at {variable}={url}: {error}")
-    return url
 
 
 def picture(width: int, height: int) -> Image:

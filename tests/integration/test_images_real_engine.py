@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import urllib.error
-import urllib.request
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,6 +38,7 @@ from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
 from tests.android_world_expert import expert_replies
+from tests.integration.conftest import server_at
 from tests.prompt_faults import changing, retokenised
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
@@ -64,11 +63,7 @@ PAD, TURN_END, NEW_LINE = "<|image_pad|>", "<|im_end|>", "\n"
 
 @pytest.fixture(scope="module", autouse=True)
 def _server_answers() -> None:
-    try:
-        with urllib.request.urlopen(f"{URL}/model_info", timeout=5) as response:
-            response.read()
-    except (urllib.error.URLError, OSError) as error:
-        pytest.skip(f"no engine answers at {URL_VARIABLE}={URL}: {error}")
+    server_at(URL_VARIABLE)
 
 
 @pytest.fixture(scope="module")

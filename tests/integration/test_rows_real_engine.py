@@ -18,8 +18,6 @@ import logging
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
-from tests.integration.conftest import BufferProcess
+from tests.integration.conftest import BufferProcess, server_at
 from tests.prompt_faults import changing, retokenised, unchanged, without_ids
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
@@ -83,11 +81,7 @@ Recorded = list[tuple[int, float]]
 
 @pytest.fixture(scope="module", autouse=True)
 def _server_answers() -> None:
-    try:
-        with urllib.request.urlopen(f"{URL}/model_info", timeout=5) as response:
-            response.read()
-    except (urllib.error.URLError, OSError) as error:
-        pytest.skip(f"no engine answers at {URL_VARIABLE}={URL}: {error}")
+    server_at(URL_VARIABLE)
 
 
 def delivered(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,20 +34,13 @@ from rollout_buffer_lab.embedded_engine.server import running  # noqa: E402 - be
 from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.errors import ConfigError  # noqa: E402 - below the skip
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
 CONTEXT = 32768
 END: int = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 PROMPT: list[int] = TOKENIZER.encode("<|im_start|>user\nSolve x + 5 = 12<|im_end|>\n<|im_start|>assistant\n")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A tiny model is slower on several threads, and the machine has others to serve."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def policy(seed: int, hidden: int = 64) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from transformers import AutoImageProcessor, Qwen3VLConfig, Qwen3VLForConditiona
 
 from rollout_buffer_lab.embedded_engine.server import running  # noqa: E402 - below the skip
 from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402 - below the skip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
@@ -54,14 +56,6 @@ def picture(width: int, height: int, red: int = 20) -> Image:
     shades = PillowImage.linear_gradient("L").resize((width, height))
     PillowImage.merge("RGB", (shades, shades, shades.point(lambda value: value * red // 255))).save(file, "PNG")
     return Image(data=file.getvalue())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

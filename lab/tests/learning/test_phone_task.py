@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,20 +31,13 @@ from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings  # 
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.trainer.vision import load_vision  # noqa: E402 - below the skip
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TASK = find_task("phone", None)
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 TOKENIZER.add_tokens([AddedToken(phrase, normalized=False) for phrase in TASK.phrases])
 MODES = ("incremental", "history")
 IMAGE_TOKENS = 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A tiny model is slower on several threads, and the machine has others to serve."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def played(mode: str, episodes: int = 40) -> WarmUp:

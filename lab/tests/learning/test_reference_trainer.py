@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="the reference trainer needs torch")
 
-from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need torch
-
+from lab.tests.tiny_policy import VOCABULARY, policy  # noqa: E402 - below the skip
 from rollout_buffer_lab.learning import grpo  # noqa: E402 - below the skip
 from rollout_buffer_lab.learning.arms import Arm, corruption_of  # noqa: E402 - below the skip
 from rollout_buffer_lab.learning.batches import batch_of, trained_logits  # noqa: E402 - below the skip
@@ -20,25 +18,9 @@ from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer, LogProbG
 from rollout_buffer_lab.learning.losses import token_log_probs  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow, RolloutTrajectory  # noqa: E402 - below the skip
 
-VOCABULARY = 12
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LOOSE = GrpoSettings(max_log_prob_gap=None)
-
-
-def policy(seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config)
 
 
 def row(ids: list[int], mask: list[int], log_probs: list[float] | None = None, number: int = 0) -> RolloutRow:
@@ -67,15 +49,6 @@ def trajectory(*rows: RolloutRow, reward: float = 0.0, group: int = 0, version: 
         weight_version=version,
         dummy_reason=None if rows else "nothing was played",
     )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A tiny model is slower on several threads, and the machine has others to serve."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def played(model: Any, count: int, rng: random.Random, version: int = 0) -> list[RolloutTrajectory]:

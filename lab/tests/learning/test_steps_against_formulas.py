@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -18,8 +18,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="the reference trainer needs torch")
 
-from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need torch
-
+from lab.tests.tiny_policy import VOCABULARY, policy  # noqa: E402 - below the skip
 from rollout_buffer_lab.learning.grpo import GrpoSettings, GrpoTrainer  # noqa: E402 - below the skip
 from slime.utils.mask_utils import Generation  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings  # noqa: E402 - below the skip
@@ -27,30 +26,15 @@ from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder  # noqa:
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings  # noqa: E402 - below the skip
 from slime_plugins.rollout_buffer.wire import RolloutItem  # noqa: E402 - below the skip
 
-STEPS, GROUPS, MEMBERS, VOCABULARY = 3, 3, 5, 12
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEPS, GROUPS, MEMBERS = 3, 3, 5
 LEARNING_RATE, WARMUP, MINIBATCHES, SEED = 1e-2, 6, 4, 5
 CLIP, CLIP_HIGH, CAP, NORM = 0.2, 0.28, 1.25, 1.0
 BETAS, EPSILON = (0.9, 0.98), 1e-8
 ROWS = RowSettings(
     samples_per_group=MEMBERS, masks=MaskSettings(tokenizer_path=None, loss_mask_type="qwen", source=None)
 )
-
-
-def policy() -> Any:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config)
 
 
 # --- episodes --------------------------------------------------------------------------------------------------------
@@ -180,14 +164,6 @@ def _mean(updates: Sequence[Expected]) -> Expected:
 
 
 # --- the claim -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def flat(model: Any) -> Any:
