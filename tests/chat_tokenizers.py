@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import hashlib
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +99,7 @@ def load(name: str) -> Any:
 
 @functools.cache
 def _load(vocabulary: str, template: str) -> Any:
-    tokenizer = _vocabulary(vocabulary)
+    tokenizer = copy.copy(_vocabulary(vocabulary))
     if template.startswith("trl/"):
         tokenizer.chat_template = _read(folder() / "chat_templates" / f"{template.removeprefix('trl/')}.jinja")
     elif template != "own":
@@ -111,8 +114,9 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@functools.cache
 def _vocabulary(name: str) -> Any:
-    """Gives a tokenizer object of its own, since a template will be set on it."""
+    """Gives a tokenizer to be copied, since a template is set on it. The copies share what costs seconds to load."""
     if name == "small_chatml":
         return _wrap(_train(CHATML_SPECIAL, CHATML_PLAIN), "<|im_end|>")
 
@@ -153,19 +157,26 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _variant_of_qwen3(without: set[str] | None, added: list[str]) -> Any:
-    """Gives Qwen3's byte pairs under other added tokens; ``without=None`` removes all of them."""
+    """Gives Qwen3's byte pairs under other added tokens; ``without=None`` removes all of them. Kept as a file."""
     import json
 
     path = folder() / "qwen3" / "tokenizer.json"
     if not path.is_file():
         pytest.skip(f"{path} is missing: run python tests/fetch_tokenizers.py")
 
-    described = json.loads(path.read_text(encoding="utf-8"))
-    kept = [token for token in described["added_tokens"] if without is not None and token["content"] not in without]
-    described["added_tokens"] = kept
-    tokenizer = Tokenizer.from_str(json.dumps(described))
-    tokenizer.add_tokens([_added(content, special=content in DEEPSEEK_SPECIAL) for content in added])
-    return _wrap(tokenizer, *(DEEPSEEK_SPECIAL if added else ["<|im_end|>"]))
+    wanted = hashlib.sha256(repr((sorted(without or ()), added)).encode()).hexdigest()[:16]
+    made = path.with_name(f"variant-{wanted}.json")
+    if not made.is_file():
+        described = json.loads(path.read_text(encoding="utf-8"))
+        kept = [token for token in described["added_tokens"] if without is not None and token["content"] not in without]
+        described["added_tokens"] = kept
+        tokenizer = Tokenizer.from_str(json.dumps(described))
+        tokenizer.add_tokens([_added(content, special=content in DEEPSEEK_SPECIAL) for content in added])
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder_of_this:
+            new = Path(folder_of_this) / "new.json"
+            tokenizer.save(str(new))
+            new.replace(made)
+    return _wrap(made, *(DEEPSEEK_SPECIAL if added else ["<|im_end|>"]))
 
 
 def _train(special: list[str], plain: list[str]) -> Tokenizer:
@@ -193,7 +204,8 @@ def _added(content: str, *, special: bool) -> AddedToken:
     return AddedToken(content, special=special, normalized=False)
 
 
-def _wrap(tokenizer: Tokenizer, eos: str, bos: str | None = None) -> Any:
+def _wrap(tokenizer: Tokenizer | Path, eos: str, bos: str | None = None) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, bos_token=bos)
+    source = {"tokenizer_file": str(tokenizer)} if isinstance(tokenizer, Path) else {"tokenizer_object": tokenizer}
+    return PreTrainedTokenizerFast(**source, eos_token=eos, bos_token=bos)
