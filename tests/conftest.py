@@ -6,7 +6,7 @@ import functools
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,6 @@ from tests.skips import needs, unexpected
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-# What collection makes stays: looking for garbage among it takes a sixth of the time, and again in each test's.
-gc.disable()
 
 # No example has a deadline, and none is drawn too slowly: the machine may be busy. What a test says for itself it says
 # through tests.example_counts, which knows the profile.
@@ -69,9 +66,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collection makes stays: no garbage is looked for in it, neither meanwhile nor during the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

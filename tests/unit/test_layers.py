@@ -144,22 +144,6 @@ def _full(name: str) -> str:
     return f"{BUFFER}.{name}" if name.split(".")[0] in LAYER_OF else name
 
 
-def test_the_trainers_side_imports_no_more_than_a_client() -> None:
-    records = ("client", "wire", "types", "errors", "redaction", "install_hints", "engine_keys")
-    pure = (
-        "rules.backoff",
-        "rules.job_settings",
-        "rules.reward_normalization",
-        "rules.token_validity",
-        "rules.weight_versions",
-        "tokenizer_loading",
-    )
-    allowed = tuple(f"{BUFFER}.{name}" for name in (*records, *pure))
-    trainer = f"{BUFFER}.trainer"
-    found = offenders(("slime.rollout", trainer), (BUFFER,))
-    assert [line for line in found if not within(line.split(" imports ")[1], trainer, *allowed)] == []
-
-
 def test_the_core_of_the_trainers_side_knows_no_trainer() -> None:
     trainer = (f"{BUFFER}.trainer",)
     # Loss masks are pure and below everything else; they stand in this folder because slime loads them from there.
