@@ -184,13 +184,13 @@ async def test_a_call_that_was_cut_comes_back_as_the_turn_that_it_was(tmp_path: 
         job = start_session_job(gateway.buffer, n=1, message_matching="strict")
         opened = await gateway.open(job)
         asked: Any = {"model": "p", "max_tokens": 200, "tools": [{"name": "look", "input_schema": SCHEMA}]}
-        async with anthropic.AsyncAnthropic(base_url=opened["anthropic_base_url"], api_key=opened["api_key"]) as client:
-            async with client.messages.stream(messages=QUESTION, **asked) as stream:
-                said = await stream.get_final_message()
-            assert (said.stop_reason, [block.type for block in said.content]) == ("max_tokens", ["tool_use"])
-            echo: Any = {"role": "assistant", "content": said.content}
-            async with client.messages.stream(messages=[*QUESTION, echo, *QUESTION], **asked) as stream:
-                await stream.until_done()
+        client = gateway.anthropic_client(opened)
+        async with client.messages.stream(messages=QUESTION, **asked) as stream:
+            said = await stream.get_final_message()
+        assert (said.stop_reason, [block.type for block in said.content]) == ("max_tokens", ["tool_use"])
+        echo: Any = {"role": "assistant", "content": said.content}
+        async with client.messages.stream(messages=[*QUESTION, echo, *QUESTION], **asked) as stream:
+            await stream.until_done()
         assert (await gateway.close(opened, reward=1)).body["branches"] == 1
         recorded = gateway.item(job, opened["session_id"])["messages"][-1]
         assert recorded["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at":"🙂"'}
