@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import httpx
-import httpx2
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +20,10 @@ from slime_plugins.rollout_buffer.recording.messages import digest, read_convers
 from slime_plugins.rollout_buffer.types import Message, MessageMatching
 from tests.example_counts import examples
 from tests.reply_streams import BEGUN, END_OF_TURN, TOOLS, reply_stream, texts
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 QUESTION: Any = {"role": "user", "content": "What is there?"}
 FUNCTION: Any = TOOLS[0]["function"]
@@ -52,35 +53,49 @@ class Wire:
 
 
 WIRE = Wire()
-OPENAI = openai.OpenAI(api_key="k", base_url="http://gateway/v1", http_client=WIRE.client(httpx), max_retries=0)
-ANTHROPIC = anthropic.Anthropic(api_key="k", base_url="http://gateway", http_client=WIRE.client(httpx2), max_retries=0)
+
+
+@functools.cache
+def openai_client() -> openai.OpenAI:
+    import httpx
+    import openai
+
+    return openai.OpenAI(api_key="k", base_url="http://gateway/v1", http_client=WIRE.client(httpx), max_retries=0)
+
+
+@functools.cache
+def anthropic_client() -> anthropic.Anthropic:
+    import anthropic
+    import httpx2
+
+    return anthropic.Anthropic(api_key="k", base_url="http://gateway", http_client=WIRE.client(httpx2), max_retries=0)
 
 
 def chat_echo() -> None:
     asked: Any = {"model": "p", "tools": TOOLS, "extra_body": {"separate_reasoning": True}}
-    with OPENAI.chat.completions.stream(messages=[QUESTION], **asked) as stream:
+    with openai_client().chat.completions.stream(messages=[QUESTION], **asked) as stream:
         stream.until_done()
         said: Any = stream.current_completion_snapshot.choices[0].message  # the final one is refused if it was cut
-    with OPENAI.chat.completions.stream(messages=[QUESTION, said], **asked):
+    with openai_client().chat.completions.stream(messages=[QUESTION, said], **asked):
         pass
 
 
 def messages_echo() -> None:
     tool = {"name": "f", "input_schema": {"type": "object", **FUNCTION["parameters"]}}
     asked: Any = {"model": "p", "max_tokens": 9, "tools": [tool]}
-    with ANTHROPIC.messages.stream(messages=[QUESTION], **asked) as stream:
+    with anthropic_client().messages.stream(messages=[QUESTION], **asked) as stream:
         said: Any = {"role": "assistant", "content": stream.get_final_message().content}
-    with ANTHROPIC.messages.stream(messages=[QUESTION, said, QUESTION], **asked):
+    with anthropic_client().messages.stream(messages=[QUESTION, said, QUESTION], **asked):
         pass
 
 
 def responses_echo() -> None:
     tools: Any = [{"type": "function", **FUNCTION}]
     items: Any = []
-    for event in OPENAI.responses.create(model="p", input=[QUESTION], tools=tools, stream=True):
+    for event in openai_client().responses.create(model="p", input=[QUESTION], tools=tools, stream=True):
         if event.type in ("response.completed", "response.incomplete"):
             items = event.response.output
-    OPENAI.responses.create(model="p", input=[QUESTION, *items], tools=tools, stream=True).close()
+    openai_client().responses.create(model="p", input=[QUESTION, *items], tools=tools, stream=True).close()
 
 
 @examples(150)
