@@ -67,7 +67,8 @@ def _by_address(inherited: Sequence[socket.socket], addresses: Sequence[tuple[st
     found = [[one for one in inherited if _listens_at(one, host, port)] for host, port in addresses]
     if all(found) and sum(map(len, found)) == len(inherited):
         return found
-    given = ", ".join(str(one.getsockname()) for one in inherited)
+    names = [one.getsockname() for one in inherited]
+    given = ", ".join(name if isinstance(name, str) else f"{name[0]}:{name[1]}" for name in names)
     for one in inherited:
         one.close()
     wanted = ", ".join(f"{host}:{port}" for host, port in addresses)

@@ -178,15 +178,14 @@ class Supervisor:
         data_dir.restrict_permissions(self.settings.data_dir)
         self._records = ChildRecords(self.settings.data_dir / "children.json")
         timeout_s = PORT_TIMEOUT_S if self._take_over() else 0.0
-        ports = [self.settings.port]
+        ports = [port for port in (self.settings.port, self.settings.gateway_port) if port is not None]
+        addresses = [(self.settings.host, port) for port in ports]
+        self._sockets, *of_gateway = listening_sockets(addresses, timeout_s=timeout_s)
         if self.settings.gateway_port is not None:
             settings = child_commands.gateway_settings(self.settings, self.settings.gateway_port)
             policy = gateway_policy(self.settings.service_heartbeat_timeout_s)
             self._gateway = GatewayProcesses(settings, policy)
-            ports.append(self.settings.gateway_port)
-        self._sockets, *others = listening_sockets([(self.settings.host, port) for port in ports], timeout_s=timeout_s)
-        if self._gateway is not None:
-            (self._gateway.sockets,) = others
+            (self._gateway.sockets,) = of_gateway
         self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
         self._tasks.run(self._keep_reserve)
         self._tasks.run(self._recover_store)

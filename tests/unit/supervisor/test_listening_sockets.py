@@ -76,7 +76,7 @@ def test_sockets_that_do_not_fit_the_options_are_refused_with_both(
     api, gateway = free_ports(2)
     sockets = given(api, gateway)
     hand_over(*sockets)
-    with pytest.raises(ConfigError, match=rf"are at .*'127\.0\.0\.1', {api}.*ask for .*{gateway}.*ListenStream="):
+    with pytest.raises(ConfigError, match=rf"are at .*127\.0\.0\.1:{api}.*ask for .*{gateway}.*ListenStream="):
         listening_sockets([(HERE, api), (HERE, gateway)], timeout_s=0)
 
 

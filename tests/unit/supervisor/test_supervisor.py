@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
@@ -94,9 +95,12 @@ def test_a_refused_start_leaves_no_new_folder_behind(
 ) -> None:
     monkeypatch.setattr(os, "umask", lambda mask: mask)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for folder in (tmp_path / "new", buffer.store.data_dir):
+        port = taken.getsockname()[1]
+        for folder, ports in itertools.product(
+            (tmp_path / "new", buffer.store.data_dir), ({"port": port}, {"port": 0, "gateway_port": port})
+        ):
             with pytest.raises(ConfigError, match="cannot serve on"):
-                Supervisor(ServeSettings(data_dir=folder, port=taken.getsockname()[1])).run()
+                Supervisor(ServeSettings(data_dir=folder, **ports)).run()
     assert not (tmp_path / "new").exists()
     assert (buffer.store.data_dir / "buffer.sqlite3").exists()
 
