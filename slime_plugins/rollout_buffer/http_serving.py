@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib.util
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -58,6 +59,13 @@ def base_url(host: str, port: int) -> str:
     return f"http://{'127.0.0.1' if host in ANY_HOST else host}:{port}"
 
 
+def _is_no_malformed_request(record: logging.LogRecord) -> bool:
+    """Filters the log of aiohttp, which has a traceback for each request that is no HTTP."""
+    from aiohttp.http import HttpProcessingError
+
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
 @asynccontextmanager
 async def serving(
     app: web.Application,
@@ -78,6 +86,7 @@ async def serving(
     """
     from aiohttp import web  # not for the supervisor, which only listens
 
+    logging.getLogger("aiohttp.server").addFilter(_is_no_malformed_request)
     runner = web.AppRunner(
         app,
         handler_cancellation=handler_cancellation,

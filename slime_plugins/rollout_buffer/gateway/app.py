@@ -67,17 +67,18 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     app[GATEWAY], app[KEYS] = gateway, keys
     app[TOKEN] = "" if settings.token_file is None else read_token(settings.token_file)
     app[SCORER] = Scorer(settings.scoring_hosts, settings.scoring_timeout_s)
+    post = partial(app.router.add_post, expect_handler=_continue)
     for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):  # first: routes are compared in this order
-        app.router.add_post(f"{base}/chat/completions", _turn)
-        app.router.add_post(f"{base}/responses", _turn)
-        app.router.add_post(f"{base}/messages", _turn)
-        app.router.add_post(f"{base}/messages/count_tokens", _count_tokens)
+        post(f"{base}/chat/completions", _turn)
+        post(f"{base}/responses", _turn)
+        post(f"{base}/messages", _turn)
+        post(f"{base}/messages/count_tokens", _count_tokens)
         app.router.add_get(f"{base}/models", _models)
     app.router.add_get("/health", _health)
-    app.router.add_post("/sessions", _open)
+    post("/sessions", _open)
     app.router.add_get("/sessions/{session}", _show)
-    app.router.add_post("/sessions/{session}/close", _close)
-    app.router.add_post("/sessions/{session}/abandon", _abandon)
+    post("/sessions/{session}/close", _close)
+    post("/sessions/{session}/abandon", _abandon)
     app[REMOTE_ROLLOUT] = RemoteRolloutAdapter(gateway, app[TOKEN])
     app[REMOTE_ROLLOUT].mount(app)
     app.cleanup_ctx.append(_life)
@@ -89,6 +90,12 @@ async def _life(app: web.Application) -> AsyncIterator[None]:
     yield
     await app[GATEWAY].stop()
     await app[SCORER].close()
+
+
+async def _continue(request: web.Request) -> None:
+    """Lets a client that waits send its body; HTTP allows to ignore other expectations."""
+    if request.headers["Expect"].lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

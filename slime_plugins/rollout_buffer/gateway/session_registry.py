@@ -247,26 +247,24 @@ class SessionRegistry:
             known = self._sessions.get(session_id)
             if known is not None and known.closing.locked():
                 continue
-            if not one.takes_turns or self._is_expired(one, known, now):
+            expired = self._expiry(one, known, now)
+            if not one.takes_turns or expired:
                 found = await self.find(session_id)
-                if isinstance(found, Session):
-                    await self._end_over(found, one)
+                if isinstance(found, Session) and one.takes_turns:
+                    await self.give_up(found, EXPIRED, f"has expired: {expired}", given_up=False)
+                elif isinstance(found, Session):
+                    await self.end(found)
         return open_now
 
-    async def _end_over(self, session: Session, one: OpenSession) -> None:
-        if one.takes_turns:
-            await self.give_up(session, EXPIRED, "has expired: no request for too long", given_up=False)
-        else:
-            await self.end(session)
-
-    def _is_expired(self, one: OpenSession, known: Session | None, now: float) -> bool:
+    def _expiry(self, one: OpenSession, known: Session | None, now: float) -> str:
+        """Returns why a session expires now; empty if it does not."""
         if now - one.started_at > self._settings.session_timeout_s:
-            return True
-        if known is not None and known.is_in_use:
-            return False
+            return f"it was open for more than {self._settings.session_timeout_s:g} s"
         # Another process may be about to touch it.
         grace_s = _touch_interval_s(one.idle_timeout_s) + 2 * RECONCILE_INTERVAL_S
-        return now - one.used_at > one.idle_timeout_s + (grace_s if self._settings.workers > 1 else 0.0)
+        idle_s = one.idle_timeout_s + (grace_s if self._settings.workers > 1 else 0.0)
+        is_idle = now - one.used_at > idle_s and not (known is not None and known.is_in_use)
+        return "no request for too long" if is_idle else ""
 
     async def _touch(self) -> None:
         now = self._buffer.clock()

@@ -248,6 +248,19 @@ async def test_wrong_requests_are_refused_in_openais_form(
     assert script.requests == []
 
 
+async def test_rubbish_is_answered_in_the_form_of_the_route_and_logs_no_traceback(
+    gateway: GatewayUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    nowhere = await gateway.call("POST", "/v1/messages/batches", {})
+    assert (nowhere.status, nowhere.body["error"]["type"]) == (404, "not_found_error")
+    expecting = await gateway.call("POST", "/v1/messages", {}, headers={"Expect": "miracles"})
+    assert (expecting.status, expecting.body["error"]["type"]) == (401, "authentication_error")
+    waiting = await gateway.call("POST", "/v1/messages", {}, headers={"Expect": "100-continue"})
+    assert (waiting.status, waiting.body) == (expecting.status, expecting.body)
+    assert (await gateway.call("BREW", "/v1/messages")).status == 400
+    assert [record.message for record in caplog.records if record.exc_info] == []
+
+
 async def test_a_compressed_body_is_refused_and_not_unpacked(
     gateway: GatewayUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -445,6 +445,25 @@ async def test_a_session_does_not_expire_while_a_turn_is_sampled(tmp_path: Path)
         assert (await asking).status == 200
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_session_that_is_open_for_too_long_ends_also_while_a_turn_is_sampled(
+    tmp_path: Path, streamed: bool
+) -> None:
+    engine = HeldEngine()
+    async with gateway_on(tmp_path, engine, session_timeout_s=600) as gateway:
+        job = start_session_job(gateway.buffer, n=1)
+        opened = await gateway.open(job)
+        asking = asyncio.ensure_future(gateway.chat(opened, [USER], stream=streamed))
+        await engine.asked.wait()
+        clock = gateway.buffer.clock
+        gateway.buffer.clock = lambda: clock() + 601
+        await gateway.gateway.reconcile()
+        reply = await asking
+        assert (reply.status, reply.body["error"]["code"], engine.given_up) == (410, "gone", 1)
+        assert "was open for more than 600 s" in reply.body["error"]["message"]
+        assert slots(gateway.buffer, job)["open"] == 1
+
+
 # --- clients that go away --------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ MESSAGES = Dialect(
 
 def dialect_of(path: str) -> Dialect | None:
     """Returns the dialect of a route; None for the routes of programs that run agents."""
-    if path.endswith(("/messages", "/messages/count_tokens")):
+    if "/messages/" in f"{path}/":
         return MESSAGES
     if path.endswith("/responses"):
         return RESPONSES
