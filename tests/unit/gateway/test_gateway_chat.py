@@ -258,6 +258,8 @@ async def test_rubbish_is_answered_in_the_form_of_the_route_and_logs_no_tracebac
     waiting = await gateway.call("POST", "/v1/messages", {}, headers={"Expect": "100-continue"})
     assert (waiting.status, waiting.body) == (expecting.status, expecting.body)
     assert (await gateway.call("BREW", "/v1/messages")).status == 400
+    for levels in (100, 500, 1000, 5000):
+        assert (await gateway.call("POST", "/v1/messages", b"[" * levels)).status == 400
     assert [record.message for record in caplog.records if record.exc_info] == []
 
 
