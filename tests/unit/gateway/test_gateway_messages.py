@@ -185,12 +185,36 @@ def result(content: Any) -> dict[str, Any]:
         ({"messages": [USER], "tool_choice": "auto"}, "tool_choice"),
         ({"messages": [USER], "tool_choice": {"type": ["auto"]}}, "tool_choice"),
         ({"messages": [USER], "mcp_servers": [{"type": "url", "url": "http://here"}]}, "mcp_servers"),
+        ({"messages": [USER], "compaction": {"type": "enabled"}}, "compaction"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(body: Any, field: str) -> None:
     with pytest.raises(InvalidPayloadError) as refused:
         read_request(body)
     assert refused.value.detail == {"param": field}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_clients_tool_runner_sends_its_whole_conversation_since_threads_are_not_held(
+    tmp_path: Path, streamed: bool
+) -> None:
+    import anthropic
+
+    @anthropic.beta_async_tool
+    async def look(at: int) -> str:
+        """Looks."""
+        return f"saw {at}"
+
+    async with session_of(tmp_path, f"I look.{CALLS}", "A cat.") as (gateway, opened, client, engine):
+        options: Any = {"model": "policy", "max_tokens": 100, "messages": [USER], "tools": [look], "stream": streamed}
+        async for said in client.beta.messages.tool_runner(**options):
+            turn = await said.get_final_message() if streamed else said
+        assert turn.content[0].text == "A cat."
+        assert "saw 1\n</tool_response>\n<tool_response>\nsaw 2" in tokenizer.decode(engine.requests[1].input_ids)
+        with pytest.raises(anthropic.BadRequestError, match="send the whole conversation without it") as refused:
+            await client.beta.messages.create(**{**options, "stream": False, "tools": []}, thread={"type": "create"})
+        assert refused.value.error_code == "thread_unsupported_request"
+        assert (await gateway.close(opened, reward=1.0)).body["branches"] == 1
 
 
 def test_tools_of_anthropics_servers_and_its_billing_line_do_not_reach_the_model() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, RolloutBufferError
 from slime_plugins.rollout_buffer.gateway.replies import (
     CONTENT,
     REASONING,
@@ -25,6 +25,13 @@ from slime_plugins.rollout_buffer.types import Image
 
 SAME_FIELDS = ("model", "stream", "max_tokens", "temperature", "top_p", "top_k")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+REFUSED_FIELDS = {
+    "thread": "is not held: send the whole conversation without it",
+    "compaction": "is not offered: ask for a summary in a message",
+    "mcp_servers": "is not supported: the client must call the servers",
+}
+UNSUPPORTED_THREAD = "thread_unsupported_request"
+"""Code of the error after which Anthropic's clients send the whole conversation."""
 HOSTED_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp_toolset")
 """Types of tools that Anthropic's servers run; they are not offered to the model."""
 BILLING_LINE = "x-anthropic-billing-header:"
@@ -58,6 +65,10 @@ def read_request(body: Mapping[str, Any]) -> tuple[dict[str, Any], Images]:
     Raises:
         InvalidPayloadError: names the field and the problem.
     """
+    for name, why in REFUSED_FIELDS.items():
+        if body.get(name):
+            code = {"error_code": UNSUPPORTED_THREAD} if name == "thread" else {}
+            raise InvalidPayloadError(f"{name} {why}", {"param": name, **code})
     images: Images = {}
     messages = [{"role": "system", "content": text} for text in _system(body.get("system"))]
     given = body.get("messages")
@@ -67,8 +78,6 @@ def read_request(body: Mapping[str, Any]) -> tuple[dict[str, Any], Images]:
         messages += _messages_of(message, f"messages[{at}]", images)
     if messages[-1]["role"] == "assistant":
         raise wrong_field(f"messages[{len(given) - 1}]", "has the role assistant: the start of a reply cannot be set")
-    if body.get("mcp_servers"):
-        raise wrong_field("mcp_servers", "is not supported: the client must call the servers")
     chat = {name: body[name] for name in SAME_FIELDS if body.get(name) is not None}
     chat |= {"messages": messages, "separate_reasoning": True}
     if body.get("stop_sequences"):
@@ -298,4 +307,6 @@ def error_body(error: RolloutBufferError) -> dict[str, Any]:
     """Encodes an error."""
     status = status_of(error)
     kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    code = error.detail.get("error_code")
+    details = {} if code is None else {"details": {"error_code": code}}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
