@@ -82,7 +82,8 @@ class DevicePool:
             self._background += [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
 
     async def _until_ready(self) -> str:
-        """Returns "" once a device can be used, or the reason why none can. Continues after a restart of the manager.
+        """Returns "" once a device can be used, or the reason why none can. Continues after a restart of manager or
+        cluster.
 
         The timeout counts only while nothing changes: a pool that continues to boot devices is waited for.
         """
@@ -108,7 +109,7 @@ class DevicePool:
             except DeviceError as error:
                 if error.detail.get("fault") != DIED or now() >= deadline:
                     raise
-                logger.warning("the device manager died while its devices came up, trying again: %s", error)
+                logger.warning("the devices cannot be reached yet, trying again: %s", error)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def check_playable(self, tasks: Mapping[str, frozenset[str]]) -> None:

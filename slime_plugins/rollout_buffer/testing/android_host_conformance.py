@@ -64,7 +64,7 @@ class AndroidHostContract:
             assert part in map(part_of, endpoint.changed_state(self.packages))
             host.restore(self.packages)
             left = endpoint.put_back(endpoint.changed_state(self.packages))
-            assert [*map(part_of, left)] == [part] * (part not in self.restored_parts)
+            assert [*map(part_of, left)] == [part] * (part not in self.restored_parts), (part, left)
             self.mend(host, part)
 
     def test_an_android_that_does_not_answer_is_an_error_with_a_reason(self, host: AndroidHost) -> None:

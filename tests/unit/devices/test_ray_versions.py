@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from slime_plugins.rollout_buffer.devices.leased_device import DIED
 from slime_plugins.rollout_buffer.devices.ray_cluster import pool as device_pool
 from slime_plugins.rollout_buffer.devices.ray_cluster import probe as ray_cluster
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import try_cluster
@@ -16,7 +17,7 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.versions import (
     RayVersions,
     version_refusal,
 )
-from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, RolloutBufferError
 
 OWN = RayVersions(ray="2.60.0", python="3.11.7")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # Ray announces its own changes when it is imported
@@ -65,7 +66,9 @@ def test_joining_raises_what_it_is_about(
         raise raised
 
     monkeypatch.setattr(device_pool, "_join_cluster", refuse)
-    with pytest.raises(kind):
+    with pytest.raises(kind) as caught:
         try_cluster("10.0.0.1:6379")
+    is_waited_for = cast("RolloutBufferError", caught.value).detail.get("fault") == DIED
+    assert is_waited_for == (kind is DeviceError), "a runner that starts waits for a head that is away"
     assert ray_cluster.main(["10.0.0.1:6379"]) == 1
     assert "10.0.0.1:6379" in capsys.readouterr().err

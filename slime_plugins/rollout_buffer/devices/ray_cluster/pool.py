@@ -258,7 +258,7 @@ def _ray_errors(ray: Any, address: str) -> Iterator[None]:
         yield
     except (ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
         refusal = version_refusal(str(error), own_versions(), address)
-        raise refusal or DeviceError(f"the Ray cluster at {address} cannot be used: {error}") from error
+        raise refusal or device_died(f"the Ray cluster at {address} cannot be used: {error}") from error
 
 
 def _join_cluster(ray: Any, address: str) -> None:
