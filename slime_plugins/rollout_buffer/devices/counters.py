@@ -14,16 +14,20 @@ _KEPT_LEASES = 100
 
 
 class DeviceCounters:
-    """Counts leases and failures, and stores recent durations."""
+    """Counts leases and failures, and stores recent durations.
+
+    ``replacements`` are workers that were replaced after a failure, ``recyclings`` those replaced because of their age.
+    """
 
     def __init__(self) -> None:
         self._episodes = 0
         self._steps = 0
-        self._replacements = 0
-        self._recyclings = 0
-        self._quarantines = 0
+        self.replacements = 0
+        self.recyclings = 0
+        self.quarantines = 0
         self._held_s = 0.0
-        self._failures: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        """By kind, also those without a lease report: a failed boot, an expired lease."""
         self._reset_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
         self._step_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
         self._pace: deque[tuple[int, float]] = deque(maxlen=_KEPT_LEASES)
@@ -35,29 +39,10 @@ class DeviceCounters:
         self._episodes += 1
         self._steps += len(report.step_s)
         self._held_s += report.held_s
-        self._failures.update(report.failures)
+        self.failures.update(report.failures)
         self._reset_s.extend(report.reset_s)
         self._step_s.extend(report.step_s)
         self._pace.append((len(report.step_s), report.held_s))
-
-    def count_failure(self, kind: str) -> None:
-        """Counts a failure without a lease report: a failed boot, an expired lease."""
-        self._failures[kind] += 1
-
-    def count_replacement(self) -> None:
-        """Counts a worker that was replaced after a failure."""
-        self._replacements += 1
-
-    def count_recycling(self) -> None:
-        """Counts a worker that was replaced because of its age."""
-        self._recyclings += 1
-
-    def count_quarantine(self) -> None:
-        self._quarantines += 1
-
-    def kept(self) -> int:
-        """Returns the number of stored measurements, which is bounded."""
-        return len(self._reset_s) + len(self._step_s) + len(self._pace)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters for JSON.
@@ -68,10 +53,10 @@ class DeviceCounters:
         return {
             "episodes": self._episodes,
             "steps": self._steps,
-            "replacements": self._replacements,
-            "recyclings": self._recyclings,
-            "quarantines": self._quarantines,
-            "failures": dict(self._failures),
+            "replacements": self.replacements,
+            "recyclings": self.recyclings,
+            "quarantines": self.quarantines,
+            "failures": dict(self.failures),
             "held_s": round(self._held_s, 3),
             "reset_s_p50": _quantile(self._reset_s, 0.5),
             "reset_s_p95": _quantile(self._reset_s, 0.95),

@@ -336,7 +336,7 @@ class DeviceManager:
             for lease in self._table.take_back_expired(self._clock()):
                 device = self._devices[lease.device_id]
                 logger.warning("%s stopped renewing its lease and loses %s", lease.holder.owner, lease.device_id)
-                device.counters.count_failure(LEASE_EXPIRED)
+                device.counters.failures[LEASE_EXPIRED] += 1
                 self._check_returned(device)
 
     def _check_returned(self, device: _ManagedDevice) -> None:
@@ -380,7 +380,7 @@ class DeviceManager:
         while device.index < self._devices_wanted():
             action = self._next_action(device)
             if action is HealthAction.QUARANTINE:
-                device.counters.count_quarantine()
+                device.counters.quarantines += 1
                 await self._quarantine(device, self._current().quarantine_s)
                 device.health = device.health.after_rest()
                 action = HealthAction.LEND
@@ -437,13 +437,13 @@ class DeviceManager:
         device.health = device.health.with_new_worker(because_of_trouble=trouble)
         if action is HealthAction.RECYCLE:
             device.state = DeviceState.RECYCLING
-            device.counters.count_recycling()
+            device.counters.recyclings += 1
             logger.info("%s is recycled", device.device_id)
             return
-        device.counters.count_replacement()
+        device.counters.replacements += 1
         logger.warning("%s gets a new worker: %s", device.device_id, device.last_error or "the settings have changed")
         if rest_s:
-            device.counters.count_quarantine()
+            device.counters.quarantines += 1
             await self._quarantine(device, rest_s)
 
     async def _quarantine(self, device: _ManagedDevice, seconds: float) -> None:
@@ -518,7 +518,7 @@ class DeviceManager:
         device.failed_boots += 1
         if is_misconfigured(error):  # retries cannot succeed; they continue in case the host is repaired
             device.failed_boots = max(device.failed_boots, device.settings.boot_attempts)
-        device.counters.count_failure(BOOT_FAILED)
+        device.counters.failures[BOOT_FAILED] += 1
         logger.warning("%s does not boot: %s", device.device_id, device.last_error)
 
     def _reset_failed_boots(self) -> None:

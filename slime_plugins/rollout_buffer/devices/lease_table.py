@@ -35,11 +35,6 @@ class LeaseTable:
         self._leases: dict[int, Lease] = {}
 
     @property
-    def free(self) -> int:
-        """Number of devices that can be leased now."""
-        return len(self._free)
-
-    @property
     def lent(self) -> int:
         """Number of leased devices."""
         return len(self._leases)

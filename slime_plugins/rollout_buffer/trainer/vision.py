@@ -114,14 +114,9 @@ class QwenVision:
         self._concat = concat
         self._tensor_type = tensor_type
         self._cast = cast
-        self._placeholder_id = _token_id(processor, "<|image_pad|>")
+        self.placeholder_id = _token_id(processor, "<|image_pad|>")
         self._opening_id = _token_id(processor, "<|vision_start|>")
         self._video_id = _token_id(processor, "<|video_pad|>")
-
-    @property
-    def placeholder_id(self) -> int:
-        """As ``VisionFamily``: the id of ``<|image_pad|>``."""
-        return self._placeholder_id
 
     def prepare(self, picture: Any) -> ImageFeatures:
         """As ``VisionFamily``."""
@@ -139,7 +134,7 @@ class QwenVision:
         if self._video_id in token_ids:
             raise ImageMismatchError("the row has a video token, but no video was shown")
         for index, token_id in enumerate(token_ids):
-            if token_id == self._placeholder_id and (not index or token_ids[index - 1] != self._opening_id):
+            if token_id == self.placeholder_id and (not index or token_ids[index - 1] != self._opening_id):
                 raise ImageMismatchError(f"the image placeholder at {index} does not follow <|vision_start|>")
 
     def join(self, features: Sequence[ImageFeatures]) -> dict[str, Any]:
