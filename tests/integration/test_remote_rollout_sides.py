@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
@@ -24,6 +25,7 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
 from tests.third_party_rollout_sides import Said, StrangeRolloutServer, StrangeTrainer, rendered
+from tools.show_mask import page, sections_of
 
 QUICK = AgentSettings(backoff_s=0.01, turn_timeout_s=5, tool_timeout_s=0.3)
 
@@ -470,24 +472,22 @@ async def test_ending_is_once_and_what_is_ended_takes_no_turns() -> None:
     assert "takes no more turns" in late[1]["error"]["message"]
 
 
-async def test_the_view_shows_the_mask_as_json_page_and_text() -> None:
+async def test_the_session_shows_its_mask_and_the_tool_colours_it() -> None:
     trainer = trainer_side(engine(CALL, "<b>345</b>"))
     async with served(create_app(trainer=trainer)) as url:
         server = StrangeRolloutServer(demo_tokenizer(), url)
         await server.rollout("r", QUESTION)
         _, shown = await call("GET", f"{url}/rollouts/r")
-        _, page = await call("GET", f"{url}/rollouts/r?view=html")
-        _, text = await call("GET", f"{url}/rollouts/r?view=text")
         _, listed = await call("GET", f"{url}/rollouts")
         assert (await call("GET", f"{url}/rollouts/other"))[0] == 404
-        assert (await call("GET", f"{url}/rollouts/r?view=pdf"))[0] == 400
     session = trainer.get_session("r")
     assert shown["response_mask"] == session.response_mask
     assert shown["response_ids"] == session.response_ids
     assert shown["rows"][0]["loss_mask"][len(shown["prompt_ids"]) :] == session.response_mask
-    assert 'class="trained"' in page
-    assert "<b>345" not in page
-    assert "\x1b[" in text
+    sections = sections_of(shown, MultiTurnLossMaskGenerator(demo_tokenizer()))
+    assert sections[0].title.startswith("row 1, turns 1, 2: ")
+    assert 'class="trained"' in page(sections)
+    assert "<b>345" not in page(sections)
     assert [entry["rollout_id"] for entry in listed["rollouts"]] == ["r"]
 
 

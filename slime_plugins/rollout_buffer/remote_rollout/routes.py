@@ -28,12 +28,7 @@ from slime_plugins.rollout_buffer.http_auth import check_bearer, check_page
 from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views import (
-    coloured,
-    described,
-    listed,
-    session_page,
-)
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views import described, listed
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING
@@ -115,7 +110,7 @@ def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_compl
         await trainer.refresh(request.match_info["rollout_id"])
         session = trainer.get_session(request.match_info["rollout_id"])
         trainer.authorize(session, request.headers.get("Authorization"))
-        return _view(request, session)
+        return _json(described(session))
 
     async def end(request: web.Request) -> web.Response:
         rollout_id = request.match_info["rollout_id"]
@@ -150,17 +145,6 @@ async def answer_turn(trainer: TrainerSide, request: web.Request, body: Mapping[
 def error_response(error: RolloutBufferError) -> web.Response:
     """Returns the project's error reply."""
     return _json(wire.encode_error(error.code, error.message, error.detail), status=error.http_status)
-
-
-def _view(request: web.Request, session: Any) -> web.Response:
-    wanted = request.query.get("view", "json")
-    if wanted == "json":
-        return _json(described(session))
-    if wanted == "html":
-        return web.Response(text=session_page(session), content_type="text/html")
-    if wanted == "text":
-        return web.Response(text=coloured(session), content_type="text/plain")
-    raise InvalidPayloadError(f"view is {wanted[:40]!r}; there are json, html and text")
 
 
 def _answered(handler: Handler) -> Handler:

@@ -1,19 +1,11 @@
-"""Views of a session: as JSON, and its training rows as text or HTML."""
+"""A session as JSON: in short, and whole with its training rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime.utils.mask_rows import TrainingRow
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, Turn, counts_of
-from slime_plugins.rollout_buffer.reporting.mask_view import (
-    Category,
-    Section,
-    coloured_text,
-    page,
-    pieces_of,
-)
 
 
 def listed(session: TrainerSession) -> dict[str, Any]:
@@ -59,16 +51,6 @@ def described(session: TrainerSession) -> dict[str, Any]:
     }
 
 
-def coloured(session: TrainerSession) -> str:
-    """Returns the rows with terminal colours."""
-    return coloured_text(list(_sections(session)))
-
-
-def session_page(session: TrainerSession) -> str:
-    """Returns the rows as a self-contained HTML page."""
-    return page(list(_sections(session)))
-
-
 def _turn(number: int, turn: Turn) -> dict[str, Any]:
     return {
         "turn": number,
@@ -83,30 +65,7 @@ def _turn(number: int, turn: Turn) -> dict[str, Any]:
     }
 
 
-def _sections(session: TrainerSession) -> Iterator[Section]:
-    for number, row in enumerate(session.rows(), 1):
-        categories = [Category.TRAINED if value else Category.CONTEXT for value in row.loss_mask]
-        numbers = _numbers(session, row)
-        turns = ", ".join(map(str, numbers))
-        title = (
-            f"{session.rollout_id}, row {number}, turns {turns}: {sum(row.loss_mask)} of {len(row.loss_mask)} trained"
-        )
-        pieces = list(pieces_of(row.token_ids, categories, session.tokens.tokenizer.decode, row.log_probs))
-        yield Section(title, pieces, _remarks(session, numbers))
-
-
 def _numbers(session: TrainerSession, row: TrainingRow) -> list[int]:
     """Returns the numbers of the turns in a row."""
     numbers = session.recording.numbers()
     return [numbers[index] for index in row.generation_indices]
-
-
-def _remarks(session: TrainerSession, numbers: Sequence[int]) -> list[str]:
-    remarks = []
-    for number in numbers:
-        turn = session.turns[number - 1]
-        if turn.kind.value == "edited":
-            remarks.append(f"turn {number}: the context was edited, {turn.kept} tokens are unchanged")
-        if turn.counted_by.value != "ids":
-            remarks.append(f"turn {number}: its mask was counted by {turn.counted_by.value}; the stored mask is exact")
-    return remarks
