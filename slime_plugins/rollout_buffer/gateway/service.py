@@ -519,7 +519,10 @@ def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> di
 
 def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> ChatReply:
     sampled = turn.sampled
-    is_calling = bool(turn.message.get("tool_calls")) and sampled.finish_reason == "stop"
+    calls = turn.message.get("tool_calls") or ()
+    stop = first_stop(chat.text(sampled.output_ids), body.stops) if body.stops else None
+    is_cut = stop is not None and any(isinstance(call["function"]["arguments"], str) for call in calls)
+    is_calling = bool(calls) and not is_cut and sampled.finish_reason == "stop"
     count = len(sampled.output_ids)
     sent = sum(one.own_length for one in turn.path()) - count
     prompt_tokens = sent if sampled.prompt_tokens is None else sampled.prompt_tokens
@@ -531,7 +534,7 @@ def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> Ch
         finish_reason="tool_calls" if is_calling else sampled.finish_reason,
         usage=_usage(prompt_tokens, count, sampled.cached_tokens or 0),
         weight_version=sampled.weight_version,
-        stop=first_stop(chat.text(sampled.output_ids), body.stops) if body.stops else None,
+        stop=stop,
         log_probs=_log_probs(sampled, chat) if body.logprobs else None,
     )
 

@@ -119,6 +119,14 @@ async def test_a_turn_says_why_it_ended_and_what_it_cost(
         anthropic.types.Message.model_validate(turn.model_dump(), strict=True)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_that_a_stop_sequence_cut_is_not_to_be_run(tmp_path: Path, streamed: bool) -> None:
+    said = '<tool_call>\n{"name": "look", "arguments": {"at": "here END"}}\n</tool_call>'
+    async with session_of(tmp_path, said) as (_, _, client, _):
+        turn = await asked(client, streamed=streamed, messages=[USER], tools=TOOLS, stop_sequences=["END"])
+        assert (turn.stop_reason, turn.stop_sequence) == ("stop_sequence", "END")
+
+
 async def test_a_key_is_taken_as_x_api_key_and_as_bearer(tmp_path: Path) -> None:
     import anthropic
 
