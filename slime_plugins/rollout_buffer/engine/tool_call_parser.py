@@ -34,8 +34,6 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NoReturn
 
-import orjson
-
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 MAX_NESTING = 64
 
@@ -293,6 +291,8 @@ _PAIRS_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=list)
 
 def read_scalar(text: str) -> str | None:
     """Returns a number, ``true``, ``false`` or ``null`` of arguments as compact JSON; None if it is none."""
+    import orjson  # here: generator.context_editing.calls is public, and light to import
+
     try:
         value, end = _decoded(text, 0, "the value")
         _check_value(value)
