@@ -114,8 +114,13 @@ def test_a_start_that_is_nested_too_deeply_is_refused_and_no_job_list_breaks(
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ['"\\ud800"', '"\\udc00\\ud800"', '"\\ud800x"'])
-@pytest.mark.parametrize("field", ["uid", "instance_id", "messages", "extra_info", "key"])
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        *(("uid", text) for text in ('"\\ud800"', '"\\udc00\\ud800"', '"\\ud800x"')),
+        *((field, '"\\ud800"') for field in ("instance_id", "messages", "extra_info", "key")),
+    ],
+)
 def test_half_a_character_is_refused(client: FlaskClient, field: str, text: str) -> None:
     send(client, "/start_rollout", START)
     item = written("u")
@@ -199,8 +204,13 @@ def test_a_job_id_that_no_url_can_name_is_refused(client: FlaskClient, job_id: s
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity", "0x10", "1_000", "01"])
-@pytest.mark.parametrize("where", ["reward", "raw_reward", "extra_info"])
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [
+        *(("reward", number) for number in ("1e400", "-1e400", "NaN", "Infinity", "-Infinity", "0x10", "1_000", "01")),
+        *((where, number) for where in ("raw_reward", "extra_info") for number in ("1e400", "NaN")),
+    ],
+)
 def test_what_is_no_json_number_is_refused(client: FlaskClient, where: str, number: str) -> None:
     send(client, "/start_rollout", START)
     item = {**written("u"), where: {"k": "X"} if where == "extra_info" else "X"}

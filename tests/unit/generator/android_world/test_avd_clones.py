@@ -158,12 +158,12 @@ def test_a_device_outlives_its_killed_worker_with_whoever_guards_its_emulator(ho
 def test_no_more_are_copied_at_once_than_allowed_and_all_are_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = slow_cp(home, monkeypatch, seconds=0.05)
     limits = CopyLimits(at_once=3)
-    copies = [threading.Thread(target=clone_avd, args=(home, "Base", f"clone_{n}", limits)) for n in range(12)]
+    copies = [threading.Thread(target=clone_avd, args=(home, "Base", f"clone_{n}", limits)) for n in range(6)]
     for copy in copies:
         copy.start()
     for copy in copies:
         copy.join(timeout=120)
-    assert all((home / f"clone_{number}.avd" / "userdata-qemu.img").is_file() for number in range(12))
+    assert all((home / f"clone_{number}.avd" / "userdata-qemu.img").is_file() for number in range(6))
     under_way = most = 0
     for line in log.read_text().splitlines():
         under_way += 1 if line == "begins" else -1
