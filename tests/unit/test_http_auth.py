@@ -38,20 +38,21 @@ def test_the_page_itself_needs_no_token(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "sentence"),
     [
-        {},
-        {"authorization": "Bearer wrong"},
-        {"authorization": TOKEN},
-        {"cookie": "nonsense; ="},
-        {"cookie": signed_in(token="another-token-of-some-length")},
-        {"cookie": f"{cookie_name(TOKEN)}=9999999999.0000"},
-        {"cookie": f"{cookie_name(TOKEN)}=\u00e9"},
-        {"cookie": f"{cookie_name(TOKEN)}={TOKEN}"},
+        ({}, r"no token was sent: send Bearer TOKEN .* \(clients read ROLLOUT_BUFFER_TOKEN\)"),
+        ({"authorization": "Bearer wrong"}, "is not this server's"),
+        ({"authorization": TOKEN}, "must say Bearer TOKEN"),
+        ({"authorization": f"Basic {TOKEN}"}, "must say Bearer TOKEN"),
+        ({"cookie": "nonsense; ="}, "no token was sent"),
+        ({"cookie": signed_in(token="another-token-of-some-length")}, "no token was sent"),
+        ({"cookie": f"{cookie_name(TOKEN)}=9999999999.0000"}, "no token was sent"),
+        ({"cookie": f"{cookie_name(TOKEN)}=\u00e9"}, "no token was sent"),
+        ({"cookie": f"{cookie_name(TOKEN)}={TOKEN}"}, "no token was sent"),
     ],
 )
-def test_anything_else_stays_outside(headers: dict[str, str]) -> None:
-    with pytest.raises(UnauthorizedError):
+def test_anything_else_stays_outside_and_is_told_why(headers: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UnauthorizedError, match=sentence):
         check_access(ask(**headers), TOKEN, 1.0)
 
 
