@@ -10,6 +10,7 @@ A session ended well if its agent's run succeeded, it is stored, and no turn tha
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import re
 import statistics
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace, plan: Plan) -> int:
         _say(f"ROLLOUT_BUFFER_TEST_NPM must name a folder with `npm install @anthropic-ai/claude-code @openai/codex`: "
              f"{', '.join(missing)} missing")  # fmt: skip
         return 2
-    test = AgentsTest(plan, kills=options.kills, pace_s=options.pace_s, each=options.agents)
+    test = AgentsTest(plan, kills=options.kills, pace_s=options.pace_s, each=options.agents, minutes=options.minutes)
     findings = test.run()
     return test.report(findings)
 
@@ -117,8 +118,9 @@ def _turns(generations: Any) -> list[list[int]]:
 class AgentsTest:
     """One run from the first process to the last line of the report."""
 
-    def __init__(self, plan: Plan, *, kills: int, pace_s: float, each: int) -> None:
+    def __init__(self, plan: Plan, *, kills: int, pace_s: float, each: int, minutes: float | None) -> None:
         self.kills, self.pace_s, self.each = kills, pace_s, each
+        self.limit_s = math.inf if minutes is None else minutes * 60
         self.rng = random.Random(plan.seed)
         folder = Path(plan.folder)
         port, gateway_port, engine_port = free_ports(3)
@@ -181,7 +183,7 @@ class AgentsTest:
 
     def _kill(self) -> None:
         began = time.monotonic()
-        while self.killed.total() < self.kills:
+        while self.killed.total() < self.kills and time.monotonic() - began < self.limit_s:
             self._wait(self.pace_s * self.rng.uniform(0.5, 1.5))
             kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             victims = self.fleet.victims(kind)
