@@ -157,6 +157,8 @@ def test_what_has_not_changed_is_not_sent_again(guarded: FlaskClient) -> None:
     assert (first.status_code, again.status_code, again.get_data()) == (200, 304, b"")
 
 
-@pytest.mark.parametrize("path", ["../server.py", "app.py", "nothing.js", "vendor", "%2e%2e/server.py"])
+@pytest.mark.parametrize(
+    "path", ["../server.py", "app.py", "nothing.js", "vendor", "%2e%2e/server.py", "%00.js", "a" * 300 + ".js"]
+)
 def test_only_the_dashboards_own_files_are_served(guarded: FlaskClient, path: str) -> None:
     assert guarded.get(f"/dashboard/{path}").status_code == 404

@@ -1,9 +1,10 @@
-"""The command line: the app and its registration of the files of ``commands``. Exit codes: see ``cli/common.py``."""
+"""The command line: the app and the commands of its files. Exit codes: see ``cli/common.py``."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -26,31 +27,35 @@ from slime_plugins.rollout_buffer.cli.commands import (
     start,
     trajectories,
 )
-from slime_plugins.rollout_buffer.cli.common import (
-    EXIT_CODES,
-    CommandLine,
-    ExitCode,
-    errors,
-)
+from slime_plugins.rollout_buffer.cli.common import EXIT_CODES, CommandLine, ExitCode, errors
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 
-COMMANDS = (
-    serve,
-    start,
-    jobs,
-    groups,
-    attempts,
-    deliveries,
-    trajectories,
-    export,
-    skip_list,
-    prune,
-    rescore,
-    eval,
-    mismatch,
-    health,
-    extensions,  # last: an extension replaces no command of this project
-)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "serve": serve.serve,
+    "gateway": serve.gateway,
+    "remote-rollout": serve.remote_rollout,
+    "mask-tests": serve.mask_tests,
+    "start": start.start,
+    "jobs": jobs.jobs,
+    "status": jobs.status,
+    "cancel": jobs.cancel,
+    "pause": jobs.pause,
+    "resume": jobs.resume,
+    "drain": jobs.drain,
+    "groups": groups.groups,
+    "attempts": attempts.attempts,
+    "deliveries": deliveries.deliveries,
+    "replay": deliveries.replay,
+    "trajectories": trajectories.trajectories,
+    "inspect": trajectories.inspect_trajectory,
+    "export": export.export,
+    "prune": prune.prune,
+    "rescore": rescore.rescore,
+    "eval": eval.evaluate_policy,
+    "mismatch": mismatch.mismatch,
+    "health": health.health,
+    "doctor": health.doctor,
+}
 
 app = typer.Typer(
     name="rollout-buffer",
@@ -98,8 +103,10 @@ def _before_any_command(
 ) -> None: ...
 
 
-for module in COMMANDS:
-    module.register(app)
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+app.add_typer(skip_list.skip_list, name="skip-list")
+extensions.register(app)  # last: an extension replaces no command of this project
 
 
 def main() -> None:

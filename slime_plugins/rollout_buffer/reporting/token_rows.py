@@ -6,9 +6,8 @@ A job's tokenizer is loaded on the first request for its tokens, from ``tokenize
 
 from __future__ import annotations
 
+import functools
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +16,6 @@ from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer.wire import common_prefix_length
 from slime_plugins.rollout_buffer.wire.trajectory_replies import DescribedRows
 
-KEPT_TOKENIZERS = 2
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image>", "<|video_pad|>")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -35,35 +33,22 @@ class Tokenizer(Protocol):
     def token_to_id(self, token: str) -> int | None: ...
 
 
-class TokenTexts:
-    """A cache of tokenizers. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, float], Tokenizer] = OrderedDict()
-
-    def tokenizer(self, tokenizer_path: str | None) -> tuple[Tokenizer | None, str]:
-        """Returns a job's tokenizer, or None and a sentence with the reason."""
-        if not tokenizer_path:
-            return None, "The job names no tokenizer_path: token ids are shown without their texts."
-        file = Path(tokenizer_path).expanduser() / "tokenizer.json"
-        try:
-            key = (str(file), file.stat().st_mtime)
-            with self._lock:
-                if key not in self._kept:
-                    self._kept[key] = _load(file)
-                    while len(self._kept) > KEPT_TOKENIZERS:
-                        self._kept.popitem(last=False)
-                self._kept.move_to_end(key)
-                return self._kept[key], ""
-        except FileNotFoundError:
-            return None, f"There is no {file} on this host: token ids are shown without their texts."
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exceptions; a page without texts is still a page
-            logger.warning("the tokenizer %s cannot be loaded: %s", file, error)
-            return None, f"{file} cannot be loaded ({str(error)[:200]}): token ids are shown without their texts."
+def tokenizer_of(tokenizer_path: str | None) -> tuple[Tokenizer | None, str]:
+    """Returns a job's tokenizer, or None and a sentence with the reason."""
+    if not tokenizer_path:
+        return None, "The job names no tokenizer_path: token ids are shown without their texts."
+    file = Path(tokenizer_path).expanduser() / "tokenizer.json"
+    try:
+        return _load(file, file.stat().st_mtime), ""
+    except FileNotFoundError:
+        return None, f"There is no {file} on this host: token ids are shown without their texts."
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exceptions; a page without texts is still a page
+        logger.warning("the tokenizer %s cannot be loaded: %s", file, error)
+        return None, f"{file} cannot be loaded ({str(error)[:200]}): token ids are shown without their texts."
 
 
-def _load(file: Path) -> Tokenizer:
+@functools.lru_cache(maxsize=2)
+def _load(file: Path, _changed_at: float) -> Tokenizer:
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ValueError(f"it is larger than {MAX_TOKENIZER_BYTES} bytes")
     import tokenizers  # only when tokens are requested

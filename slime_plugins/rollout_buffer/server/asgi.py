@@ -28,13 +28,7 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError, Unauthorized
 from slime_plugins.rollout_buffer.serve_settings import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.server.app import create_app
 from slime_plugins.rollout_buffer.server.body_limits import body_limit
-from slime_plugins.rollout_buffer.server.http import (
-    LARGE_BODY,
-    Answer,
-    ServerContext,
-    check_request,
-    error_answer,
-)
+from slime_plugins.rollout_buffer.server.http import LARGE_BODY, Answer, ServerContext, check_request, error_answer
 from slime_plugins.rollout_buffer.server.poll_watcher import PollWatcher
 from slime_plugins.rollout_buffer.server.request_limits import (
     BodyCap,

@@ -32,7 +32,6 @@ from slime_plugins.rollout_buffer.observability.liveness import supervisors_hear
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.text_search import TextSearch
-from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings, read_token
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -70,7 +69,6 @@ class ServerContext:
         self.text_search = TextSearch(self.inspection)
         self.supervisor = supervisors_heartbeat()
         self.views = Views(self.buffer.store, SUPERVISOR.name)
-        self.token_texts = TokenTexts()
         self.token = read_token(settings.token_file) if settings.token_file is not None else None
         self._logged_at: dict[str, float] = {}
 

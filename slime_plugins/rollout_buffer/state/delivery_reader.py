@@ -117,13 +117,13 @@ class DeliveredMembers:
     def _start(self, pool: ThreadPoolExecutor, read: _Read, inline_images: bool) -> Started[_Finished]:
         job_key, member, body = read
         if isinstance(body, DamagedError):
-            return _Done((job_key, member, body))
+            return _done((job_key, member, body))
         if not inline_images or not wire.shows_images(body):
-            return _Done((job_key, member, [body]))
+            return _done((job_key, member, [body]))
         try:
             return _Inlined(job_key, member, self._contents.begin_inlining(body, pool))
         except DamagedError as error:
-            return _Done((job_key, member, error))
+            return _done((job_key, member, error))
 
     def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
         """Returns a dummy, and records the damage for the job's accounting if it can be written."""
@@ -161,17 +161,10 @@ class _Inlined:
         self.inlining.cancel()
 
 
-class _Done(Started[Result]):
-    """A result that is available already."""
-
-    def __init__(self, result: Result) -> None:
-        self._result = result
-
-    def result(self) -> Result:
-        return self._result
-
-    def cancel(self) -> None:
-        pass
+def _done(result: _Finished) -> Future[_Finished]:
+    done: Future[_Finished] = Future()
+    done.set_result(result)
+    return done
 
 
 def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -> Iterator[Result]:

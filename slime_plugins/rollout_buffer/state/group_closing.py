@@ -10,14 +10,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
-from slime_plugins.rollout_buffer.rules.groups import (
-    GroupFunctions,
-    GroupPolicy,
-    Member,
-    Members,
-    Verdict,
-    judge_group,
-)
+from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Member, Members, Verdict, judge_group
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, payload_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection

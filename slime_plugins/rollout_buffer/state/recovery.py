@@ -12,12 +12,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.storage.pack_writer import (
-    SEALED_MODE,
-    is_locked,
-    pack_path,
-    packs_in,
-)
+from slime_plugins.rollout_buffer.storage.pack_writer import SEALED_MODE, is_locked, pack_path, packs_in
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import image_rows, pack_rows, payload_rows
 

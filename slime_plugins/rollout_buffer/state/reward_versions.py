@@ -32,12 +32,7 @@ from slime_plugins.rollout_buffer.rules.reward_validity import as_reward
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.payload_store import Pieces
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import (
-    delivery_rows,
-    job_rows,
-    payload_rows,
-    reward_rows,
-)
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, job_rows, payload_rows, reward_rows
 from slime_plugins.rollout_buffer.storage.tables.reward_rows import Score, UnscoredTrajectory
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,13 @@ from slime_plugins.rollout_buffer.wire.request_fields import Body, Count, Identi
 MAX_KEY = 2**63 - 1
 
 
-def _is_cursor(value: str) -> str:
-    if re.fullmatch(r"[0-9.]{1,24}:[0-9]{1,18}", value) is None:
-        raise ValueError("it is no next_cursor of this list: leave it out for the first page")
-    return value
+def _cursor_of(pattern: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError("it is no next_cursor of this list: leave it out for the first page")
+        return value
+
+    return AfterValidator(check)
 
 
 class PageQuery(Body):
@@ -84,7 +87,7 @@ class GroupPageQuery(Body):
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
     """Maximum number of entries."""
-    cursor: Annotated[str, AfterValidator(_is_cursor)] | None = None
+    cursor: Annotated[str, _cursor_of(r"[0-9.]{1,24}:[0-9]{1,18}")] | None = None
     """`next_cursor` of the previous page. Default: the first page."""
     state: GroupState | None = None
     """Only groups in this state."""
@@ -98,18 +101,12 @@ class GroupPageQuery(Body):
     """Sort order. A cursor is valid for one `sort` and `order`."""
 
 
-def _is_attempt_cursor(value: str) -> str:
-    if re.fullmatch(r"[0-9.]{1,24}(:[0-9]{1,18}){3}", value) is None:
-        raise ValueError("it is no next_cursor of this list: leave it out for the first page")
-    return value
-
-
 class AttemptPageQuery(Body):
     """A page of a job's failed attempts that pass all given filters, last ended first."""
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
     """Maximum number of entries."""
-    cursor: Annotated[str, AfterValidator(_is_attempt_cursor)] | None = None
+    cursor: Annotated[str, _cursor_of(r"[0-9.]{1,24}(:[0-9]{1,18}){3}")] | None = None
     """`next_cursor` of the previous page. Default: the first page."""
     error_code: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     """Only attempts with this error code."""
@@ -143,31 +140,27 @@ class OverviewQuery(Body):
     """`next_cursor` of the previous page. Default: the first page."""
 
 
-class TokenRowQuery(Body):
-    """A training row of the trajectory with that uid."""
-
-    job_id: Identifier | None = None
-    """Job of the trajectory; required if several jobs have that uid."""
-    row: Annotated[Count, Field(ge=0, le=1_000_000)] = 0
-    """Index of the row, from 0."""
-
-
-class TrajectoryQuery(Body):
-    """The trajectory with that uid, and its form."""
-
-    job_id: Identifier | None = None
-    """Job of the trajectory; required if several jobs have that uid."""
-    images: Literal["inline", "hash"] = "hash"
-    """Screenshots as data URIs, or as hashes for `/images`."""
-    generations: bool = True
-    """Includes token ids and log-probs, which are most of the bytes."""
-
-
 class NamedTrajectoryQuery(Body):
     """The trajectory with that uid."""
 
     job_id: Identifier | None = None
     """Job of the trajectory; required if several jobs have that uid."""
+
+
+class TokenRowQuery(NamedTrajectoryQuery):
+    """A training row of the trajectory with that uid."""
+
+    row: Annotated[Count, Field(ge=0, le=1_000_000)] = 0
+    """Index of the row, from 0."""
+
+
+class TrajectoryQuery(NamedTrajectoryQuery):
+    """The trajectory with that uid, and its form."""
+
+    images: Literal["inline", "hash"] = "hash"
+    """Screenshots as data URIs, or as hashes for `/images`."""
+    generations: bool = True
+    """Includes token ids and log-probs, which are most of the bytes."""
 
 
 class DeliveryQuery(Body):

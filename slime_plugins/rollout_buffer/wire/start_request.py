@@ -12,23 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final
 
-from pydantic import (
-    AfterValidator,
-    PlainValidator,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, PlainValidator, WithJsonSchema, model_validator
 
 from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.unknown_keys import MAX_KEYS, misspelt_key_messages, nearest_key
 from slime_plugins.rollout_buffer.types import MessageMatching
 from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE, JobSettings, SamplingPayload
-from slime_plugins.rollout_buffer.wire.request_fields import (
-    MAX_NESTING,
-    HttpUrl,
-    Identifier,
-    parts_of,
-)
+from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, HttpUrl, Identifier, parts_of
 
 MAX_SKIPPED = 5_000_000
 MAX_INLINE_INSTANCES = 1_000_000

@@ -29,10 +29,6 @@ from slime_plugins.rollout_buffer.cli.transcript_view import LONG_TEXT, message_
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(attempts)
-
-
 def attempts(
     job_id: JobId,
     error_code: Annotated[str | None, typer.Option(help="Only those with this error code, like `engine`.")] = None,

@@ -24,11 +24,6 @@ from slime_plugins.rollout_buffer.cli.common import (
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(deliveries)
-    app.command()(replay)
-
-
 def deliveries(
     job_id: JobId,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of deliveries.")] = 20,

@@ -104,10 +104,6 @@ Compare = Annotated[Path | None, typer.Option(help="An earlier report.json: repo
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def register(app: typer.Typer) -> None:
-    app.command("eval")(evaluate_policy)
-
-
 def evaluate_policy(
     engine_url: EngineUrl,
     task_type: TaskType = ANDROID_WORLD,

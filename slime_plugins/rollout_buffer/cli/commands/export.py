@@ -82,10 +82,6 @@ class _Export:
     tally: _Tally = field(default_factory=_Tally)
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(export)
-
-
 def export(
     job_id: JobId,
     output: Annotated[Path, typer.Option(help="Output file; a folder with --format datasets.")],

@@ -21,10 +21,6 @@ from slime_plugins.rollout_buffer.cli.common import (
 from slime_plugins.rollout_buffer.types import GroupState
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(groups)
-
-
 def groups(
     job_id: JobId,
     state: Annotated[GroupState | None, typer.Option(help="Only those in this state.")] = None,

@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.cli.host_checks import Finding
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(health)
-    app.command()(doctor)
-
-
 def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
     """Print the buffer's health as JSON. Exit code 0 also when `status` is `degraded`; 1 while no supervisor plays
     jobs; 3 when the buffer does not answer."""

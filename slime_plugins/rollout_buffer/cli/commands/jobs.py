@@ -36,15 +36,6 @@ MAX_CAUSE = 120
 """Characters of a cause in the list of jobs."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(jobs)
-    app.command()(status)
-    app.command("cancel", help="Cancel a job; its finished groups can still be fetched.")(_change("cancel"))
-    app.command("pause", help="Finish running episodes and start no new ones.")(_change("pause"))
-    app.command("resume", help="Continue after pause or drain.")(_change("resume"))
-    app.command()(drain)
-
-
 def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the jobs, newest first."""
     client = connect(url)
@@ -138,7 +129,7 @@ def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
                 time.sleep(4.0)
 
 
-def _change(verb: str) -> Callable[[str, str, bool], None]:
+def _change(verb: str, help_text: str) -> Callable[[str, str, bool], None]:
     def command(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
         with report_errors():
             job = getattr(connect(url), verb)(job_id)
@@ -147,7 +138,13 @@ def _change(verb: str) -> Callable[[str, str, bool], None]:
         else:
             console.print(f"{job['job_id']} is {job['state']}")
 
+    command.__doc__ = help_text
     return command
+
+
+cancel = _change("cancel", "Cancel a job; its finished groups can still be fetched.")
+pause = _change("pause", "Finish running episodes and start no new ones.")
+resume = _change("resume", "Continue after pause or drain.")
 
 
 def drain(

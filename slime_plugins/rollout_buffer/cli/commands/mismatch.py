@@ -20,10 +20,6 @@ from slime_plugins.rollout_buffer.cli.common import (
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(mismatch)
-
-
 def mismatch(
     job_id: JobId,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many of the worst turns.")] = 20,

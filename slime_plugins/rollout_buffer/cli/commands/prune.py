@@ -21,10 +21,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(prune)
-
-
 def prune(
     older_than: Annotated[str, typer.Option(metavar="AGE", help="Like 7d, 12h, 90m, 30s or 2w.")],
     data_dir: ServedDataDir = Path("rollout_buffer_data"),

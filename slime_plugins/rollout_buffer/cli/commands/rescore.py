@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.state.reward_versions import Judge
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(rescore)
-
-
 def rescore(
     job_id: Annotated[str, typer.Argument(help="The job whose trajectories are scored.")],
     scorer: Annotated[

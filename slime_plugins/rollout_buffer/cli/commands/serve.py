@@ -114,13 +114,6 @@ RolloutIdle = Annotated[float, typer.Option(min=1.0, help="Seconds without a tur
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
-    app.command()(gateway)
-    app.command("remote-rollout")(remote_rollout)
-    app.command("mask-tests")(mask_tests)
-
-
 @with_settings(ServeSettings, "ROLLOUT_BUFFER_SERVE")
 def serve(
     given: dict[str, Any],

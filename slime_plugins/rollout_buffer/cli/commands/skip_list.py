@@ -46,10 +46,6 @@ skip_list = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(skip_list, name="skip-list")
-
-
 @skip_list.command("export")
 def export_list(
     job_id: JobId,

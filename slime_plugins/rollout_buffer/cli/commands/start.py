@@ -21,10 +21,6 @@ from slime_plugins.rollout_buffer.cli.common import (
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("start")(start)
-
-
 def start(
     payload: Annotated[
         Path | None, typer.Argument(help="A start payload: JSON or YAML, as POST /start_rollout takes it.")

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 IMAGE_WIDTH = 32
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(trajectories)
-    app.command("inspect")(inspect_trajectory)
-
-
 def trajectories(
     job_id: Annotated[str | None, typer.Option(help="Only those of this job.")] = None,
     instance_id: Annotated[str | None, typer.Option(help="Only those of this instance.")] = None,

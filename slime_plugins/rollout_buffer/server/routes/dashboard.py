@@ -6,29 +6,21 @@ so that text written by a model cannot run as a script.
 
 from __future__ import annotations
 
-import functools
+import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from flask import Response, request
+from werkzeug.security import safe_join
 
 from slime_plugins.rollout_buffer.errors import NotFoundError, UnauthorizedError
 from slime_plugins.rollout_buffer.http_auth import SESSION_LENGTH_S, cookie_name, is_token, issue_session
 from slime_plugins.rollout_buffer.openapi.operations import text
-from slime_plugins.rollout_buffer.server.http import (
-    digest,
-    json_reply,
-    revalidated,
-    the_context,
-)
+from slime_plugins.rollout_buffer.server.http import digest, json_reply, revalidated, the_context
 from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.wire.control_requests import SignInPayload
 from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation, Overview, Series, SignedIn
-from slime_plugins.rollout_buffer.wire.query_params import (
-    OverviewQuery,
-    SeriesQuery,
-)
+from slime_plugins.rollout_buffer.wire.query_params import OverviewQuery, SeriesQuery
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboard"
 MEDIA_TYPES = {
@@ -55,25 +47,6 @@ routes = Routes("dashboard")
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    content: bytes
-    media_type: str
-    etag: str
-
-
-@functools.cache
-def _files() -> dict[str, _File]:
-    """Returns the files of the dashboard by path; other files are not served."""
-    found = {}
-    for path in FOLDER.rglob("*"):
-        if path.is_file() and path.suffix in MEDIA_TYPES:
-            content = path.read_bytes()
-            name = path.relative_to(FOLDER).as_posix()
-            found[name] = _File(content, MEDIA_TYPES[path.suffix], digest(content))
-    return found
-
-
 @routes.get("/", reply=text(), content_types=("text/html",), needs_token=False)
 def dashboard() -> Response:
     """The dashboard.
@@ -98,12 +71,13 @@ def dashboard_file(file: str) -> Response:
 
 
 def _send(name: str) -> Response:
-    file = _files().get(name)
-    if file is None:
+    path, media_type = safe_join(str(FOLDER), name), MEDIA_TYPES.get(Path(name).suffix)
+    if path is None or media_type is None or not os.path.isfile(path):
         raise NotFoundError(f"the dashboard has no file {name[:200]!r}")
-    response = Response(file.content, content_type=file.media_type)
+    content = Path(path).read_bytes()
+    response = Response(content, content_type=media_type)
     response.headers.update(SECURITY_HEADERS)
-    return revalidated(response, file.etag)
+    return revalidated(response, digest(content))
 
 
 # --- signing in ------------------------------------------------------------------------------------------------------

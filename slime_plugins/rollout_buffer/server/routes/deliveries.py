@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from flask import Response
 
-from slime_plugins.rollout_buffer.errors import (
-    NotFoundError,
-)
+from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
-from slime_plugins.rollout_buffer.server.http import (
-    Answer,
-    as_response,
-    the_buffer,
-    the_inspection,
-)
+from slime_plugins.rollout_buffer.server.http import Answer, as_response, the_buffer, the_inspection
 from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.state.reward_versions import scores_for
 from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, DeliveryPage, PollReply
 from slime_plugins.rollout_buffer.wire.poll_requests import AckPayload, PollPayload
-from slime_plugins.rollout_buffer.wire.query_params import (
-    DeliveryQuery,
-    PageQuery,
-)
+from slime_plugins.rollout_buffer.wire.query_params import DeliveryQuery, PageQuery
 
 routes = Routes("deliveries")
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.errors import (
-    NotFoundError,
-)
-from slime_plugins.rollout_buffer.server.http import (
-    the_context,
-)
+from slime_plugins.rollout_buffer.errors import NotFoundError
+from slime_plugins.rollout_buffer.server.http import the_context
 from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.wire.group_replies import Group, GroupPage
-from slime_plugins.rollout_buffer.wire.query_params import (
-    GroupPageQuery,
-)
+from slime_plugins.rollout_buffer.wire.query_params import GroupPageQuery
 
 routes = Routes("groups")
 

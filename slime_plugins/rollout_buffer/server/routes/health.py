@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.server.http import (
-    Answer,
-    ServerContext,
-    as_json,
-)
+from slime_plugins.rollout_buffer.server.http import Answer, ServerContext, as_json
 from slime_plugins.rollout_buffer.server.supervisor_state import read_supervisor_state
 from slime_plugins.rollout_buffer.wire.job_replies import Health
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 from flask import Response
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import (
-    InvalidPayloadError,
-)
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.openapi.operations import IMAGE_TYPES, ref, text
-from slime_plugins.rollout_buffer.server.http import (
-    json_reply,
-    read_bytes,
-    the_buffer,
-)
+from slime_plugins.rollout_buffer.server.http import json_reply, read_bytes, the_buffer
 from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire import RECORDS_TYPE

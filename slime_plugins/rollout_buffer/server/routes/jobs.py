@@ -11,11 +11,7 @@ from typing import Any
 from flask import Response
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import (
-    InvalidPayloadError,
-    UnavailableError,
-    UnknownTaskTypeError,
-)
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError, UnknownTaskTypeError
 from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job, settings_for_display
@@ -40,9 +36,7 @@ from slime_plugins.rollout_buffer.wire.control_requests import DrainPayload
 from slime_plugins.rollout_buffer.wire.group_replies import FailedAttemptPage
 from slime_plugins.rollout_buffer.wire.job_replies import Job, JobDetails, Jobs
 from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE
-from slime_plugins.rollout_buffer.wire.query_params import (
-    AttemptPageQuery,
-)
+from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import MAX_GROUPS, StartPayload
 

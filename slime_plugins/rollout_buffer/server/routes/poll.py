@@ -10,11 +10,7 @@ from dataclasses import dataclass, replace
 from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
-from slime_plugins.rollout_buffer.server.http import (
-    Answer,
-    ServerContext,
-    as_json,
-)
+from slime_plugins.rollout_buffer.server.http import Answer, ServerContext, as_json
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState

@@ -8,13 +8,9 @@ from flask import Response
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.reporting.inspection import without_generations
 from slime_plugins.rollout_buffer.reporting.mismatch import describe_trainer_row, trainer_rows_of
-from slime_plugins.rollout_buffer.reporting.token_rows import describe_rows
+from slime_plugins.rollout_buffer.reporting.token_rows import describe_rows, tokenizer_of
 from slime_plugins.rollout_buffer.reporting.turn_tree import describe_turn_tree, emission_order
-from slime_plugins.rollout_buffer.server.http import (
-    the_buffer,
-    the_context,
-    the_inspection,
-)
+from slime_plugins.rollout_buffer.server.http import the_buffer, the_context, the_inspection
 from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.wire.query_params import (
     NamedTrajectoryQuery,
@@ -100,7 +96,7 @@ def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
     found = the_inspection().trajectory(uid, query.job_id)
     generations = wire.decode_generations(orjson.loads(found.body).get("generations"))
     settings = context.buffer.job(found.light["job_id"]).settings
-    tokenizer, why_no_texts = context.token_texts.tokenizer(settings.tokenizer_path) if generations else (None, "")
+    tokenizer, why_no_texts = tokenizer_of(settings.tokenizer_path) if generations else (None, "")
     described = describe_rows(generations, query.row, tokenizer)
     report = trainer_rows_of(context.buffer.store, found.light["job_id"], uid).get(query.row)
     return TokenRows(
@@ -124,6 +120,6 @@ def turn_tree(uid: str, query: NamedTrajectoryQuery) -> TurnTree:
     body = orjson.loads(found.body)
     generations = wire.decode_generations(body.get("generations"))
     settings = context.buffer.job(found.light["job_id"]).settings
-    tokenizer, why_no_texts = context.token_texts.tokenizer(settings.tokenizer_path) if generations else (None, "")
+    tokenizer, why_no_texts = tokenizer_of(settings.tokenizer_path) if generations else (None, "")
     turns = describe_turn_tree(generations, emission_order(body.get("extra_info")), tokenizer)
     return TurnTree(uid=uid, job_id=found.light["job_id"], turns=turns, why_no_texts=why_no_texts)
