@@ -6,8 +6,9 @@ import contextlib
 import difflib
 import ipaddress
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,6 +20,8 @@ MAX_TURN_BYTES = 64 * 1024 * 1024
 """Default limit of a body with a turn: a request to the gateway or to a rollout server, or the trainer's reply."""
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
 """Environment variable that passes ``ServeSettings`` to the server's processes, as JSON."""
+
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class ServeSettings(BaseModel):
@@ -130,21 +133,27 @@ class ServeSettings(BaseModel):
 
 
 def build_serve_settings(**values: object) -> ServeSettings:
-    """Builds the settings.
-
-    Raises:
-        ConfigError: one message for each invalid setting.
-    """
-    try:
-        settings = ServeSettings.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError("; ".join(validation_messages(error))) from error
-    if settings.token_file is not None:
-        read_token(settings.token_file)
+    """Builds the settings; raises as ``build_settings``, also for a folder that does not exist."""
+    settings = build_settings(ServeSettings, values)
     for flag, folders in (("--data-root", settings.data_roots), ("--generator-dir", settings.generator_dirs)):
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"{flag} {folder} is not an existing folder")
+    return settings
+
+
+def build_settings(kind: type[Settings], values: Mapping[str, object]) -> Settings:
+    """Builds the settings of a server, and reads its ``token_file``, if it has one, once.
+
+    Raises:
+        ConfigError: one message for each invalid setting, or the token file holds no token.
+    """
+    try:
+        settings = kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(validation_messages(error))) from error
+    if (token_file := dict(settings)["token_file"]) is not None:
+        read_token(token_file)
     return settings
 
 

@@ -17,10 +17,15 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
-from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettings, named_folders, running
+from slime_plugins.rollout_buffer.remote_rollout.main import running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
-from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.settings import (
+    AgentSettings,
+    RemoteRolloutSettings,
+    TrainerSettings,
+)
 from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionToolSession
+from slime_plugins.rollout_buffer.serve_settings import build_settings
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
@@ -524,13 +529,20 @@ async def test_the_process_serves_both_sides_and_asks_for_its_token(tmp_path: Pa
         assert (await call("GET", f"{url}/rollouts", headers=headers)) == (200, {"rollouts": []})
 
 
-def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give --token-file"):
-        RemoteRolloutSettings(host="0.0.0.0")
-    with pytest.raises(ConfigError, match="give --engine-url"):
-        RemoteRolloutSettings(buffer_url="http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="is not a folder"):
-        RemoteRolloutSettings(tokenizers=TokenizerSettings(roots=(tmp_path / "none",)))
-    with pytest.raises(ConfigError, match="NAME=FOLDER"):
-        named_folders(["qwen"])
-    assert named_folders([f"qwen={tmp_path}"]) == {"qwen": tmp_path}
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"host": "0.0.0.0"}, "give --token-file"),
+        ({"buffer_url": "http://127.0.0.1:1"}, "give --engine-url"),
+        ({"tokenizer_roots": ["/no/such"]}, "is not a folder"),
+        ({"tokenizers": ["qwen"]}, "NAME=FOLDER"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        build_settings(RemoteRolloutSettings, given)
+
+
+def test_tokenizers_are_named_by_their_folders(tmp_path: Path) -> None:
+    settings = RemoteRolloutSettings(tokenizers=(f"qwen={tmp_path}",))
+    assert settings.tokenizer_settings().folders == {"qwen": tmp_path}

@@ -17,9 +17,9 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.context_editing.remote_tools import DOCUMENT_TOOLS, DocumentToolSession
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
-from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettings, running
+from slime_plugins.rollout_buffer.remote_rollout.main import running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
-from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, RemoteRolloutSettings
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_provider
 from tests.remote_rollout_serving import ANSWER, call, rollout_body, served
 from tests.third_party_rollout_sides import Said, StrangeTrainer, rendered

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, read_token, validation_messages, why_exposed
+from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, why_exposed
 
 DEFAULT_GATEWAY_PORT = 8890
 DEFAULT_IDLE_TIMEOUT_S = 900.0
@@ -61,18 +60,3 @@ class GatewaySettings(BaseModel):
         if why := why_exposed(self.host, self.token_file):
             raise ValueError(why)
         return self
-
-
-def build_gateway_settings(**values: object) -> GatewaySettings:
-    """Validates the settings and reads the token file.
-
-    Raises:
-        ConfigError: a setting is invalid, with a sentence for each; or the token file cannot be read.
-    """
-    try:
-        settings = GatewaySettings.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError("; ".join(validation_messages(error))) from error
-    if settings.token_file is not None:
-        read_token(settings.token_file)
-    return settings

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, why_exposed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,3 +79,94 @@ class TrainerSettings:
     keep_ended_s: float = 900.0
     max_ended: int = 1024
     model: str = "policy"
+
+
+class RemoteRolloutSettings(BaseModel):
+    """Settings of ``rollout-buffer remote-rollout``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field(default="127.0.0.1", description="Address to serve on; anything but loopback needs --token-file.")
+    port: int = Field(default=8891, description="Port to serve on.")
+    token_file: Path | None = Field(
+        default=None, description="File whose first line is the bearer token that requests must send."
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Host name, besides loopback's, that a server without a token accepts; repeatable.",
+        json_schema_extra={"flag": "--allowed-host"},
+    )
+    callback_hosts: tuple[str, ...] = Field(
+        default=AgentSettings().callback_hosts,
+        description="Host (host, host:port, *.domain, network) that a server_url may name; repeatable. "
+        "[default: this machine]",
+        json_schema_extra={"flag": "--callback-host"},
+    )
+    tokenizer_roots: tuple[Path, ...] = Field(
+        default=(),
+        description="Folder below which requests may name tokenizers; repeatable.",
+        json_schema_extra={"flag": "--tokenizer-root"},
+    )
+    tokenizers: tuple[str, ...] = Field(
+        default=(),
+        description="NAME=FOLDER: the folder of a tokenizer that requests name NAME; repeatable.",
+        json_schema_extra={"flag": "--tokenizer"},
+    )
+    default_tokenizer: str | None = Field(
+        default=None,
+        description="Name of the tokenizer of requests that name none. [default: such requests are refused]",
+    )
+    trusted_tokenizers: tuple[str, ...] = Field(
+        default=(),
+        description="Name of a tokenizer whose own code may run; repeatable.",
+        json_schema_extra={"flag": "--trust-remote-code"},
+    )
+    download_tokenizers: bool = Field(default=False, description="Fetch named tokenizers from the model hub.")
+    engine_url: str | None = Field(
+        default=None, description="SGLang server: enables the trainer's side. [default: the agent's side only]"
+    )
+    buffer_url: str | None = Field(
+        default=None, description="The buffer that the trainer's side writes trajectories to. [default: none]"
+    )
+    tools: str | None = Field(
+        default=None,
+        description="MODULE:NAME: the object that provides the tools of rollouts. [default: a calculator]",
+    )
+    only_opened: bool = Field(
+        default=False, description="Refuse turns of rollouts that were not opened by POST /rollouts."
+    )
+    only_exact_counts: bool = Field(
+        default=False, description="Refuse the guide's count if it differs from the exact one because of re-tokenising."
+    )
+    idle_s: float = Field(
+        default=TrainerSettings().idle_s, ge=1.0, description="Seconds without a turn after which a rollout expires."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_meant(self) -> RemoteRolloutSettings:
+        if why := why_exposed(self.host, self.token_file):
+            raise ValueError(why)
+        if self.buffer_url is not None and self.engine_url is None:
+            raise ValueError("--buffer-url is for the trainer's side: give --engine-url too")
+        for root in self.tokenizer_roots:
+            if not root.is_dir():
+                raise ValueError(f"--tokenizer-root {root} is not a folder")
+        self.tokenizer_settings()
+        return self
+
+    def tokenizer_settings(self) -> TokenizerSettings:
+        """Returns which tokenizers requests may name."""
+        return TokenizerSettings(
+            roots=self.tokenizer_roots,
+            folders=dict(map(_named_folder, self.tokenizers)),
+            remote_code_names=frozenset(self.trusted_tokenizers),
+            download=self.download_tokenizers,
+            default_name=self.default_tokenizer,
+        )
+
+
+def _named_folder(entry: str) -> tuple[str, Path]:
+    name, equals, folder = entry.partition("=")
+    if not name or not equals or not Path(folder).is_dir():
+        raise ValueError(f"--tokenizer {entry}: must be NAME=FOLDER with an existing folder")
+    return name, Path(folder)

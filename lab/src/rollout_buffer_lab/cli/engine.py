@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slime_plugins.rollout_buffer.cli.commands.serve import Host, LogFormatOption, Port
+from slime_plugins.rollout_buffer.cli.commands.serve import LogFormatOption
 from slime_plugins.rollout_buffer.cli.common import errors, report_errors
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -19,6 +19,8 @@ from slime_plugins.rollout_buffer.serve_settings import DEFAULT_HOST
 EngineToken = Annotated[
     Path | None, typer.Option("--token-file", help="File whose first line is the token that requests must bring.")
 ]
+Host = Annotated[str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")]
+Port = Annotated[int, typer.Option(help="Port to serve on.")]
 EngineModel = Annotated[
     Path | None,
     typer.Option(
