@@ -333,7 +333,8 @@ class Buffer:
     def slot_progress(self, group_key: int) -> dict[int, tuple[bool, int]]:
         """Returns (is filled, number of failed attempts) of each slot with an attempt or a trajectory."""
         with self.store.read() as connection:
-            return attempt_rows.slot_progress(connection, group_key)
+            uses = attempt_rows.slot_uses(connection, group_key)
+        return {slot: (use.filled, use.failures) for slot, use in uses.items()}
 
     def waiting_groups(self, job_key: int) -> WaitingGroups:
         """Counts groups that wait for the trainer."""

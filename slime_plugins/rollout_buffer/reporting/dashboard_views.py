@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.reporting.diagnosis import explain_group, explain_job, explain_service
 from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, like_pattern
 from slime_plugins.rollout_buffer.reporting.job_description import job_progress
-from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot, take_snapshot
+from slime_plugins.rollout_buffer.reporting.job_snapshot import take_snapshot
 from slime_plugins.rollout_buffer.reporting.time_series import (
     SUMMED_S,
     is_crowded,
@@ -86,7 +86,7 @@ class Views:
         return OverviewJob(
             **progress,
             newest=_newest(connection, job.key),
-            explanation=explain_job(self._snapshot(connection, job, progress["groups"], now)),
+            explanation=explain_job(take_snapshot(connection, job, progress["groups"], now, self.store.data_dir)),
         )
 
     def explanation(self, job_id: str) -> JobExplanation:
@@ -99,7 +99,7 @@ class Views:
         with self.store.read() as connection:
             job = find_job(connection, job_id)
             groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
-            snapshot = self._snapshot(connection, job, groups, now)
+            snapshot = take_snapshot(connection, job, groups, now, self.store.data_dir)
             newest = _newest(connection, job.key)
             concurrency = concurrency_of(connection, job, now)
         return JobExplanation(
@@ -119,9 +119,6 @@ class Views:
             concurrency=concurrency,
             newest=newest,
         )
-
-    def _snapshot(self, connection: Connection, job: JobRecord, groups: Mapping[str, int], now: float) -> JobSnapshot:
-        return take_snapshot(connection, job, groups, now, self.store.data_dir)
 
     def series(self, job_id: str, query: SeriesQuery) -> Series:
         """Returns a job's history as columns with one entry per bucket.
@@ -189,9 +186,9 @@ class Views:
             **_group_entry(job, row, members),
             job_id=job.job_id,
             task_type=job.task_type,
-            attempts=[cast("GroupAttempt", _as_dict(attempt)) for attempt in attempts],
+            attempts=[cast("GroupAttempt", dict(attempt)) for attempt in attempts],
             delivered=[
-                cast("DeliveredGroupMember", {**_as_dict(one), "remove_sample": bool(one["remove_sample"])})
+                cast("DeliveredGroupMember", {**dict(one), "remove_sample": bool(one["remove_sample"])})
                 for one in delivered
             ],
             instance=dict(instance.data),
@@ -260,9 +257,7 @@ class _GroupOrder:
             return
         beyond, tie = ("<", ">") if down else (">", "<")
         touched, key = page.cursor.split(":")
-        last, value = (
-            ("?", _float(touched)) if page.sort == "updated_at" else (_of_group(column, self.joined), int(key))
-        )
+        last, value = ("?", float(touched)) if page.sort == "updated_at" else (_of_group(column, self.joined), int(key))
         self.after = [f"{column} {beyond}= {last}", f"({column} {beyond} {last} OR groups.key {tie} ?)"]
         self.values = [value, value, int(key)]
 
@@ -301,7 +296,7 @@ def _members(connection: Connection, group_keys: Sequence[int]) -> dict[int, lis
     marks = ", ".join("?" for _ in group_keys)
     found: dict[int, list[GroupMember]] = {}
     for row in connection.execute(_MEMBERS.format(marks), list(group_keys)):
-        member = {name: value for name, value in _as_dict(row).items() if name != "group_key"}
+        member = {name: value for name, value in dict(row).items() if name != "group_key"}
         found.setdefault(row["group_key"], []).append(cast("GroupMember", {**member, "late": bool(member["late"])}))
     return found
 
@@ -318,9 +313,8 @@ def _jobs_before(connection: Connection, page: OverviewQuery) -> list[JobRecord]
     if page.search:
         where.append(f"({CONTAINS.format('job_id')} OR {CONTAINS.format('task_type')})")
         values += [like_pattern(page.search)] * 2
-    query = f"SELECT job_id FROM jobs WHERE {' AND '.join(where)} ORDER BY key DESC LIMIT ?"
-    rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
-    return [find_job(connection, row["job_id"]) for row in rows]
+    query = f"SELECT * FROM jobs WHERE {' AND '.join(where)} ORDER BY key DESC LIMIT ?"
+    return [job_rows.as_job(row) for row in connection.execute(query, (*values, page.limit + 1))]
 
 
 def _newest(connection: Connection, job_key: int) -> dict[str, Any]:
@@ -331,15 +325,4 @@ def _newest(connection: Connection, job_key: int) -> dict[str, Any]:
         "FROM (SELECT reward, success, turns FROM trajectories "
         "INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?)"
     )
-    return _as_dict(connection.execute(query, (job_key, NEWEST_TRAJECTORIES)).fetchone())
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
-def _as_dict(row: sqlite3.Row | Iterable[Any]) -> dict[str, Any]:
-    return dict(row)  # a Row maps its columns
+    return dict(connection.execute(query, (job_key, NEWEST_TRAJECTORIES)).fetchone())

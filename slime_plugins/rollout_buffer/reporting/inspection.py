@@ -14,7 +14,7 @@ from typing import Any, cast
 import orjson
 
 from slime_plugins.rollout_buffer.errors import ConflictError, DamagedError, NotFoundError
-from slime_plugins.rollout_buffer.reporting.message_texts import Preview, preview_of
+from slime_plugins.rollout_buffer.reporting.message_texts import preview_of
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -111,11 +111,10 @@ class Inspection:
         left = PREVIEW_BYTES
         for entry, key in zip(entries, keys, strict=False):
             left -= entry["body_bytes"]
-            preview = Preview(None, None)
+            entry["goal"] = entry["answer"] = None
             if left >= 0:
                 with contextlib.suppress(DamagedError):  # an entry with a lost payload is listed without a preview
-                    preview = preview_of(orjson.loads(self.payload(key)))
-            entry["goal"], entry["answer"] = preview.goal, preview.answer
+                    entry["goal"], entry["answer"] = preview_of(orjson.loads(self.payload(key)))
 
     def summary(self, filters: TrajectoryFilters) -> TrajectorySummary:
         """Returns the number of trajectories that match filters, their means, and a histogram of rewards.

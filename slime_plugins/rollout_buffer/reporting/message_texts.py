@@ -27,14 +27,6 @@ class MessageText:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """The task and the answer in one line each; None if there is none."""
-
-    goal: str | None
-    answer: str | None
-
-
 def message_texts(payload: Mapping[str, Any]) -> Iterator[MessageText]:
     """Yields every text of a payload's messages in order, reasoning and tool calls included."""
     turn = 1
@@ -45,17 +37,16 @@ def message_texts(payload: Mapping[str, Any]) -> Iterator[MessageText]:
         turn += role == "assistant"
 
 
-def preview_of(payload: Mapping[str, Any]) -> Preview:
-    """Returns task and answer as the generator recorded them, else of the first and the last message."""
+def preview_of(payload: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Returns task and answer in one line each, as the generator recorded them, else of the first and the last message;
+    None if there is none."""
     noted = payload.get("extra_info")
     about: Mapping[str, Any] = noted if isinstance(noted, Mapping) else {}
     messages = list(_messages(payload))
     asked = next((one for one in messages if one.get("role") == "user"), {})
     replied: Mapping[str, Any] = next((one for one in reversed(messages) if one.get("role") == "assistant"), {})
-    return Preview(
-        goal=_line(about.get("goal")) or _line(_content(asked)),
-        answer=_line(about.get("answer")) or _line(_reply_text(replied)),
-    )
+    goal, answer = _line(about.get("goal")), _line(about.get("answer"))
+    return goal or _line(_content(asked)), answer or _line(_reply_text(replied))
 
 
 def _messages(payload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
 from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
@@ -12,28 +10,8 @@ from slime_plugins.rollout_buffer.state.staleness import note_versions
 from slime_plugins.rollout_buffer.storage.payload_store import StoredPayload
 from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
-from slime_plugins.rollout_buffer.types import Generation, Outcome, StopReason
-
-
-class Played(Protocol):
-    """The common attributes of ``Trajectory`` and ``WrittenItem``."""
-
-    @property
-    def uid(self) -> str: ...
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def stop_reason(self) -> StopReason: ...
-    @property
-    def reward(self) -> float: ...
-    @property
-    def raw_reward(self) -> float | None: ...
-    @property
-    def generations(self) -> Sequence[Generation]: ...
-    @property
-    def extra_info(self) -> Mapping[str, Any]: ...
-    @property
-    def timings_s(self) -> Mapping[str, Any]: ...
+from slime_plugins.rollout_buffer.types import Trajectory
+from slime_plugins.rollout_buffer.wire import WrittenItem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +31,11 @@ class SlotOfTrajectory:
 
 
 def insert_trajectory(
-    connection: Connection, now: float, filled: SlotOfTrajectory, played: Played, payload: StoredPayload
+    connection: Connection,
+    now: float,
+    filled: SlotOfTrajectory,
+    played: Trajectory | WrittenItem,
+    payload: StoredPayload,
 ) -> None:
     """Adds the row of a trajectory, and records its payload, weight versions and prompt checks.
 

@@ -87,7 +87,7 @@ class GroupPageQuery(Body):
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
     """Maximum number of entries."""
-    cursor: Annotated[str, _cursor_of(r"[0-9.]{1,24}:[0-9]{1,18}")] | None = None
+    cursor: Annotated[str, _cursor_of(r"[0-9]{1,12}\.[0-9]{1,12}:[0-9]{1,18}")] | None = None
     """`next_cursor` of the previous page. Default: the first page."""
     state: GroupState | None = None
     """Only groups in this state."""
@@ -106,7 +106,7 @@ class AttemptPageQuery(Body):
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
     """Maximum number of entries."""
-    cursor: Annotated[str, _cursor_of(r"[0-9.]{1,24}(:[0-9]{1,18}){3}")] | None = None
+    cursor: Annotated[str, _cursor_of(r"[0-9]{1,12}\.[0-9]{1,12}(:[0-9]{1,18}){3}")] | None = None
     """`next_cursor` of the previous page. Default: the first page."""
     error_code: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     """Only attempts with this error code."""

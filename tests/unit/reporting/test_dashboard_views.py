@@ -228,6 +228,8 @@ def test_the_routes_answer_for_ids_with_slashes(client: FlaskClient) -> None:
     "path",
     [
         "/jobs/j/groups?cursor=x",
+        "/jobs/j/groups?cursor=1.2.3:1",
+        "/jobs/j/attempts?cursor=1.2.3:1:1:1",
         "/jobs/j/groups?state=odd",
         "/jobs/j/series?range_s=0",
         "/overview?limit=0",

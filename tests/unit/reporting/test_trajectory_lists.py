@@ -113,7 +113,7 @@ def test_a_list_has_a_line_of_question_and_answer_when_asked(inspection: Inspect
 )
 def test_an_answer_is_what_was_said_after_thinking(said: str, answer: str) -> None:
     payload = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": said}]}
-    found = preview_of(payload).answer
+    _, found = preview_of(payload)
     assert found is not None
     assert found.endswith(answer)
 

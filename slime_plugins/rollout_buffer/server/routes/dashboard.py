@@ -16,7 +16,7 @@ from werkzeug.security import safe_join
 from slime_plugins.rollout_buffer.errors import NotFoundError, UnauthorizedError
 from slime_plugins.rollout_buffer.http_auth import SESSION_LENGTH_S, cookie_name, is_token, issue_session
 from slime_plugins.rollout_buffer.openapi.operations import text
-from slime_plugins.rollout_buffer.server.http import digest, json_reply, revalidated, the_context
+from slime_plugins.rollout_buffer.server.http import json_reply, revalidated, the_context
 from slime_plugins.rollout_buffer.server.routing import Routes
 from slime_plugins.rollout_buffer.wire.control_requests import SignInPayload
 from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation, Overview, Series, SignedIn
@@ -74,10 +74,9 @@ def _send(name: str) -> Response:
     path, media_type = safe_join(str(FOLDER), name), MEDIA_TYPES.get(Path(name).suffix)
     if path is None or media_type is None or not os.path.isfile(path):
         raise NotFoundError(f"the dashboard has no file {name[:200]!r}")
-    content = Path(path).read_bytes()
-    response = Response(content, content_type=media_type)
+    response = Response(Path(path).read_bytes(), content_type=media_type)
     response.headers.update(SECURITY_HEADERS)
-    return revalidated(response, digest(content))
+    return revalidated(response)
 
 
 # --- signing in ------------------------------------------------------------------------------------------------------

@@ -201,11 +201,6 @@ def session_state(connection: Connection, place: Mapping[str, int]) -> tuple[boo
     return bool(takes_turns), refusal
 
 
-def slot_progress(connection: Connection, group_key: int) -> dict[int, tuple[bool, int]]:
-    """Returns (is filled, number of failed attempts) of each slot with an attempt or a trajectory."""
-    return {slot: (use.filled, use.failures) for slot, use in slot_uses(connection, group_key).items()}
-
-
 def max_failures_of_a_slot(connection: Connection, job_key: int) -> int:
     """Returns the largest number of failed attempts of an open slot."""
     query = (
