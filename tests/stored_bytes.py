@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 
 from slime_plugins.rollout_buffer import wire
@@ -36,6 +37,14 @@ def _examine_body(store: Store, uid: str, place: BlobRef, images: dict[str, Blob
     for sha256 in wire.image_hashes(body):
         if sha256 not in images:
             yield f"trajectory {uid} shows image {sha256}, which is not stored"
-    for sha256 in wire.named_records(body):
+    for sha256 in named_records(body):
         if sha256 not in images:
             yield f"trajectory {uid} names token records {sha256}, which are not stored"
+
+
+def named_records(body: bytes) -> list[str]:
+    """Returns the token records that a stored payload names, each once."""
+    if b'"records"' not in body:
+        return []
+    named = (entry.get("records") or {} for entry in json.loads(body).get("generations") or ())
+    return list(dict.fromkeys(sha256 for records in named for sha256 in records.values()))

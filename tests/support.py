@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,17 @@ def poll(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery | None:
     return buffer.take(job, parse(PollPayload, options))
 
 
+def delivered_items(
+    buffer: Buffer, delivery: Delivery, *, inline_images: bool = False
+) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The members of a delivery as (light keys, payload JSON)."""
+    for light, pieces in buffer.delivered_pieces(delivery, inline_images=inline_images):
+        yield light, b"".join(pieces)
+
+
 def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:
     """The uids in a delivery; none for no delivery."""
-    return [] if delivery is None else [light["uid"] for light, _ in buffer.delivered_items(delivery)]
+    return [] if delivery is None else [light["uid"] for light, _ in delivered_items(buffer, delivery)]
 
 
 def slots(buffer: Buffer, job: JobRecord) -> dict[str, int]:

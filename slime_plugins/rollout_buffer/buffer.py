@@ -572,20 +572,13 @@ class Buffer:
                 paused.append(job.job_id)
         return paused
 
-    def delivered_items(
-        self, delivery: Delivery, *, inline_images: bool = False
-    ) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yields the members of a delivery as (light keys, payload JSON).
-
-        A member whose payload is missing or damaged is a dummy with the error.
-        """
-        for light, pieces in self.delivered_pieces(delivery, inline_images=inline_images):
-            yield light, b"".join(pieces)
-
     def delivered_pieces(
         self, delivery: Delivery, *, inline_images: bool
     ) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """As ``delivered_items``, with each payload in pieces, which saves a copy."""
+        """Yields the members of a delivery as (light keys, payload JSON in pieces, which saves a copy).
+
+        A member whose payload is missing or damaged is a dummy with the error.
+        """
         return self._delivered.items(delivery.key, inline_images=inline_images)
 
     def played_pieces(

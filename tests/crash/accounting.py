@@ -16,7 +16,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.wire import image_hashes, named_records
+from slime_plugins.rollout_buffer.wire import image_hashes
 from tests.crash import checkpoint_trainer, writer
 from tests.crash.workload import (
     DEVICES_JOB,
@@ -31,6 +31,7 @@ from tests.crash.workload import (
     played_lines,
     read_journal,
 )
+from tests.stored_bytes import named_records
 
 Findings = Iterator[str]
 SHOWN = 8

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.asgi_client import create_app
 from tests.example_counts import examples
-from tests.support import poll, start_external, write, written
+from tests.support import delivered_items, poll, start_external, write, written
 
 LEASE_S = 10.0
 CONSUMERS = ("a", "b", "c")
@@ -165,7 +165,7 @@ class DirectPort:
         delivery = poll(self._buffer, self._buffer.job("j"), **options)
         if delivery is None:
             return None
-        groups = frozenset(light["group_index"] for light, _ in self._buffer.delivered_items(delivery))
+        groups = frozenset(light["group_index"] for light, _ in delivered_items(self._buffer, delivery))
         return delivery.delivery_id, groups
 
     def acknowledge(self, delivery_id: str) -> str:

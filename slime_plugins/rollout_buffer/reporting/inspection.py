@@ -53,7 +53,7 @@ class Inspection:
     # --- deliveries --------------------------------------------------------------------------------------------------
 
     def delivery(self, delivery_id: str) -> Delivery:
-        """Returns a past delivery, to be read again with ``Buffer.delivered_items``.
+        """Returns a past delivery, to be read again with ``Buffer.delivered_pieces``.
 
         Raises:
             NotFoundError: there is none of that id.

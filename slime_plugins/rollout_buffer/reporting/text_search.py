@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import orjson
 
@@ -55,19 +55,16 @@ class TextSearch:
         needle = _Needle(query.text)
         hits: list[tuple[int, FoundText]] = []
         searched = unreadable = 0
-        cursor = query.cursor
-        while keys := self._inspection.keys_before(query, cursor, BATCH):
-            for key in keys:
-                try:
-                    found = needle.first_in(self._inspection.payload(key))
-                except DamagedError:
-                    unreadable += 1
-                    found = None
-                cursor, searched = key, searched + 1
-                if found is not None:
-                    hits.append((key, found))
-                if len(hits) >= query.limit or self._clock() >= until:
-                    break
+        cursor: int | None
+        for cursor in self._keys(query):
+            searched += 1
+            try:
+                found = needle.first_in(self._inspection.payload(cursor))
+            except DamagedError:
+                unreadable += 1
+                found = None
+            if found is not None:
+                hits.append((cursor, found))
             if len(hits) >= query.limit or self._clock() >= until:
                 break
         else:
@@ -80,6 +77,13 @@ class TextSearch:
             out_of_time=cursor is not None and len(hits) < query.limit,
             next_cursor=cursor,
         )
+
+    def _keys(self, query: SearchQuery) -> Iterator[int]:
+        """Yields the keys of the trajectories that pass the filters, from the cursor on."""
+        cursor = query.cursor
+        while keys := self._inspection.keys_before(query, cursor, BATCH):
+            yield from keys
+            cursor = keys[-1]
 
 
 class _Needle:

@@ -37,7 +37,7 @@ from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """The groups delivered to a poll; ``Buffer.delivered_items`` reads their payloads."""
+    """The groups delivered to a poll; ``Buffer.delivered_pieces`` reads their payloads."""
 
     key: int
     delivery_id: str

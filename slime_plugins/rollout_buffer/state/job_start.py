@@ -283,12 +283,12 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
     # Groups with purged payloads cannot be delivered again: they stay delivered.
     delivery_rows.make_ready_again(connection, payload_rows.groups_with_payloads(connection, resumption.ready_again))
     delivery_rows.make_unreported(connection, resumption.reported_again)
-    delivery_rows.skip_groups(connection, resumption.skipped, IN_SKIP_LIST)
+    delivery_rows.set_groups(connection, resumption.skipped, GroupState.SKIPPED, IN_SKIP_LIST)
     skip_planned(connection, job.key, resumption.not_used)
     delivery_rows.unskip_groups(connection, resumption.not_skipped)
     reopen_finished_job(connection, job.key)
     # Groups in the skip list are delivered, even if their acknowledgement was lost.
-    delivery_rows.count_as_delivered(connection, resumption.consumed, IN_SKIP_LIST)
+    delivery_rows.set_groups(connection, resumption.consumed, GroupState.DELIVERED, IN_SKIP_LIST)
     group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
 
 

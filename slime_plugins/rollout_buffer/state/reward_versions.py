@@ -109,16 +109,6 @@ def rescore(
     return report
 
 
-def versions(store: Store, job_id: str) -> list[dict[str, Any]]:
-    """Returns the reward versions of a job, without version 0, the original rewards.
-
-    Raises:
-        NotFoundError: there is no such job.
-    """
-    with store.read() as connection:
-        return reward_rows.versions_of_job(connection, find_job(connection, job_id).key)
-
-
 Scores = Mapping[tuple[int, str], Score]
 """Scores of the played members of a delivery, by group and uid."""
 
@@ -132,7 +122,7 @@ def scores_for(store: Store, delivery_key: int, version: int) -> Scores:
     """
     with store.read() as connection:
         job = job_rows.get_job(connection, delivery_rows.job_of(connection, delivery_key))
-        known = [entry["version"] for entry in reward_rows.versions_of_job(connection, job.key)]
+        known = reward_rows.versions_of_job(connection, job.key)
         found = reward_rows.scores_of_delivery(connection, delivery_key, version)
     if version not in known:
         raise NotFoundError(

@@ -17,7 +17,6 @@ from slime_plugins.rollout_buffer.wire.checks import identifier as identifier
 from slime_plugins.rollout_buffer.wire.generations import common_prefix_length as common_prefix_length
 from slime_plugins.rollout_buffer.wire.generations import decode_generations as decode_generations
 from slime_plugins.rollout_buffer.wire.generations import encode_generations as encode_generations
-from slime_plugins.rollout_buffer.wire.generations import named_records as named_records
 from slime_plugins.rollout_buffer.wire.generations import record_hashes as record_hashes
 from slime_plugins.rollout_buffer.wire.images import IMAGE_URL_PREFIX as IMAGE_URL_PREFIX
 from slime_plugins.rollout_buffer.wire.images import RECORDS_TYPE as RECORDS_TYPE

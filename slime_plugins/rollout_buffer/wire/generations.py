@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -235,14 +234,6 @@ def record_hashes(generations: Iterable[Generation]) -> list[str]:
     return list(dict.fromkeys(one.sha256 for generation in generations for one in generation.records.values()))
 
 
-def named_records(body: bytes) -> list[str]:
-    """Returns the token records that a stored payload names, each once."""
-    if b'"records"' not in body:
-        return []
-    named = (entry.get("records") or {} for entry in json.loads(body).get("generations") or ())
-    return list(dict.fromkeys(sha256 for records in named for sha256 in records.values()))
-
-
 def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]]:
     """Encodes each prompt as the length of the prefix shared with the previous sequence, plus new ids."""
     encoded: list[dict[str, Any]] = []
@@ -278,26 +269,22 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         "weight_version": generation.weight_version,
     }
-    if not generation.trained:
-        entry["trained"] = False
-    if generation.prompt_tokens is not None:
-        entry["prompt_tokens"] = generation.prompt_tokens
-    if generation.cached_tokens is not None:
-        entry["cached_tokens"] = generation.cached_tokens
-    if generation.records:
-        entry["records"] = {kind: one.sha256 for kind, one in generation.records.items()}
-    if generation.prompt_receipt is not None:
-        entry["prompt_receipt"] = _encode_receipt(generation.prompt_receipt, generation.prompt_ids)
-    if generation.engine_s is not None:
-        entry["engine_s"] = round(generation.engine_s, 4)
-    if generation.environment_s is not None:
-        entry["environment_s"] = round(generation.environment_s, 4)
-    if generation.weight_version_spans:
-        entry["weight_version_spans"] = [
+    receipt = generation.prompt_receipt
+    optional = {
+        "trained": None if generation.trained else False,
+        "prompt_tokens": generation.prompt_tokens,
+        "cached_tokens": generation.cached_tokens,
+        "records": {kind: one.sha256 for kind, one in generation.records.items()} or None,
+        "prompt_receipt": None if receipt is None else _encode_receipt(receipt, generation.prompt_ids),
+        "engine_s": None if generation.engine_s is None else round(generation.engine_s, 4),
+        "environment_s": None if generation.environment_s is None else round(generation.environment_s, 4),
+        "weight_version_spans": [
             {"weight_version": span.weight_version, "start": span.start, "end": span.end}
             for span in generation.weight_version_spans
         ]
-    return entry
+        or None,
+    }
+    return entry | {name: value for name, value in optional.items() if value is not None}
 
 
 def _encode_receipt(receipt: PromptReceipt, ran_ids: Sequence[int]) -> dict[str, Any]:

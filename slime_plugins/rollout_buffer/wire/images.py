@@ -79,10 +79,7 @@ def encode_data_uri(data: bytes) -> str:
 
 def image_media_type(data: bytes) -> str | None:
     """Returns the media type of PNG, JPEG, WebP or token records by the first bytes; None for others."""
-    for magic, media_type in _MEDIA_TYPE_BY_MAGIC:
-        if data.startswith(magic):
-            return media_type
-    return None
+    return next((media_type for magic, media_type in _MEDIA_TYPE_BY_MAGIC if data.startswith(magic)), None)
 
 
 _SHOWS_IMAGE = b'"url":"sha256:'

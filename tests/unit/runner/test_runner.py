@@ -48,7 +48,7 @@ from slime_plugins.rollout_buffer.types import (
 from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import poll, slots, uids
+from tests.support import delivered_items, poll, slots, uids
 
 Play = Callable[[EpisodeRequest], Any]
 
@@ -224,7 +224,7 @@ async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tr
     described = describe_job(real_time_buffer.store, job)
     assert described["attempts"] == {"failed": 2, "failed:episode": 1, "failed:judge": 1, "finished": 2}
     assert described["outcomes"] == {"completed": 2}
-    delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
+    delivered = list(delivered_items(real_time_buffer, poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
     assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
 
 
@@ -253,7 +253,7 @@ async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_pa
     assert describe_job(real_time_buffer.store, job)["causes"] == {
         "failed": {too_short(2, 4, Shortfall.SLOTS_FAILED).message: 1}
     }
-    delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
+    delivered = list(delivered_items(real_time_buffer, poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
     assert [light["remove_sample"] for light, _ in delivered] == [False, False, False, True]
 
 

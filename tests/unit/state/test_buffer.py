@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.types import (
 )
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import PNG, poll, slots, start_external, uids, write, written
+from tests.support import PNG, delivered_items, poll, slots, start_external, uids, write, written
 
 
 def start_math(buffer: Buffer, ids: tuple[str, ...] = ("a", "b"), **changes: object) -> JobRecord:
@@ -355,7 +355,7 @@ def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
     write(buffer, job, written("a0", "a", reward=0, **sampled_by("default")), written("a1", "a", **sampled_by("1")))
     delivery = poll(buffer, job)
     assert delivery is not None
-    (first, _) = buffer.delivered_items(delivery)
+    (first, _) = delivered_items(buffer, delivery)
     assert first[0]["weight_version"] == 0
     assert delivery.meta_info["stale_groups"] == [first[0]["group_index"]]
 

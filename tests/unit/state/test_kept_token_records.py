@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.payload_store import INLINE_BODY_BYTES
 from slime_plugins.rollout_buffer.types import Generation
 from tests.stored_bytes import examine
-from tests.support import poll, start_external, write, written
+from tests.support import delivered_items, poll, start_external, write, written
 from tests.unit.state.test_buffer import start_math, trajectory
 
 RECORDS = RecordBytes.of(TokenRecords.of_int32(2, array("i", [3, 4]).tobytes(), ends=(2,)))
@@ -39,7 +39,7 @@ def test_a_played_trajectory_keeps_its_records_and_a_delivery_names_them(buffer:
     buffer.judge_and_close(group, group_policy(job), fence=fence)
     delivery = poll(buffer, job)
     assert delivery is not None
-    (_, body), *_ = buffer.delivered_items(delivery)
+    (_, body), *_ = delivered_items(buffer, delivery)
     (found,) = wire.decode_generations(orjson.loads(body)["generations"])
     assert found.records == {TOP_P_TOKENS: RECORDS}
     assert found.records[TOP_P_TOKENS].data is None

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.types import Generation, Instance, Outcome, St
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import poll, slots
+from tests.support import delivered_items, poll, slots
 
 
 class Played:
@@ -66,7 +66,7 @@ class Played:
         if delivery is None:
             self.buffer.empty_poll(self.job)
             return []
-        return list(dict.fromkeys(item["instance_id"] for item, _ in self.buffer.delivered_items(delivery)))
+        return list(dict.fromkeys(item["instance_id"] for item, _ in delivered_items(self.buffer, delivery)))
 
     def train(self, version: int) -> None:
         """One version: two groups, of which each takes the trainer 50 s."""

@@ -37,7 +37,7 @@ from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from tests.stored_bytes import examine
-from tests.support import PNG, poll, start_external, uids, write, written
+from tests.support import PNG, delivered_items, poll, start_external, uids, write, written
 
 BIG = "x" * 100_000
 
@@ -233,7 +233,7 @@ def test_rows_whose_bytes_are_gone_are_reported_and_do_not_block_the_others(
     assert sentence.startswith("trajectory gone is lost")
     delivery = poll(third, job)
     assert delivery is not None
-    whole, gone = third.delivered_items(delivery)
+    whole, gone = delivered_items(third, delivery)
     assert whole[0]["remove_sample"] is False
     assert gone[0]["remove_sample"] is True
     assert describe_job(third.store, job)["damaged"] == 1
@@ -398,7 +398,7 @@ def test_of_one_uid_twice_in_one_call_the_first_counts_as_a_whole(buffer: Buffer
     assert write(buffer, job, first, second) == ["stored", "duplicate"]
     delivery = poll(buffer, job)
     assert delivery is not None
-    ((light, body),) = buffer.delivered_items(delivery, inline_images=True)
+    ((light, body),) = delivered_items(buffer, delivery, inline_images=True)
     assert (light["reward"], orjson.loads(body)["messages"]) == (1.0, first["messages"])
 
 

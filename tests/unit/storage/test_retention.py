@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.storage.retention import Purged, purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
-from tests.support import PNG, poll, slots, start_external, uids, write, written
+from tests.support import PNG, delivered_items, poll, slots, start_external, uids, write, written
 
 BIG = "x" * 100_000
 
@@ -74,7 +74,7 @@ def test_nothing_that_is_still_to_be_delivered_is_forgotten(buffer: Buffer, cloc
     delivery = poll(buffer, job, lease_s=10)
     assert delivery is not None
     assert purge(buffer.store, now=clock.now, retain_s=1).payloads == 0
-    assert all(BIG.encode() in b"".join([body]) for _, body in buffer.delivered_items(delivery))
+    assert all(BIG.encode() in b"".join([body]) for _, body in delivered_items(buffer, delivery))
 
 
 def test_a_screenshot_lives_as_long_as_a_younger_trajectory_names_it(buffer: Buffer, clock: SettableClock) -> None:
@@ -105,7 +105,7 @@ def test_a_screenshot_that_was_forgotten_is_kept_again_when_it_comes_again(
     write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
     delivery = poll(buffer, job)
     assert delivery is not None
-    assert len(list(buffer.delivered_items(delivery))) == 2
+    assert len(list(delivered_items(buffer, delivery))) == 2
     (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
     assert buffer.contents.image(sha256) == PNG
 
@@ -154,7 +154,7 @@ def test_what_was_forgotten_comes_as_a_dummy_that_says_so_and_never_looks_played
     assert purge(buffer.store, now=clock.now, retain_s=50.0).payloads == 2
     again = poll(buffer, job, **asked)  # whoever lost the reply asks once more
     assert again is not None
-    for light, body in buffer.delivered_items(again):
+    for light, body in delivered_items(buffer, again):
         assert (light["remove_sample"], light["outcome"], light["reward"]) == (True, "failed", 0.0)
         assert "was purged" in orjson.loads(body)["extra_info"]["error"]
     assert describe_job(buffer.store, job)["damaged"] == 0, "the disk is not at fault"

@@ -206,16 +206,10 @@ def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
     reward_sum_rows.report_again(connection, group_keys)
 
 
-def skip_groups(connection: Connection, group_keys: Sequence[int], cause: Cause) -> None:
-    """Marks undelivered groups as skipped."""
-    rows = [(cause.message, cause.code.value, key) for key in group_keys]
-    connection.executemany("UPDATE groups SET state = 'skipped', cause = ?, cause_code = ? WHERE key = ?", rows)
-
-
-def count_as_delivered(connection: Connection, group_keys: Sequence[int], cause: Cause) -> None:
-    """Marks groups of an expired delivery as delivered, as an acknowledgement would."""
-    rows = [(cause.message, cause.code.value, key) for key in group_keys]
-    connection.executemany("UPDATE groups SET state = 'delivered', cause = ?, cause_code = ? WHERE key = ?", rows)
+def set_groups(connection: Connection, group_keys: Sequence[int], state: GroupState, cause: Cause) -> None:
+    """Changes the state of groups, with the cause."""
+    rows = [(state.value, cause.message, cause.code.value, key) for key in group_keys]
+    connection.executemany("UPDATE groups SET state = ?, cause = ?, cause_code = ? WHERE key = ?", rows)
 
 
 def set_groups_of_delivery(connection: Connection, delivery_key: int, source: GroupState, target: GroupState) -> None:

@@ -33,9 +33,10 @@ class UnscoredTrajectory:
 
 def open_version(connection: Connection, job_key: int, name: str, scorer: str, now: float) -> int:
     """Returns the version of that name; the next number when there is none yet."""
-    known = find_version(connection, job_key, name)
+    query = "SELECT version FROM reward_versions WHERE job_key = ? AND name = ?"
+    known = connection.execute(query, (job_key, name)).fetchone()
     if known is not None:
-        return known
+        return int(known[0])
     query = "SELECT coalesce(max(version), 0) + 1 FROM reward_versions WHERE job_key = ?"
     version = int(connection.execute(query, (job_key,)).fetchone()[0])
     connection.execute(
@@ -45,21 +46,10 @@ def open_version(connection: Connection, job_key: int, name: str, scorer: str, n
     return version
 
 
-def find_version(connection: Connection, job_key: int, name: str) -> int | None:
-    """Returns the number of a version."""
-    query = "SELECT version FROM reward_versions WHERE job_key = ? AND name = ?"
-    row = connection.execute(query, (job_key, name)).fetchone()
-    return None if row is None else int(row[0])
-
-
-def versions_of_job(connection: Connection, job_key: int) -> list[dict[str, Any]]:
-    """Returns a job's versions in order, with the number of trajectories that have a reward of each."""
-    query = (
-        "SELECT version, name, scorer, created_at, (SELECT count(*) FROM trajectory_rewards AS given "
-        "WHERE given.job_key = reward_versions.job_key AND given.version = reward_versions.version) AS scored "
-        "FROM reward_versions WHERE job_key = ? ORDER BY version"
-    )
-    return [dict(row) for row in connection.execute(query, (job_key,))]
+def versions_of_job(connection: Connection, job_key: int) -> list[int]:
+    """Returns a job's versions in order."""
+    query = "SELECT version FROM reward_versions WHERE job_key = ? ORDER BY version"
+    return [row[0] for row in connection.execute(query, (job_key,))]
 
 
 def unscored(connection: Connection, job_key: int, version: int) -> list[UnscoredTrajectory]:
