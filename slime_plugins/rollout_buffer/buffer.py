@@ -594,12 +594,12 @@ class Buffer:
                 job_rows.get_job(connection, delivery_rows.job_of(connection, delivery.key))
             )
         members = self.delivered_pieces(delivery, inline_images=inline_images)
-        for group in only_played(members, policy.at_least(policy.min_valid_item_size_ratio)):
-            if group.short is not None:
-                short_groups.append(group.short)
-            if not group.members:
-                self._leave_out(group.key)
-            yield from group.members
+        for played, short in only_played(members, policy.at_least(policy.min_valid_item_size_ratio)):
+            if short is not None:
+                short_groups.append(short)
+                if not short["delivered"]:
+                    self._leave_out(short["group_index"])
+            yield from played
 
     def with_inline_images(self, body: bytes) -> bytes:
         """Replaces the hashes of screenshots in a payload by data URIs."""

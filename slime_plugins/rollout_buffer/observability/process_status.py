@@ -1,4 +1,4 @@
-"""Reads ``/proc/PID/stat``."""
+"""Reads ``/proc``: the status of processes, and the boot."""
 
 from __future__ import annotations
 
@@ -49,3 +49,11 @@ def all_process_statuses() -> list[tuple[int, ProcessStatus]]:
     """Returns all processes with their ids."""
     pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return [(pid, status) for pid in pids if (status := process_status(pid)) is not None]
+
+
+def boot_id() -> str:
+    """Returns the id of the machine's present boot, a uuid; empty if it is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -380,7 +380,7 @@ def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
             code="nothing_kept",
             severity=Severity.STOPPED,
             message=f"Nothing reaches the trainer: of {_closed(at)} closed groups {_given_up(at)}."
-            f"{_commonest(at, _more_of(at))}",
+            f"{_commonest(at, max(GroupState.FILTERED, GroupState.FAILED, key=at.count))}",
             advice=_WHY_FILTERED,
         )
         return
@@ -416,10 +416,6 @@ def _nothing_kept(at: JobSnapshot) -> bool:
 
 def _closed(at: JobSnapshot) -> int:
     return sum(at.count(state) for state in GroupState if state is not GroupState.OPEN)
-
-
-def _more_of(at: JobSnapshot) -> GroupState:
-    return max(GroupState.FILTERED, GroupState.FAILED, key=at.count)
 
 
 def _given_up(at: JobSnapshot) -> str:
@@ -468,7 +464,8 @@ def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
     engine = at.engine
     if engine.code is EngineTrouble.NONE:
         return
-    held = f", {_held(engine.waiting)}" if engine.waiting else ""
+    requests = "request is" if engine.waiting == 1 else "requests are"
+    held = f", {engine.waiting} {requests} held" if engine.waiting else ""
     if at.has_runner and 0 < engine.waiting <= at.running_attempts:
         held = f", {engine.waiting} of {at.running_attempts} episodes wait for it"
     for_long = f" for {_span(engine.since_s)}" if engine.since_s is not None else ""
@@ -674,10 +671,6 @@ def _and(words: Sequence[str]) -> str:
 
 def _many(count: int, what: str) -> str:
     return f"1 {what} was" if count == 1 else f"{count} {what}s were"
-
-
-def _held(requests: int) -> str:
-    return "1 request is held" if requests == 1 else f"{requests} requests are held"
 
 
 def _wait(count: int) -> str:

@@ -78,7 +78,8 @@ class Inspection:
         )
         with self.store.read() as connection:
             job = find_job(connection, job_id)
-            rows = connection.execute(query, (job.key, _before(page), page.limit + 1)).fetchall()
+            before = MAX_KEY if page.cursor is None else page.cursor
+            rows = connection.execute(query, (job.key, before, page.limit + 1)).fetchall()
         return DeliveryPage(
             job_id=job.job_id,
             deliveries=[cast("DeliveryEntry", _without_key(row)) for row in rows[: page.limit]],
@@ -250,7 +251,10 @@ class _Order:
 
 def _find_trajectory(connection: Connection, uid: str, job_id: str | None) -> sqlite3.Row:
     """Finds a trajectory job by job: uids are indexed within a job."""
-    keys = [find_job(connection, job_id).key] if job_id is not None else _job_keys(connection)
+    if job_id is None:
+        keys = [row[0] for row in connection.execute("SELECT key FROM jobs")]
+    else:
+        keys = [find_job(connection, job_id).key]
     marks = ", ".join("?" for _ in keys)
     query = f"{_LIGHT} WHERE trajectories.job_key IN ({marks}) AND trajectories.uid = ?"
     rows: list[sqlite3.Row] = connection.execute(query, (*keys, uid)).fetchall()
@@ -316,13 +320,5 @@ def like_pattern(text: str) -> str:
     return f"%{escaped}%"
 
 
-def _before(page: PageQuery) -> int:
-    return MAX_KEY if page.cursor is None else page.cursor
-
-
 def _next(rows: Sequence[sqlite3.Row], page: PageQuery) -> int | None:
     return rows[page.limit - 1]["key"] if len(rows) > page.limit else None
-
-
-def _job_keys(connection: Connection) -> list[int]:
-    return [row[0] for row in connection.execute("SELECT key FROM jobs")]

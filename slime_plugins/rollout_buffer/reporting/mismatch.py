@@ -50,14 +50,8 @@ def trainer_rows_of(store: Store, job_id: str, uid: str) -> dict[int, TrainerRow
 
 def describe_trainer_row(row: TrainerRow) -> dict[str, Any]:
     """Encodes the trainer's report of a row; ``log_probs`` are those of its trained tokens, in order."""
-    return {
-        "step": row.step,
-        "advantage": row.advantage,
-        "entropy": row.entropy,
-        "loss_share": row.loss_share,
-        "clip_share": row.clip_share,
-        "log_probs": None if row.log_probs is None else list(row.log_probs),
-    }
+    shown = {name: getattr(row, name) for name in ("step", "advantage", "entropy", "loss_share", "clip_share")}
+    return {**shown, "log_probs": None if row.log_probs is None else list(row.log_probs)}
 
 
 Key = TypeVar("Key", int, int | None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 from slime.utils.mask_rows import pack_training_rows
 from slime_plugins.rollout_buffer.types import Generation, PromptCheck, TrainingRow
@@ -32,9 +32,7 @@ class PromptCounts:
 
     def as_dict(self) -> dict[str, int]:
         """Returns the counts by name; ``checked`` are the turns whose prompt ids the engine returned."""
-        return {"checked": self.equal + self.differing} | {
-            field.name: getattr(self, field.name) for field in fields(self)
-        }
+        return {"checked": self.equal + self.differing, **asdict(self)}
 
 
 def prompt_counts(generations: Sequence[Generation]) -> PromptCounts | None:

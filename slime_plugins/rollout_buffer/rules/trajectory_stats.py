@@ -29,10 +29,6 @@ class EpisodeFacts:
     played_s: float | None = None
     """Seconds of all phases except the wait for a device."""
 
-    def columns(self) -> dict[str, float | int | None]:
-        """Returns the facts by column."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 def facts_of(
     extra_info: Mapping[str, Any], timings_s: Mapping[str, Any], generations: Sequence[Generation]

@@ -6,6 +6,7 @@ Rules on an open transaction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import cast
 
 from slime_plugins.rollout_buffer.rules import job_states
@@ -27,14 +28,7 @@ def meta_info_of(
     """
     ended = reward_sum_rows.report_in(connection, job.key, key)
     sums, outcomes = reward_sum_rows.sum_unreported(connection, job.key, key)
-    statistics = summarize_rewards(
-        samples=sums.samples,
-        groups=sums.groups,
-        total=sums.total,
-        square_total=sums.square_total,
-        low=sums.low,
-        high=sums.high,
-    )
+    statistics = summarize_rewards(**asdict(sums))
     return {
         **cast("MetaInfo", job.meta_info),  # of the generator, from one group: any keys, and none of the buffer's own
         **statistics,

@@ -182,17 +182,13 @@ def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -
             work.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedGroup:
-    """The played members of a delivered group, none if there are too few; ``short`` is set if a member is missing."""
+def only_played(
+    members: Iterable[tuple[dict[str, Any], Pieces]], at_least: int
+) -> Iterator[tuple[list[tuple[dict[str, Any], Pieces]], ShortGroup | None]]:
+    """Yields groups without their dummies, for clients that would train them with a reward of 0.
 
-    key: int
-    members: list[tuple[dict[str, Any], Pieces]]
-    short: ShortGroup | None
-
-
-def only_played(members: Iterable[tuple[dict[str, Any], Pieces]], at_least: int) -> Iterator[PlayedGroup]:
-    """Yields groups without their dummies, for clients that would train them with a reward of 0."""
+    A group is its played members, none if there are too few, and its description if a member is missing.
+    """
     for key, found in groupby(members, key=lambda member: int(member[0]["group_index"])):
         group = list(found)
         played = [member for member in group if not member[0]["remove_sample"]]
@@ -204,7 +200,7 @@ def only_played(members: Iterable[tuple[dict[str, Any], Pieces]], at_least: int)
             group_size=len(group),
             delivered=delivered,
         )
-        yield PlayedGroup(key, played if delivered else [], None if len(played) == len(group) else short)
+        yield played if delivered else [], None if len(played) == len(group) else short
 
 
 def _dummy_body(error: str | None = None) -> bytes:

@@ -121,7 +121,7 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
     if job is None:
         return Start(action=StartAction.CREATE)
     if payload.is_trainers and _waits_for_trainer(connection, job):
-        if _can_take_over(job, payload):
+        if (payload.task_type, payload.num_repeat_per_sample) == (job.task_type, job.group_size):
             return Start(action=StartAction.ATTACH, job=job, is_first_trainers=True)
         if written := trajectory_rows.count_trajectories(connection, job.key):
             raise ConflictError(
@@ -169,10 +169,6 @@ def _waits_for_trainer(connection: Connection, job: JobRecord) -> bool:
         and job.state is not JobState.CANCELLED
         and not delivery_rows.has_groups(connection, job.key, GroupState.DELIVERED)
     )
-
-
-def _can_take_over(job: JobRecord, payload: StartPayload) -> bool:
-    return (payload.task_type, payload.num_repeat_per_sample) == (job.task_type, job.group_size)
 
 
 def _named_job(connection: Connection, payload: StartPayload) -> JobRecord | None:
@@ -245,7 +241,7 @@ def _take_over(connection: Connection, job: JobRecord, payload: StartPayload, pa
         changes |= {"has_input": True, "num_epoch": num_epoch, "instance_count": instance_count}
     job_rows.update_job(connection, job.key, **changes)
     if payload.options:
-        job_rows.update_options(connection, job.key, {**_options(connection, job), **payload.options})
+        job_rows.update_options(connection, job.key, {**job_rows.options_of(connection, job.key), **payload.options})
 
 
 def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload) -> None:
@@ -319,11 +315,8 @@ def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[st
     job_rows.update_job(connection, job_key, settings=json.dumps({**settings, "max_attempts": limit}))
 
 
-def _options(connection: Connection, job: JobRecord) -> dict[str, Any]:
-    return job_rows.options_of(connection, job.key)
-
-
 def _difference(connection: Connection, job: JobRecord, payload: StartPayload) -> str:
-    new, old = {**payload.settings(), **payload.options}, {**job.settings.kept, **_options(connection, job)}
+    new = {**payload.settings(), **payload.options}
+    old = {**job.settings.kept, **job_rows.options_of(connection, job.key)}
     keys = sorted(key for key in {*new, *old} - CHANGEABLE if new.get(key) != old.get(key))
     return "different: " + (", ".join(keys[:8]) or "instances")

@@ -7,7 +7,7 @@ runner that begins groups and the servers that deliver them decide by the same d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from slime_plugins.rollout_buffer.rules.admission import (
@@ -25,7 +25,6 @@ from slime_plugins.rollout_buffer.rules.weight_versions import VersionOrigin, or
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, staleness_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.storage.tables.staleness_rows import TakenGroups
 from slime_plugins.rollout_buffer.types import Generation, GroupState, JobState
 
 STEP_S = 30.0
@@ -176,7 +175,7 @@ def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[V
     seen: list[VersionSeen] = []
     for taken in staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
         if seen and taken.version <= seen[-1].version:
-            seen[-1] = _with(seen[-1], taken)
+            seen[-1] = replace(seen[-1], last_taken_at=taken.at, groups=seen[-1].groups + taken.groups)
         else:
             since = taken.at - taken.waited_s
             seen.append(VersionSeen(version=taken.version, since=since, last_taken_at=taken.at, groups=taken.groups))
@@ -185,12 +184,3 @@ def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[V
         since = now if job.waiting_since is None else job.waiting_since
         seen.append(VersionSeen(version=newest, since=since, last_taken_at=since, groups=0))
     return seen
-
-
-def _with(version: VersionSeen, taken: TakenGroups) -> VersionSeen:
-    return VersionSeen(
-        version=version.version,
-        since=version.since,
-        last_taken_at=taken.at,
-        groups=version.groups + taken.groups,
-    )

@@ -54,7 +54,8 @@ def store_report(
                 raise ValueError("the job has no trajectory of that uid")
             if row.uid not in packed:
                 packed[row.uid] = _rows_of(store.get_payload(*known[row.uid]))
-            kept.append(_kept(row, report.step, clock(), compare(row, *packed[row.uid], newest)))
+            turns = compare(row, *packed[row.uid], newest)
+            kept.append(TrainerRow(**dict(row), step=report.step, reported_at=clock(), turns=turns))
         except (ValueError, DamagedError) as error:
             refused.append(RefusedRow(uid=row.uid, row=row.row, reason=str(error)))
     if kept:
@@ -110,18 +111,3 @@ def _rows_of(payload: bytes) -> tuple[Sequence[Generation], Sequence[TrainingRow
 def _lag(turn: Generation, newest: int | None) -> int | None:
     version = version_number(turn.weight_version)
     return None if newest is None or version is None else newest - version
-
-
-def _kept(reported: ReportedRow, step: int | None, now: float, turns: tuple[TurnGap, ...]) -> TrainerRow:
-    return TrainerRow(
-        uid=reported.uid,
-        row=reported.row,
-        step=step,
-        reported_at=now,
-        advantage=reported.advantage,
-        entropy=reported.entropy,
-        loss_share=reported.loss_share,
-        clip_share=reported.clip_share,
-        turns=turns,
-        log_probs=reported.log_probs,
-    )

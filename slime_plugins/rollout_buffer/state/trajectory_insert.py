@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
 from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
@@ -58,7 +58,7 @@ def insert_trajectory(
         reward=played.reward,
         raw_reward=played.raw_reward,
         **note_versions(connection, filled.job_key, played.generations, sampled_from=filled.sampled_from),
-        **facts_of(played.extra_info, played.timings_s, played.generations).columns(),
+        **asdict(facts_of(played.extra_info, played.timings_s, played.generations)),
         late=filled.late,
         created_at=now,
         **payload.columns(),

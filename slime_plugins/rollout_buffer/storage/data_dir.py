@@ -10,6 +10,7 @@ import stat
 import time
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import IO
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
@@ -40,19 +41,6 @@ OWNERSHIP_TIMEOUT_S = 2.0
 """Time in which the lock must become free: a command that opens the store may hold it briefly."""
 
 logger = logging.getLogger(__name__)
-
-
-class OwnerLock:
-    """The lock that the supervisor of a data directory holds. The kernel releases it when the process dies."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def close(self) -> None:
-        """Releases the lock; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 def prepare(data_dir: Path) -> None:
@@ -97,8 +85,10 @@ def remove_unused(data_dir: Path) -> None:
         data_dir.rmdir()
 
 
-def acquire_ownership(data_dir: Path) -> OwnerLock:
+def acquire_ownership(data_dir: Path) -> IO[bytes]:
     """Acquires the supervisor's lock on the directory, before anything in it is opened or changed.
+
+    Closing the file releases it; the kernel does so when the process dies.
 
     Raises:
         ConfigError: another supervisor holds it.
@@ -111,7 +101,7 @@ def acquire_ownership(data_dir: Path) -> OwnerLock:
             os.close(descriptor)
             raise ConfigError(f"another rollout-buffer serve uses {data_dir}: stop it, or give another --data-dir")
         time.sleep(0.05)
-    return OwnerLock(descriptor)
+    return os.fdopen(descriptor, "rb")
 
 
 def refuse_if_owned(data_dir: Path) -> None:

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from slime_plugins.rollout_buffer.observability.process_status import boot_id
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
 TOLERANCE_S = 1.0
 """A smaller difference between the two clocks counts as drift, not as a jump."""
 _MARK = struct.Struct("<16sddI")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Mark(NamedTuple):
@@ -40,7 +40,7 @@ class SharedClock:
     ) -> None:
         """``wall`` and ``monotonic`` are replaced in tests."""
         self._wall, self._monotonic = wall, monotonic
-        self._boot = _boot()
+        self._boot = bytes.fromhex(boot_id().replace("-", "")) or bytes(16)
         self._file: int | None = open_lock_file(data_dir / "clock")
 
     def __call__(self) -> float:
@@ -80,10 +80,3 @@ class SharedClock:
         if boot != self._boot or checksum != zlib.crc32(content[:-4]):
             return None
         return _Mark(boot, wall, monotonic)
-
-
-def _boot() -> bytes:
-    try:
-        return bytes.fromhex(_BOOT_ID.read_text(encoding="ascii").strip().replace("-", ""))
-    except (OSError, ValueError):
-        return bytes(16)

@@ -57,7 +57,7 @@ class Store:
         """Opens the store under ``data_dir``, also on a full disk; creates it if it is missing.
 
         ``max_bytes`` is the quota of the folder; None is unlimited. ``owned`` is true if the caller holds the
-        directory's ``OwnerLock``: a store whose lock another process holds is never migrated.
+        directory's lock (``acquire_ownership``): a store whose lock another process holds is never migrated.
 
         Raises:
             ConfigError: the folder is on a network file system, was written by a newer version, or belongs to a running

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from slime_plugins.rollout_buffer.observability.process_status import all_process_statuses, process_status
+from slime_plugins.rollout_buffer.observability.process_status import all_process_statuses, boot_id, process_status
 
 PR_SET_PDEATHSIG = 1
 RESERVED_BYTES = 65536
@@ -63,12 +63,12 @@ class ProcessIdentity:
     def of(cls, name: str, pid: int) -> ProcessIdentity:
         """Identifies a child that was just started."""
         found = process_status(pid)
-        return cls(name=name, pid=pid, started=-1 if found is None else found.started, boot=_boot())
+        return cls(name=name, pid=pid, started=-1 if found is None else found.started, boot=boot_id())
 
     def members(self) -> list[int]:
         """Returns the live processes of its session, also after its own exit; none if the id was reused."""
         leader = process_status(self.pid)
-        if self.boot != _boot() or self.started < 0 or (leader is not None and leader.started != self.started):
+        if self.boot != boot_id() or self.started < 0 or (leader is not None and leader.started != self.started):
             return []
         return [pid for pid, status in all_process_statuses() if status.session == self.pid and status.lives]
 
@@ -228,13 +228,6 @@ def _open_log(path: Path) -> IO[bytes]:
     except OSError as error:
         logger.warning("%s cannot be opened, its lines are logged here: %s", path, error)
         return os.fdopen(os.dup(sys.stderr.fileno()), "wb")
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, READY_VARIABLE, Heartbeat
@@ -81,7 +81,7 @@ class Supervisor:
     settings: ServeSettings
     on_ready: Callable[[str], None] | None = None
     _buffer: Buffer = field(init=False)
-    _lock: data_dir.OwnerLock = field(init=False)
+    _lock: IO[bytes] = field(init=False)
     _heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
     _discovery: GeneratorDiscovery = field(init=False)
     _sockets: Sequence[socket.socket] = field(init=False, default=())

@@ -124,7 +124,7 @@ def test_after_a_restart_of_the_machine_its_clock_is_believed(
     machine: Machine, supervisor: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.wall += DAY_S
-    monkeypatch.setattr(shared_clock, "_boot", lambda: b"another start..."[:16])
+    monkeypatch.setattr(shared_clock, "boot_id", lambda: b"another start...".hex())
     later = machine.process(tmp_path)
     assert later.store.clock() == machine.wall
     assert later.follow_clock() == 0.0

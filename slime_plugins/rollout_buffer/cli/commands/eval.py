@@ -140,6 +140,7 @@ def evaluate_policy(
     Played attempts are stored: after Ctrl-C, a crash or a reboot the same command continues with the missing ones.
     """
     from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
+    from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
 
     with report_errors():
         settings = EvaluationSettings(
@@ -162,7 +163,7 @@ def evaluate_policy(
             group_by=tuple(group_by or ()),
             buffer_url=buffer_url,
             serve_arguments=_serve_arguments(generator_dir, ray_address, ray_num_cpus),
-            environment=_environment(android_config, android),
+            environment=environment_for(android_config, android or []),
         )
         _measure_and_print(settings, pass_k, compare, as_json=as_json)
 
@@ -215,12 +216,6 @@ def _serve_arguments(folders: Sequence[Path] | None, ray_address: str | None, ra
     arguments = [word for folder in folders or () for word in ("--generator-dir", str(folder.resolve()))]
     arguments += [] if ray_address is None else ["--ray-address", ray_address]
     return arguments + ([] if ray_num_cpus is None else ["--ray-num-cpus", str(ray_num_cpus)])
-
-
-def _environment(config: Path | None, assignments: Sequence[str] | None) -> dict[str, str]:
-    from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
-
-    return environment_for(config, assignments or [])
 
 
 def _read_report(path: Path) -> Report:

@@ -10,7 +10,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,8 +112,7 @@ def export(
         _write_whole(work, output, write)
     tally = work.tally
     if as_json:
-        counts = {name: getattr(tally, name) for name in tally.__slots__}
-        print_json({"job_id": job_id, "format": file_format.value, "output": str(output), **counts})
+        print_json({"job_id": job_id, "format": file_format.value, "output": str(output), **asdict(tally)})
         return
     console.print(f"{tally.written} trajectories in {output}", markup=False)
     if tally.purged:
