@@ -1,9 +1,9 @@
 """The write lock: one process writes at a time, and the holder's pid is recorded.
 
 SQLite's ``busy_timeout`` sleeps up to 100 ms and is not fair: of seven processes that write continuously, one waited
-6 s. This is a file lock that is polled every few milliseconds, which is fair enough. The kernel releases the lock of a
-killed process. A stopped process (SIGSTOP, a debugger, swap) keeps the lock: the others time out with an error that
-names it.
+6 s. This is a file lock that is polled every few milliseconds. Who polls in vain leaves a mark, and the last holder
+lets others in before it takes the lock again. The kernel releases the lock of a killed process. A stopped process
+(SIGSTOP, a debugger, swap) keeps the lock: the others time out with an error that names it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 LOCK_TIMEOUT_S = 8.0
 """Time that a writer waits for the lock. Transactions are much shorter."""
 MIN_LOCK_PAUSE_S = 0.0005
-MAX_LOCK_PAUSE_S = 0.004
+MAX_LOCK_PAUSE_S = 0.002
 """Pause between two attempts; it doubles each time."""
 _RECORD_BYTES = 64
 _WAITS_FOR_DISK = "D"
@@ -56,6 +56,7 @@ class WriteLock:
         self._thread_lock = threading.Lock()
         self._file = open_lock_file(folder / "writer.active")
         self._me = f"{os.getpid()} {_started(os.getpid())}"
+        self._held_last = False
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -98,11 +99,17 @@ class WriteLock:
 
     def _acquire(self, deadline: float) -> None:
         pause_s = MIN_LOCK_PAUSE_S
+        if self._held_last and self._is_marked():
+            self._mark(b"0")
+            time.sleep(MAX_LOCK_PAUSE_S)
         while not self._try_lock():
+            self._held_last = False
             if time.monotonic() > deadline:
                 raise self._busy()
+            self._mark(b"1")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_LOCK_PAUSE_S)
+        self._held_last = True
         self._note(f"{self._me} {time.monotonic():.3f}")
 
     def _try_lock(self) -> bool:
@@ -119,6 +126,14 @@ class WriteLock:
     def _note(self, holder: str) -> None:
         with contextlib.suppress(OSError):  # on a full disk the holder is not recorded
             os.pwrite(self._file, holder.ljust(_RECORD_BYTES).encode("ascii"), 0)
+
+    def _mark(self, waits: bytes) -> None:
+        """Writes whether another process waits."""
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, waits, _RECORD_BYTES)
+
+    def _is_marked(self) -> bool:
+        return os.pread(self._file, 1, _RECORD_BYTES) == b"1"
 
     def _busy(self) -> UnavailableError:
         owner = self.owner()

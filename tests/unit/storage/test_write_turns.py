@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,21 @@ def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(lock: WriteLock, m
         pass
     leave.set()
     thread.join()
+
+
+def test_who_held_the_lock_last_lets_in_who_waits_once(
+    lock: WriteLock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, pauses = WriteLock(tmp_path), list[float]()
+    monkeypatch.setattr(write_lock, "LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with lock.hold(), pytest.raises(UnavailableError), other.hold():
+        pass
+    pauses.clear()
+    for _ in range(2):
+        with lock.hold():
+            assert pauses == [write_lock.MAX_LOCK_PAUSE_S]
+    other.close()
 
 
 COUNTER = """
