@@ -95,6 +95,7 @@ LAYOUT: tuple[Section, ...] = (
                 "buffer/repeated_tokens",
             ),
             _panel("Prompts as the engine ran them", "buffer/prompts/<statistic>"),
+            _panel("Forks of sessions", "buffer/forks/sum"),
             _panel("Where tokens came from", "buffer/tokens_from_generations", "buffer/tokens_from_messages"),
             _panel(
                 "Not trained",

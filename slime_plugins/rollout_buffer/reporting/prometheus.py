@@ -126,6 +126,11 @@ METRICS = (
         "statistic",
     ),
     _of_job(
+        "rollout_buffer_forks",
+        "Branches of closed sessions that began because a client asked again or sent another history; statistic sum",
+        "statistic",
+    ),
+    _of_job(
         "rollout_buffer_deliveries",
         "Deliveries by state: leased, acked, popped (delivered without a lease), expired (lease ran out)",
         "state",

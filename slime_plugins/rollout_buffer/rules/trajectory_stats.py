@@ -45,6 +45,13 @@ def facts_of(
     )
 
 
+def forks_of(extra_info: Mapping[str, Any]) -> int:
+    """Returns how many branches the recorder of a session noted, beyond the first of each place."""
+    session = extra_info.get("gateway", extra_info.get("remote_rollout"))
+    forks = session.get("forks") if isinstance(session, Mapping) else None
+    return len(forks) if isinstance(forks, list) else 0
+
+
 def _success(extra_info: Mapping[str, Any]) -> float | None:
     breakdown = extra_info.get("reward_breakdown")
     exact = breakdown.get("success") if isinstance(breakdown, Mapping) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
-from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
+from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of, forks_of
 from slime_plugins.rollout_buffer.state.staleness import note_versions
 from slime_plugins.rollout_buffer.storage.payload_store import StoredPayload
 from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trajectory_rows
@@ -37,7 +37,7 @@ def insert_trajectory(
     played: Trajectory | WrittenItem,
     payload: StoredPayload,
 ) -> None:
-    """Adds the row of a trajectory, and records its payload, weight versions and prompt checks.
+    """Adds the row of a trajectory, and records its payload, weight versions, prompt checks and forks.
 
     Raises:
         UnavailableError: a stored screenshot has just been purged; the client repeats the write with it.
@@ -45,6 +45,8 @@ def insert_trajectory(
     payload.record(connection, now)
     if (counts := prompt_counts(played.generations)) is not None:
         prompt_rows.add_counts(connection, filled.job_key, counts)
+    if forks := forks_of(played.extra_info):
+        prompt_rows.add_forks(connection, filled.job_key, forks)
     trajectory_rows.insert_trajectory(
         connection,
         job_key=filled.job_key,

@@ -90,8 +90,8 @@ class Job(JobProgress):
     """Number of the trainer's run; weight versions are ordered within a run."""
     measures: dict[str, dict[str, float]]
     """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions, `log_prob_gap`
-    and `poll_wait_seconds` (mean, max), `bias` by kind, `prompts` ([fidelity](fidelity.md)); what is unknown is left
-    out."""
+    and `poll_wait_seconds` (mean, max), `bias` by kind, `prompts` ([fidelity](fidelity.md)), `forks` of sessions
+    (sum); what is unknown is left out."""
     prompt_findings: list[str]
     """Findings on how the engine changes prompts ([fidelity](fidelity.md)); each completes "the engine …"."""
     bias: list[BiasRow]

@@ -204,6 +204,17 @@ async def test_groups_that_wait_for_the_trainer_hold_new_sessions_back(gateway: 
     await gateway.open(job)
 
 
+async def test_the_forks_of_closed_sessions_are_a_measure_of_their_job(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer)
+    assert "forks" not in describe_job(gateway.buffer.store, job)["measures"]
+    for forks in (1, 2):
+        opened = await gateway.open(job)
+        for number in range(forks + 1):
+            await gateway.chat(opened, [{"role": "user", "content": f"Question {number}?"}])
+        assert (await gateway.close(opened, reward=1)).status == 200
+    assert describe_job(gateway.buffer.store, job)["measures"]["forks"] == {"sum": 3.0}
+
+
 # --- closing ---------------------------------------------------------------------------------------------------------
 
 

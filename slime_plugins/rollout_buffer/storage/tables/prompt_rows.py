@@ -1,4 +1,4 @@
-"""Rows of ``prompt_sums``: prompt checks, summed over a job."""
+"""Rows of ``prompt_sums``: prompt checks, summed over a job; and its forks, which are a row of ``counters``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
+_FORKS = "forks of job {}"
 _NAMES = [field.name for field in fields(PromptCounts)]
 
 
@@ -24,3 +25,15 @@ def sums_of(connection: Connection, job_key: int) -> PromptCounts | None:
     query = f"SELECT {', '.join(_NAMES)} FROM prompt_sums WHERE job_key = ?"
     row = connection.execute(query, (job_key,)).fetchone()
     return None if row is None else PromptCounts(**dict(zip(_NAMES, row, strict=True)))
+
+
+def add_forks(connection: Connection, job_key: int, forks: int) -> None:
+    """Adds the forks of a session to those of its job."""
+    query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET last = last + excluded.last"
+    connection.execute(query, (_FORKS.format(job_key), forks))
+
+
+def forks_of(connection: Connection, job_key: int) -> int:
+    """Returns the forks of a job's closed sessions."""
+    row = connection.execute("SELECT last FROM counters WHERE name = ?", (_FORKS.format(job_key),)).fetchone()
+    return 0 if row is None else int(row[0])
