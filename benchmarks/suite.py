@@ -61,26 +61,26 @@ BENCHES: tuple[Bench, ...] = (
     ),
     Bench(
         name="gateway",
-        arguments=("--rounds", "3", "--seconds", "1.5"),
-        limit_s=120,
+        arguments=("--rounds", "2", "--seconds", "1"),
+        limit_s=300,
         caveat="the engine answers at once; a real one takes seconds, beside which the gateway disappears",
     ),
     Bench(
         name="scheduler",
         arguments=("--episodes", "256", "--rounds", "2"),
-        limit_s=300,
+        limit_s=220,
         caveat="latencies are uniform and a fifth of real ones; devices and engine only wait",
     ),
     Bench(
         name="episodes",
         arguments=("--episodes", "32", "--steps", "10", "25"),
-        limit_s=150,
+        limit_s=80,
         caveat="simulated phones, scripted replies; bytes, not seconds",
     ),
     Bench(
         name="prompts",
         arguments=("--rounds", "5", "--turns", "8"),
-        limit_s=150,
+        limit_s=120,
         caveat="the engine waits and answers from memory, in the client's process",
     ),
 )
