@@ -1,12 +1,13 @@
 """Devices that use up their node's memory: by an emulator that takes ever more, or as a file says.
 
-``create_device`` makes the first, whose emulator, a process of its own, begins with its episode.
+``create_device`` makes the first. Its emulator, a process of its own, begins with its episode and takes nothing: it is
+on record in the folder ``$EMULATORS``, and who reads that says how much memory is in use.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,7 @@ from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 
 ADDRESS = f"{__name__}:create_device"
 BY_FILE = f"{__name__}:create_by_file"
-_EAT = """
-import os, sys, threading, time
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-held = []
-while True:
-    held.append(bytearray(os.urandom(1)) * 20_000_000)
-    time.sleep(0.1)
-"""
+EMULATORS = "TEST_EMULATORS"
 
 
 class MemoryEater(FakeDevice):
@@ -34,7 +28,8 @@ class MemoryEater(FakeDevice):
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
         if self._emulator is None:
-            self._emulator = subprocess.Popen([sys.executable, "-c", _EAT], stdin=subprocess.PIPE)
+            self._emulator = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            (Path(os.environ[EMULATORS]) / str(self._emulator.pid)).touch()
         return super().reset(task_name, params_idx)
 
     def close(self) -> None:

@@ -6,42 +6,73 @@ import asyncio
 import importlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.devices.ray_cluster.node_memory import used_share
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import MANAGER_NAME, NAMESPACE, RayDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, WorkerResources
 from slime_plugins.rollout_buffer.errors import DeviceError
-from tests.memory_eater import ADDRESS
+from tests.memory_eater import ADDRESS, EMULATORS
+
+_IN_ITS_OWN_MEMORY = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+"""A command under which a script may hide /proc/meminfo from this machine behind a file."""
+_MAY_UNSHARE = shutil.which("unshare") and not subprocess.run([*_IN_ITS_OWN_MEMORY, "true"], check=False).returncode
+_IN_USE_AT_FIRST, _GROWTH_PER_S = 0.85, 0.01
 
 pytestmark = [
-    pytest.mark.large,  # its limit is 10 % above the machine's memory in use: tests beside it may use as much
+    pytest.mark.large,
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+    pytest.mark.skipif(not _MAY_UNSHARE, reason="no mount namespace can be made here"),
     pytest.mark.timeout(180),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
+def write_meminfo(path: Path, emulators: Path) -> None:
+    """Writes this machine's memory as it would be with these emulators, each of which takes ever more."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    total = int(lines[0].split()[1])
+    living = [one for one in emulators.iterdir() if Path("/proc", one.name).exists()]
+    used = _IN_USE_AT_FIRST + sum(_GROWTH_PER_S * (time.time() - one.stat().st_mtime) for one in living)
+    sizes = {"MemFree": total * (1 - used), "MemAvailable": total * (1 - used), "Buffers": 0, "Cached": 0}
+    named = [(line.partition(":")[0], line.split()[1]) for line in lines]
+    text = "".join(f"{name}: {int(sizes.get(name, value)):>16} kB\n" for name, value in named)
+    with path.open("r+" if path.exists() else "w") as file:  # in place: it is mounted
+        file.write(text)
+
+
 @pytest.fixture
-def cluster_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Ray's monitor ends workers once 10 % of the machine's memory more than now is in use."""
-    token, address = tmp_path / "token", tmp_path / "address"
+def cluster_with_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Its Ray and its devices read how much memory is in use from a file of this test."""
+    token, address, meminfo = tmp_path / "token", tmp_path / "address", tmp_path / "meminfo"
+    (emulators := tmp_path / "emulators").mkdir()
     token.write_text("a secret of this test\n")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    monkeypatch.setenv("RAY_memory_usage_threshold", f"{used_share() + 0.1:.3f}")
+    monkeypatch.setenv(EMULATORS, str(emulators))
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]  # the device of this test, too
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.supervisor.local_ray", "--num-cpus", "2"]
-    process = subprocess.Popen([*command, "--address-file", str(address)])
+    hide = f'mount --bind {meminfo} /proc/meminfo && mount -t tmpfs none /sys/fs/cgroup && exec "$@"'
+    ray = [sys.executable, "-m", "slime_plugins.rollout_buffer.supervisor.local_ray", "--num-cpus", "2"]
+    write_meminfo(meminfo, emulators)
+    process = subprocess.Popen([*_IN_ITS_OWN_MEMORY, hide, "sh", *ray, "--address-file", str(address)])
+    is_over = threading.Event()
+
+    def keep_writing() -> None:
+        while not is_over.wait(0.1):
+            write_meminfo(meminfo, emulators)
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
     try:
         deadline = time.monotonic() + 120
         while not address.exists():
@@ -52,6 +83,8 @@ def cluster_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     finally:
         process.terminate()
         assert process.wait(timeout=60) == 0
+        is_over.set()
+        writer.join()
 
 
 async def episode(pool: RayDevicePool) -> None:
@@ -60,10 +93,10 @@ async def episode(pool: RayDevicePool) -> None:
         await asyncio.sleep(60)
 
 
-async def test_a_device_is_given_up_before_ray_ends_manager_and_workers(cluster_with_little_memory: str) -> None:
+async def test_a_device_is_given_up_before_ray_ends_manager_and_workers(cluster_with_memory_of_its_own: str) -> None:
     reserved = WorkerResources(memory=50_000_000)
     settings = DevicePoolSettings(kind=ADDRESS, num_workers=2, resources_per_worker=reserved, boot_pause_s=1)
-    pool = RayDevicePool(settings, ray_address=cluster_with_little_memory, owner="job")
+    pool = RayDevicePool(settings, ray_address=cluster_with_memory_of_its_own, owner="job")
     await pool.start()
     try:
         ray = importlib.import_module("ray")
