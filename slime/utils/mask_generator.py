@@ -302,6 +302,27 @@ class MultiTurnLossMaskGenerator:
     gen_multi_turn_loss_mask_gemma4 = gen_multi_turn_loss_mask_qwen
     gen_multi_turn_loss_mask_distill_qwen = gen_multi_turn_loss_mask_qwen
 
+    def find_all_sublist_indices(self, main_list: Sequence[int], sublist: Sequence[int]) -> list[int]:
+        """Returns every index at which ``sublist`` begins in ``main_list``. Unused; part of slime's class."""
+        size = len(sublist)
+        wanted = list(sublist)
+        return [at for at in range(len(main_list) - size + 1) if list(main_list[at : at + size]) == wanted]
+
+    def get_system_message_length(self) -> tuple[int, int]:
+        """Returns the numbers of tokens before the first user message and of the generation prompt.
+
+        The former are the template's default system prompt and a BOS. Unused; part of slime's class.
+        """
+        user = {"role": "user", "content": "Hello"}
+        one, two, asked = (
+            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+            for messages, prompt in (([user], False), ([user, user], False), ([user, user], True))
+        )
+        one, two, asked = (
+            len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (one, two, asked)
+        )
+        return 2 * one - two, asked - two
+
     @property
     def cache_bytes(self) -> int:
         """Size of the cache; never more than ``max_cache_bytes``."""

@@ -434,3 +434,12 @@ def test_nothing_but_the_standard_library_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [("small-default-system", (27, 3)), ("small-plain", (0, 3)), ("small-thinking", (0, 5))],
+)
+def test_slimes_measures_of_a_template_are_there(name: str, lengths: tuple[int, int]) -> None:
+    """The numbers are those of slime's own class for the same tokenizers."""
+    assert generator(name).get_system_message_length() == lengths
