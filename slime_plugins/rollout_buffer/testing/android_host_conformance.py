@@ -8,7 +8,8 @@
 
 ``break_down`` makes the host's Android stop answering for good. A host whose endpoint has a ``state`` names its
 parts in ``checked_parts``, those of them that come back in ``restored_parts``, and overrides ``spoil`` and ``mend``.
-Nothing here imports pytest.
+Nothing here imports pytest: ``pytest.register_assert_rewrite`` with this module's name, before its import, shows the
+values of a failed assertion.
 """
 
 from __future__ import annotations
