@@ -425,7 +425,7 @@ def _parser() -> argparse.ArgumentParser:
         help="instead of the whole: kill gateway, server, supervisor and engine while N each of Claude Code, Codex, "
         "openai loops and agents with screenshots play sessions",
     )  # fmt: skip
-    parser.add_argument("--pace-s", type=float, default=3.5, help="seconds between kills with --agents (3.5)")
+    parser.add_argument("--pace-s", type=float, default=3.8, help="seconds between kills with --agents (3.8)")
     parser.add_argument("--folder", help="keep data, logs and journals here; a temporary folder otherwise")
     return parser
 
