@@ -272,7 +272,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="npm",
         needs="ROLLOUT_BUFFER_TEST_NPM: a folder of `npm install openai @anthropic-ai/claude-code @openai/codex`",
-        tests=("tests/integration/test_npm_client.py", "tests/integration/test_gateway_command_line_agents.py"),
+        tests=(
+            "tests/integration/test_npm_client.py",
+            "tests/integration/test_gateway_command_line_agents.py",
+            "tests/crash/test_crash_short.py",
+        ),
         lacks=_all(_folder("ROLLOUT_BUFFER_TEST_NPM", "node_modules/openai"), _program("node")),
     ),
     Row(
