@@ -65,7 +65,13 @@ from slime_plugins.rollout_buffer.state import (
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, only_played
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
-from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, Written
+from slime_plugins.rollout_buffer.state.item_writes import (
+    ItemWriter,
+    Refusal,
+    Write,
+    Written,
+    groups_of_known_instance,
+)
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartAction, StartedJob
 from slime_plugins.rollout_buffer.state.staleness import AdmissionState
@@ -323,6 +329,15 @@ class Buffer:
         """Returns the instance of a group."""
         with self.store.read() as connection:
             return group_opening.instance_of(connection, group)
+
+    def check_instance(self, job: JobRecord, instance_id: str) -> None:
+        """Checks that a job takes items of an instance.
+
+        Raises:
+            ConflictError: it has no such instance.
+        """
+        with self.store.read() as connection:
+            groups_of_known_instance(connection, job, instance_id)
 
     def skipped_instance_ids(self, job_key: int) -> list[str]:
         """Returns the instance ids that a plain generator must skip, once per skipped epoch."""

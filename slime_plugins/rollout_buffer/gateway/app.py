@@ -259,7 +259,7 @@ async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapp
 async def _turn(request: web.Request) -> web.StreamResponse:
     content, images = extract_images(await _content(request))
     body = json_object(content, max_nesting=MAX_NESTING)
-    if "rollout_id" in body and request.path == "/v1/chat/completions":
+    if body.get("rollout_id") is not None and request.path == "/v1/chat/completions":
         return await request.app[REMOTE_ROLLOUT].answer(request, body)  # a turn of the remote rollout protocol
     gateway = request.app[GATEWAY]
     asked = await _read_turn(request, body, images)

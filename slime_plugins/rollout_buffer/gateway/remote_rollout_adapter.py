@@ -52,13 +52,15 @@ class RemoteRolloutAdapter:
 
         Raises:
             InvalidPayloadError: it names no job, or a tokenizer that is not the job's.
-            ConflictError: the job takes no sessions.
+            ConflictError: the job takes no sessions, or has no such instance.
         """
         if session.job_id is None:
             raise InvalidPayloadError("job_id is missing: the external job whose engine samples the turns")
         job = await self._gateway.stored(self._gateway.buffer.job, session.job_id)
         if job.has_runner:
             raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
+        if session.instance_id is not None:
+            await self._gateway.stored(self._gateway.buffer.check_instance, job, session.instance_id)
         backend = await self._gateway.backends.open(job)
         path = str(job.settings.tokenizer_path)
         if session.tokenizer_name not in (None, path):

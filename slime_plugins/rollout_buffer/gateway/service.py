@@ -79,6 +79,26 @@ class Answer:
     reply: ChatReply
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """A request for a turn, and the chat template that renders it."""
+
+    body: ChatBody
+    conversation: Conversation
+    images: Mapping[str, Image]
+    chat: ChatTokens
+
+    @property
+    def key(self) -> bytes:
+        """A digest of the inputs of the prompt other than messages."""
+        return digest([self.body.offered_tools, self.body.chat_template_kwargs or {}])
+
+    def digest(self) -> bytes:
+        """Returns what a repetition of the request has in common with it."""
+        fields = self.body.model_dump(exclude={"tools", "stream", "stream_options"}, exclude_none=True)
+        return digest([self.key.hex(), fields, [one.hex() for one in self.conversation.digests]])
+
+
 class Gateway:
     """One process of the gateway. Call ``start()`` first and ``stop()`` last."""
 
@@ -284,51 +304,67 @@ class Gateway:
             EngineError: the engine refused it or is unreachable.
         """
         backend = await self.backends.open(session.claim.job)
-        chat = _chat_of(backend, body)
-        tools = body.offered_tools
-        key = digest([tools, body.chat_template_kwargs or {}])
-        asked = body.model_dump(exclude={"tools", "stream", "stream_options"}, exclude_none=True)
-        request = digest([key.hex(), asked, [one.hex() for one in conversation.digests]])
+        asked = _Asked(body=body, conversation=conversation, images=images, chat=_chat_of(backend, body))
+        request = asked.digest()
         while is_retry and (other := session.answering.get(request)) is not None:
             await asyncio.wait([other])
-        recording, own = session.recording, None
-        turn = recording.answered(request, is_retry=is_retry) or await self.registry.unsent(session, request)
+        turn = session.recording.answered(request, is_retry=is_retry) or await self.registry.unsent(session, request)
+        is_told = False
         if turn is None:
             with session.answers(request):
-                recording.forget(request)
+                session.recording.forget(request)
                 await self._check_limits(session, backend)
-                await self.registry.load_images(session, image_hashes_of(conversation.messages), images)
-                prompt = await build_prompt(recording, key, conversation, chat, tools)
-                await self.registry.load_images(session, prompt.images)
-                name = reply_name()
-                begun = self._begun(session, body, name, _prompt_tokens(session, backend, prompt))
-                stream = ReplyStream(chat, body, prompt.ids, begun, tell, name=name)
-                sampling = GenerateRequest(
-                    input_ids=prompt.ids,
-                    sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
-                    session_id=session.name,
-                    images=[session.images[sha256] for sha256 in prompt.images],
-                    on_tokens=None if tell is None else stream.add,
-                )
-                sampled = await self._sampled(session, backend, sampling)
-                message = stream.end(sampled.output_ids)
-                own = prompt.turn(
-                    sampled, message, chat, number=0, key=key, request=request, created=begun.created, name=name
-                )
-                own.writer = self.registry.writer
-                view = View((*conversation.messages, message), tools, sampled.finish_reason, name)
-                turn = await self._store_turn(session, own, view, is_retry=is_retry)
-                if turn is own:
-                    stream.tell_rest()
-                elif stream.has_told:
-                    raise UnavailableError("another process has answered this request meanwhile: ask again")
+                turn, is_told = await self._sample_turn(session, backend, asked, request, tell, is_retry=is_retry)
         if turn.sent is False or turn.writer != self.registry.writer:  # stored as sent before it is answered again
             await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
-        if tell is not None and turn is not own:
+        if tell is not None and not is_told:
             tell(self._begun(session, body, turn.name, 0))
             for piece in pieces_of(turn.message):
                 tell(piece)
-        return Answer(turn=turn, reply=_reply(session, body, turn, chat))
+        return Answer(turn=turn, reply=_reply(session, body, turn, asked.chat))
+
+    async def _sample_turn(
+        self,
+        session: Session,
+        backend: JobBackend,
+        asked: _Asked,
+        request: bytes,
+        tell: Listener | None,
+        *,
+        is_retry: bool,
+    ) -> tuple[Turn, bool]:
+        """Samples and stores a turn. Returns it and True, or what another process has answered meanwhile and False."""
+        body, chat, name = asked.body, asked.chat, reply_name()
+        prompt = await self._prompt(session, asked)
+        begun = self._begun(session, body, name, _prompt_tokens(session, backend, prompt))
+        stream = ReplyStream(chat, body, prompt.ids, begun, tell, name=name)
+        sampling = GenerateRequest(
+            input_ids=prompt.ids,
+            sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
+            session_id=session.name,
+            images=[session.images[sha256] for sha256 in prompt.images],
+            on_tokens=None if tell is None else stream.add,
+        )
+        sampled = await self._sampled(session, backend, sampling)
+        message = stream.end(sampled.output_ids)
+        own = prompt.turn(
+            sampled, message, chat, number=0, key=asked.key, request=request, created=begun.created, name=name
+        )
+        own.writer = self.registry.writer
+        view = View((*asked.conversation.messages, message), body.offered_tools, sampled.finish_reason, name)
+        turn = await self._store_turn(session, own, view, is_retry=is_retry)
+        if turn is own:
+            stream.tell_rest()
+        elif stream.has_told:
+            raise UnavailableError("another process has answered this request meanwhile: ask again")
+        return turn, turn is own
+
+    async def _prompt(self, session: Session, asked: _Asked) -> Prompt:
+        await self.registry.load_images(session, image_hashes_of(asked.conversation.messages), asked.images)
+        tools = asked.body.offered_tools
+        prompt = await build_prompt(session.recording, asked.key, asked.conversation, asked.chat, tools)
+        await self.registry.load_images(session, prompt.images)
+        return prompt
 
     def _begun(self, session: Session, body: ChatBody, name: str, prompt_tokens: int) -> ChatReply:
         """Returns the reply to a request as it begins."""
@@ -395,10 +431,8 @@ class Gateway:
             RequestError: the request is invalid.
         """
         backend = await self.backends.open(session.claim.job)
-        await self.registry.load_images(session, image_hashes_of(conversation.messages), images)
-        key = digest([body.offered_tools, body.chat_template_kwargs or {}])
-        prompt = await build_prompt(session.recording, key, conversation, _chat_of(backend, body), body.offered_tools)
-        await self.registry.load_images(session, prompt.images)
+        asked = _Asked(body=body, conversation=conversation, images=images, chat=_chat_of(backend, body))
+        prompt = await self._prompt(session, asked)
         return _prompt_tokens(session, backend, prompt)
 
     async def messages_of(self, session: Session, session_id: str, turn: str) -> Sequence[Message]:

@@ -198,12 +198,22 @@ def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
     return candidates if len(candidates) == 1 else [job for job in candidates if job.has_runner]
 
 
-def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
-    """Returns the instance's earliest open group with a free slot, and its number of members; None if it is late."""
+def groups_of_known_instance(connection: Connection, job: JobRecord, instance_id: str) -> list[GroupRecord]:
+    """Returns the groups of an instance; none yet if the input has it, or an item may bring it.
+
+    Raises:
+        ConflictError: the job has no such instance.
+    """
     existing = group_rows.groups_of_instance(connection, job.key, instance_id)
     may_bring = not job.has_input and job.state in job_states.OPEN_STATES
     if not existing and not may_bring and not is_planned(connection, job.key, instance_id):
         raise ConflictError(f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})")
+    return existing
+
+
+def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
+    """Returns the instance's earliest open group with a free slot, and its number of members; None if it is late."""
+    existing = groups_of_known_instance(connection, job, instance_id)
     for group in existing:
         if group.state is GroupState.OPEN:
             members = trajectory_rows.count_members(connection, group.key)

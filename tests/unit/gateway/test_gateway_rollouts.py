@@ -59,6 +59,25 @@ async def test_an_unknown_rollout_and_a_job_without_an_engine_are_refused(gatewa
     assert (unnamed.status, "job_id" in unnamed.body["error"]["message"]) == (400, True)
 
 
+async def test_a_rollout_of_an_instance_that_the_job_lacks_is_refused_when_it_is_opened(
+    gateway: GatewayUnderTest,
+) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    body = {"rollout_id": "r1", "job_id": job.job_id, "instance_id": "b"}
+    refused = await gateway.call("POST", "/rollouts", body)
+    assert (refused.status, "has no instance 'b'" in refused.body["error"]["message"]) == (409, True)
+    bringing = start_session_job(gateway.buffer, n=1, ids=())
+    assert (await gateway.call("POST", "/rollouts", {**body, "job_id": bringing.job_id})).status == 200
+
+
+async def test_a_rollout_id_of_null_is_none(gateway: GatewayUnderTest) -> None:
+    session = await gateway.open(start_session_job(gateway.buffer, n=1))
+    body = {"rollout_id": None, "messages": [USER]}
+    turn = await gateway.call("POST", "/v1/chat/completions", body, bearer=session["api_key"])
+    assert turn.status == 200, turn.body
+    assert (await gateway.close(session, reward=1)).body["turns"] == 1
+
+
 def counting() -> FakeEngine:
     """Never says the same twice."""
     engine = FakeEngine(lambda request: f"Answer {len(engine.requests)}.", tokenizer=tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -259,6 +260,17 @@ async def test_an_engine_that_fails_in_a_stream_is_an_error_event_and_leaves_no_
         engine.failure = None
         assert joined(await all_of(hear(gateway, opened)), "text") == "Alpha beta."
         assert (await turns_of(gateway, opened), engine.calls) == (1, 2)
+
+
+async def test_the_error_event_of_a_response_has_the_next_number(tmp_path: Path) -> None:
+    engine = HeldEngine("Alpha beta.", EngineError("it broke"))
+    engine.may_go_on.set()
+    async with session_with(tmp_path, engine) as (gateway, opened):
+        path = f"/sessions/{opened['api_key']}/v1/responses"
+        answer = await gateway.call("POST", path, {"input": QUESTION, "stream": True})
+        events = [json.loads(line.removeprefix("data: ")) for line in answer.body.split("\n") if "data: " in line]
+        assert events[-1]["type"] == "error"
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 @dialects
