@@ -18,10 +18,10 @@ import orjson
 
 from slime_plugins.rollout_buffer.recording.messages import (
     JOINT,
-    begun_arguments,
     digest,
     image_hashes_of,
     whole_numbers_as_int,
+    with_begun_arguments,
 )
 from slime_plugins.rollout_buffer.types import Message, MessageMatching
 
@@ -77,7 +77,7 @@ def fingerprint(message: Message, exact: bytes) -> Fingerprint:
         content if isinstance(content, str) else JOINT.join(part["text"] for part in content if part["type"] == "text")
     )
     calls = message.get("tool_calls") or []
-    functions = whole_numbers_as_int([_with_object(call["function"]) for call in calls])
+    functions = whole_numbers_as_int([call["function"] for call in with_begun_arguments(calls)])
     ids = list(filter(None, (call.get("id") for call in calls))) or message.get("tool_call_id")
     thoughts, is_reply = message.get("reasoning_content"), message["role"] == ASSISTANT
     if is_reply and THINK_END in text:  # thoughts in the text are thoughts, which clients leave out
@@ -95,12 +95,6 @@ def fingerprint(message: Message, exact: bytes) -> Fingerprint:
         reasoning=digest(thoughts) if thoughts else b"",
         is_empty=is_reply and not calls and not text.strip(),
     )
-
-
-def _with_object(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a function whose arguments are what a client makes of them, if they were cut."""
-    arguments = function["arguments"]
-    return {**function, "arguments": begun_arguments(arguments)} if isinstance(arguments, str) else function
 
 
 @dataclass(frozen=True, slots=True)

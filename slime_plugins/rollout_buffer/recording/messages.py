@@ -202,6 +202,16 @@ def begun_arguments(text: str) -> Any:
         return text
 
 
+def with_begun_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns tool calls with arguments that were cut as what they hold so far."""
+    return [{**call, "function": _with_object(call["function"])} for call in calls]
+
+
+def _with_object(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = function["arguments"]
+    return {**function, "arguments": begun_arguments(arguments)} if isinstance(arguments, str) else function
+
+
 def expect_text(value: Any, where: str) -> str:
     """Returns a value that must be a string; ``where`` names its field in the error."""
     if not isinstance(value, str):

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
 from slime_plugins.rollout_buffer.recording.message_matching import NOTHING, Difference, Fingerprint
-from slime_plugins.rollout_buffer.recording.messages import Conversation, image_hashes_of
+from slime_plugins.rollout_buffer.recording.messages import Conversation, image_hashes_of, with_begun_arguments
 from slime_plugins.rollout_buffer.recording.turns import Match, Recording, Turn, sampled_in
 from slime_plugins.rollout_buffer.types import Message
 
@@ -106,10 +106,24 @@ async def build_prompt(
         if prompt is not None:
             return prompt
     try:
-        ids = await _rendered(lambda: chat.prompt(conversation.messages, tools), conversation.messages)
+        ids = await _rendered(lambda: _whole_prompt(chat, conversation.messages, tools), conversation.messages)
     except ConfigError as error:
         raise InvalidPayloadError(error.message, {"param": "messages"}) from error
     return prompt_of_ids(recording, ids, conversation, match.difference)
+
+
+def _whole_prompt(chat: ChatTokens, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Renders all messages. Some templates refuse a call whose arguments were cut, and get what they hold so far."""
+    try:
+        return chat.prompt(messages, tools)
+    except ConfigError:
+        readable = [
+            {**one, "tool_calls": with_begun_arguments(one["tool_calls"])} if one.get("tool_calls") else one
+            for one in messages
+        ]
+        if readable == list(messages):
+            raise
+        return chat.prompt(readable, tools)
 
 
 def prompt_of_ids(

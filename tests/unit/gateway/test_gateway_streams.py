@@ -199,6 +199,22 @@ async def test_a_call_that_was_cut_comes_back_as_the_turn_that_it_was(tmp_path: 
         assert list(first.output_ids) == engine.ids
 
 
+async def test_a_call_that_was_cut_is_rendered_by_templates_that_take_objects_only(tmp_path: Path) -> None:
+    strict: Any = type(tokenizer).from_pretrained(tokenizer.name_or_path, local_files_only=True)
+    strict.chat_template = tokenizer.chat_template.replace(
+        "called.arguments if called.arguments is string else called.arguments | tojson",
+        "called.arguments | items | list | tojson",
+    )
+    assert strict.chat_template != tokenizer.chat_template
+    engine = HeldEngine("Alpha.")
+    engine.may_go_on.set()
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1, "by": "ca'}}
+    async with gateway_on(tmp_path, engine, load=lambda path: strict) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer, n=1))
+        turn = await gateway.chat(opened, [*QUESTION, {"role": "assistant", "tool_calls": [call]}, *QUESTION])
+        assert turn.status == 200, turn.body
+
+
 @dialects
 async def test_what_was_streamed_is_what_is_recorded(tmp_path: Path, hear: Hear) -> None:
     engine = HeldEngine()
