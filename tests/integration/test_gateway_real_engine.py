@@ -71,8 +71,9 @@ async def ask_messages(gateway: GatewayUnderTest, opened: Mapping[str, Any], mes
 
 
 async def ask_responses(gateway: GatewayUnderTest, opened: Mapping[str, Any], messages: list[Any]) -> str:
-    async with gateway.client(opened, timeout=600).responses.stream(model="policy", input=messages) as stream:
-        return (await stream.get_final_response()).output_text
+    client = gateway.client(opened, timeout=600)
+    stream = await client.responses.create(model="policy", input=messages, stream=True)
+    return "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
 
 
 @pytest.mark.parametrize("ask", [ask_chat, ask_messages, ask_responses])
