@@ -50,8 +50,9 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     for state, causes in job["causes"].items():
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
     lines.extend(_bias(job.get("bias") or ()))
-    if job.get("devices") and job["state"] in OPEN_STATES:  # a job that has ended has returned them
-        lines.extend(_devices(job["devices"]))
+    farm = job.get("devices")
+    if farm and farm["devices"] and job["state"] in OPEN_STATES:  # a job that has ended has returned them
+        lines.extend(_devices(farm))
     return Group(*lines)
 
 

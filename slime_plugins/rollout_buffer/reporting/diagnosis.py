@@ -504,6 +504,13 @@ _SILENT = (
 
 
 def _device_trouble(at: JobSnapshot) -> Iterator[Explanation]:
+    if why := at.devices.get("unreachable"):
+        yield Explanation(
+            code="devices_unreachable",
+            severity=Severity.WAIT,
+            message=f"No device can be reached: {why.partition(chr(10))[0][:300]}",
+            advice="Is the head of Ray up, at this address? The runner tries again for boot_timeout_s; LOG has more.",
+        )
     total = at.devices.get("total")
     if total is None:
         return

@@ -36,7 +36,7 @@ class JobSnapshot:
     """The state of a job at one moment. Ages are in seconds; None is never or unknown.
 
     ``devices`` has ``total`` and, if known, ``busy``, ``broken``, ``starting`` and ``waiting`` (episodes that wait for
-    one); it is empty if unknown.
+    one), or ``unreachable``, the reason; it is empty if unknown.
     """
 
     state: JobState
@@ -205,11 +205,13 @@ def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
     return EngineReport(**{**engine, "code": EngineTrouble(engine["code"])})
 
 
-def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]:
+def _devices(connection: Connection, job_key: int, now: float) -> dict[str, Any]:
     """Counts the devices in the runner's latest report by state."""
     farm = report_of_job(connection, job_key, now)
     if farm is None or DEVICES.is_silent(farm["age_s"]):
         return {}
+    if why := farm.get("unreachable"):
+        return {"unreachable": why}
     states = Counter(str(device["state"]) for device in farm["devices"])
     return {
         "total": sum(states.values()),

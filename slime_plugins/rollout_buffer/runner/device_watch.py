@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from slime_plugins.rollout_buffer.devices.leased_device import DIED
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, ReportsDevices
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES
@@ -39,20 +40,30 @@ class DeviceWatch:
             self._since_summary_s += DEVICES.beats_every_s
 
     async def report(self) -> None:
-        """Stores one report; skips it if the device pool does not answer."""
+        """Stores one report; skips it if it is unknown how the devices are."""
         if not isinstance(self._generator, ReportsDevices):
             return
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                farm = await self._generator.devices()
-            self.newest = farm
+            farm = await self._ask(self._generator)
             await self._keep(farm)
-            self._log_farm(farm)
+            if "unreachable" not in farm:
+                self.newest = farm
+                self._log_farm(farm)
         except (DeviceError, TimeoutError) as error:
             logger.debug("job %s: the devices do not answer: %s", self._job_id, error)
         except Exception:
             # An error of the generator's report must not fail the job.
             logger.exception("job %s: the generator's device report is invalid", self._job_id)
+
+    async def _ask(self, generator: ReportsDevices) -> Mapping[str, Any]:
+        """Returns the generator's report, or one without devices: ``unreachable`` is the reason."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await generator.devices()
+        except DeviceError as error:
+            if error.detail.get("fault") != DIED:
+                raise
+            return {"pool": "", "devices": [], "unreachable": error.message}
 
     def _log_farm(self, farm: Mapping[str, Any]) -> None:
         devices = {str(device["device_id"]): device for device in farm["devices"]}

@@ -107,7 +107,7 @@ class JobDetails(Job):
     """What the job keeps of its start payload, with `***` for passwords and keys."""
     devices: dict[str, Any] | None
     """The last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
-    each of `devices` its state, last error, counters and times.
+    each of `devices` its state, last error, counters and times; `unreachable` says why there are none.
     """
 
 

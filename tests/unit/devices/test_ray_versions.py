@@ -11,13 +11,15 @@ import pytest
 from slime_plugins.rollout_buffer.devices.leased_device import DIED
 from slime_plugins.rollout_buffer.devices.ray_cluster import pool as device_pool
 from slime_plugins.rollout_buffer.devices.ray_cluster import probe as ray_cluster
-from slime_plugins.rollout_buffer.devices.ray_cluster.pool import try_cluster
+from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool, try_cluster
 from slime_plugins.rollout_buffer.devices.ray_cluster.versions import (
     RayVersionError,
     RayVersions,
     version_refusal,
 )
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, RolloutBufferError
+from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 
 OWN = RayVersions(ray="2.60.0", python="3.11.7")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # Ray announces its own changes when it is imported
@@ -72,3 +74,17 @@ def test_joining_raises_what_it_is_about(
     assert is_waited_for == (kind is DeviceError), "a runner that starts waits for a head that is away"
     assert ray_cluster.main(["10.0.0.1:6379"]) == 1
     assert "10.0.0.1:6379" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+async def test_a_pool_that_does_not_reach_its_cluster_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(ray: Any, address: str) -> None:
+        raise ConnectionError("no head answers")
+
+    monkeypatch.setattr(device_pool, "_join_cluster", refuse)
+    settings = DevicePoolSettings.model_validate({"kind": ADDRESS, "boot_timeout_s": 1e-6})
+    pool = RayDevicePool(settings, ray_address="10.0.0.1:6379", owner="job")
+    for ask in (pool.start, pool.snapshot):
+        with pytest.raises(DeviceError, match="cannot be used: no head answers") as caught:
+            await ask()
+        assert caught.value.detail["fault"] == DIED

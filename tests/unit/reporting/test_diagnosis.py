@@ -102,6 +102,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"devices": {"total": 4, "broken": 4}}, "no_device", "No device can be used: 0 are starting, 4 are broken"),
     ({"devices": {"total": 4, "starting": 4}}, "no_device", "4 are starting"),
     ({"devices": {"total": 0}}, "no_device", "the pool has none"),
+    ({"devices": {"unreachable": "no head\nat"}}, "devices_unreachable", "No device can be reached: no head"),
     (
         {"recent_failures": {"device": 5, "engine": 1}, "last_failure": "adb is gone", "trajectory_age_s": None},
         "failing_device",

@@ -16,8 +16,9 @@ from rich.console import Console
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
 from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
-from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
+from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport, device_died
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.reporting.job_snapshot import take_snapshot
 from slime_plugins.rollout_buffer.runner import device_watch
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
@@ -145,6 +146,23 @@ async def test_devices_that_are_still_booting_are_shown_before_the_generator_is_
     generator.answer = farm(device(state="booting", last_error="no node offers {phone: 1}"))
     await run(real_time_buffer, generator)
     assert shown[-1]["devices"][0]["last_error"] == "no node offers {phone: 1}"
+
+
+async def test_a_runner_that_cannot_reach_its_devices_says_why_and_a_metric_does_not(client: FlaskClient) -> None:
+    buffer = job_with_report(client, farm())
+    generator = GeneratorWithDevices(by_slot)
+    generator.answer = device_died("the Ray cluster at 10.0.0.1:6379 cannot be used")
+
+    async def keep(report: Mapping[str, Any]) -> None:
+        store_report(buffer.store, buffer.job("j").key, 1, report)
+
+    await DeviceWatch(generator, "j", keep).report()
+    assert client.get("/jobs/j").get_json()["devices"]["unreachable"] == generator.answer.message
+    job, now = buffer.job("j"), buffer.store.clock()
+    with buffer.store.read() as connection:
+        snapshot = take_snapshot(connection, job, {}, now, buffer.store.data_dir)
+    assert snapshot.devices == {"unreachable": generator.answer.message}
+    assert scrape(client)["rollout_buffer_devices"] == {}
 
 
 async def test_the_log_says_which_device_rests_and_which_has_a_new_worker(caplog: pytest.LogCaptureFixture) -> None:

@@ -73,10 +73,15 @@ class _RemoteDeviceManager:
         self._ray_address = ray_address
         self._farm = farm
         self._actor: Any = None
+        self._why_not = DeviceError("the device manager is not connected yet")
         self._connected_here = False
 
     async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
-        await asyncio.to_thread(self._connect)
+        try:
+            await asyncio.to_thread(self._connect)
+        except DeviceError as error:
+            self._why_not = error
+            raise
         await _ask(self._actor.configure, dict(settings), timeout_s=_CALL_TIMEOUT_S, new_start=new_start)
 
     async def ready(self, wait_s: float) -> str:
@@ -104,7 +109,7 @@ class _RemoteDeviceManager:
 
     async def snapshot(self) -> dict[str, Any]:
         if self._actor is None:
-            raise DeviceError("the device manager is not connected yet")
+            raise self._why_not.with_traceback(None)
         return cast("dict[str, Any]", await _ask(self._actor.snapshot, timeout_s=_CALL_TIMEOUT_S))
 
     async def close(self) -> None:
