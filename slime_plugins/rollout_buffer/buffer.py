@@ -230,9 +230,9 @@ class Buffer:
                 job_rows.update_job(connection, job.key, state=state.value, updated_at=self._clock(), **cause.columns())
             return job_rows.get_job(connection, job.key)
 
-    def pause_for_engine(self, fence: int, job_key: int, refusal: str) -> None:
-        """Pauses a running job whose engine does not answer; ``refusal`` completes a sentence that begins with "it"."""
-        cause = engine_away(redacted(refusal))
+    def pause_for_engine(self, fence: int, job_key: int, trouble: str) -> None:
+        """Pauses a running job whose engine cannot be used; ``trouble`` is a predicate, like "does not answer"."""
+        cause = engine_away(redacted(trouble))
         self._change_for_engine(fence, job_key, JobState.RUNNING, JobState.PAUSED, cause)
 
     def resume_for_engine(self, fence: int, job_key: int) -> None:
@@ -258,7 +258,10 @@ class Buffer:
                 end_job(connection, self._clock(), job_key, JobState.FAILED, Cause(code, redacted(cause)))
 
     def stop_failing_job(self, job_key: int, limit: int) -> None:
-        """Fails a job after ``limit`` failed attempts in a row with one error code; starting it again retries."""
+        """Fails a job in which its runner counted ``limit`` failed attempts in a row with one error code.
+
+        Starting it again retries them.
+        """
         with self.store.read() as connection:
             failures = attempt_rows.failed_attempts(connection, job_key)
         message = "attempts failed" if failures is None else failures.sentence()
@@ -319,7 +322,7 @@ class Buffer:
             return group_rows.open_groups(connection, job_key, after=after, limit=limit)
 
     def groups_in_play(self, job_key: int) -> list[GroupRecord]:
-        """Returns the begun open groups of a job that keeps its lag by admission, oldest first; else none."""
+        """Returns the begun open groups of a job whose staleness policy is ``admit``, oldest first; else none."""
         with self.store.read() as connection:
             if not staleness.admits(job_rows.get_job(connection, job_key)):
                 return []
@@ -371,7 +374,7 @@ class Buffer:
         """Begins an attempt to fill a slot and returns its number; None if the group is not open any more.
 
         Raises:
-            StaleAttemptError: another runner has taken over the job, or it is in a final state.
+            StaleAttemptError: another runner has taken over the job, or the job is in a final state.
             JobPausedError: the job is paused.
         """
         with self.store.write() as connection:
@@ -386,7 +389,7 @@ class Buffer:
 
         Raises:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
-            UnavailableError: the attempt has another number of stored turns.
+            UnavailableError: the attempt has more or fewer stored turns than ``turns``: another process added one.
         """
         brought = attempts.AttemptResult(
             fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory, turns=turns
@@ -532,8 +535,8 @@ class Buffer:
         """Returns True if ``take`` would probably deliver groups; cheaper than ``take``."""
         with self.store.read() as connection:
             if delivery_rows.ready_groups(connection, job.key, 1):
-                now = job_rows.get_job(connection, job.key)
-                if not staleness.waits_for_stragglers(connection, self._clock(), now):
+                current = job_rows.get_job(connection, job.key)
+                if not staleness.waits_for_stragglers(connection, self._clock(), current):
                     return True
             if poll.consumer_id is not None and poll.poll_id is not None:
                 repeated = delivery_rows.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
@@ -549,8 +552,8 @@ class Buffer:
     def empty_meta_info(self, job: JobRecord | None) -> MetaInfo:
         """Returns the ``meta_info`` of a reply without groups."""
         with self.store.read() as connection:
-            now = None if job is None else job_rows.get_job(connection, job.key)
-            return delivery_meta.empty_meta_info(connection, now)
+            current = None if job is None else job_rows.get_job(connection, job.key)
+            return delivery_meta.empty_meta_info(connection, current)
 
     def groups_and_causes(self, job_key: int) -> tuple[dict[GroupState, int], dict[str, dict[str, int]]]:
         """Counts a job's groups by state, and those that were dropped by state and cause."""
@@ -563,10 +566,11 @@ class Buffer:
             job_rows.update_job(connection, job.key, last_poll_at=self._clock())
             current = job_rows.get_job(connection, job.key)
             if current.state is JobState.PAUSED and current.cause_code is CauseCode.IDLE:
+                group_rows.restart_group_clocks(connection, job.key, self._clock())
                 job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, **NO_CAUSE.columns())
 
     def empty_poll(self, job: JobRecord) -> None:
-        """Records the time since which polls have brought no groups. A pause of more than ``MAX_GAP_BETWEEN_POLLS_S``
+        """Records the time since which polls have brought no groups. A gap of more than ``MAX_GAP_BETWEEN_POLLS_S``
         between two polls restarts it."""
         gone = self._clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or gone:
@@ -577,20 +581,25 @@ class Buffer:
         """Pauses jobs that no trainer has polled for ``pause_when_idle_s``, which frees their devices."""
         paused = []
         for job in self.unfinished_jobs():
-            limit_s = job.settings.pause_when_idle_s
-            asked_at = job.last_poll_at or job.created_at
-            if not job.has_runner or job.state is not JobState.RUNNING or limit_s is None:
+            if not (self._is_idle(job) and self.waiting_groups(job.key).total):
                 continue
-            if self._clock() - asked_at > limit_s and self.waiting_groups(job.key).total:
-                with self.store.write() as connection:
+            with self.store.write() as connection:
+                # A poll, or a call that ends the job, may have come since the job was read.
+                if self._is_idle(job_rows.get_job(connection, job.key)):
                     job_rows.update_job(connection, job.key, state=JobState.PAUSED.value, **IDLE.columns())
-                paused.append(job.job_id)
+                    paused.append(job.job_id)
         return paused
+
+    def _is_idle(self, job: JobRecord) -> bool:
+        limit_s = job.settings.pause_when_idle_s
+        if not job.has_runner or job.state is not JobState.RUNNING or limit_s is None:
+            return False
+        return self._clock() - (job.last_poll_at or job.created_at) > limit_s
 
     def delivered_pieces(
         self, delivery: Delivery, *, inline_images: bool
     ) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        """Yields the members of a delivery as (light keys, payload JSON in pieces, which saves a copy).
+        """Yields the members of a delivery as (keys from their rows, payload JSON in pieces that need not be joined).
 
         A member whose payload is missing or damaged is a dummy with the error.
         """
@@ -626,7 +635,9 @@ class Buffer:
             with self.store.write() as connection:
                 group_rows.update_group(connection, group_key, state=GroupState.FAILED.value, **DAMAGED.columns())
         except (StorageFullError, UnavailableError) as failure:
-            logger.error("group %d was left out of a reply, and could not be failed: %s", group_key, failure.message)
+            logger.error(
+                "group %d was left out of a reply, but could not be marked as failed: %s", group_key, failure.message
+            )
 
     def acknowledge(self, delivery_ids: Sequence[str]) -> Acknowledged:
         """Acknowledges deliveries; idempotent. Returns the ids by ``AckResult``."""
@@ -651,7 +662,7 @@ class Buffer:
     # --- the clock ---------------------------------------------------------------------------------------------------
 
     def follow_clock(self) -> float:
-        """Moves stored times by a jump of the machine's clock, so that leases and timeouts do not expire by it; returns
+        """Shifts stored times by a jump of the machine's clock, so that the jump expires no lease or timeout; returns
         the seconds.
 
         The supervisor calls it a few times a second. Until then all processes use the time without the jump.
@@ -722,7 +733,7 @@ class Buffer:
     def heartbeat(self, name: str) -> tuple[float, dict[str, Any]] | None:
         """Returns (age in seconds, report) of a process's last heartbeat.
 
-        The age of a heartbeat in the future is its distance: after the clock was set back, a living process sends
+        A heartbeat in the future (the clock was set back) counts as that many seconds old: a living process soon sends
         another.
         """
         with self.store.read() as connection:

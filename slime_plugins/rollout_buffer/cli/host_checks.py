@@ -24,13 +24,13 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
     running_emulator,
     shares_blocks,
 )
+from slime_plugins.rollout_buffer.generator.android_world.emulator.kind import MIN_MEMORY_OF_AN_EMULATOR
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import FORWARDER_PACKAGE
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import free_console_ports
 
 _FREE_BYTES_PER_EMULATOR = 12 * 1024**3
 _COPIED_PER_S = 200e6
-_MEMORY_PER_EMULATOR = 4 * 1024**3
-_ASK_KVM_FOR_ITS_VERSION = 0xAE00
+_KVM_GET_API_VERSION = 0xAE00
 _KVM_VERSION = 12
 _PACKAGES = {
     "android-env": "android_env.loader",
@@ -38,8 +38,8 @@ _PACKAGES = {
     "slime-rollout-buffer, for the devices": "slime_plugins.rollout_buffer.devices.device_process",
 }
 _MAKE_IT = "make that environment with scripts/install_android_world"
-_IMPORT_S = 60.0
-_VERSION_S = 10.0
+_IMPORT_TIMEOUT_S = 60.0
+_VERSION_TIMEOUT_S = 10.0
 
 
 class State(StrEnum):
@@ -120,7 +120,7 @@ def _memory(host: Host) -> list[Finding]:
     """Checks the memory of the whole machine."""
     settings = host.settings
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    wanted = host.emulators * (settings.resources_per_worker.memory or _MEMORY_PER_EMULATOR)
+    wanted = host.emulators * (settings.resources_per_worker.memory or MIN_MEMORY_OF_AN_EMULATOR)
     detail = f"{there / 1024**3:.0f} GB here, {wanted / 1024**3:.0f} GB wanted by {host.emulators} emulators"
     remedy = "set num_workers lower, or spread the devices over a Ray cluster"
     return found("memory", there >= wanted, detail, remedy, needed=True)
@@ -140,7 +140,7 @@ def _kvm_problem(path: Path) -> str:
     except OSError as error:
         return f"cannot be opened: {error.strerror}"
     try:
-        version = fcntl.ioctl(device, _ASK_KVM_FOR_ITS_VERSION)
+        version = fcntl.ioctl(device, _KVM_GET_API_VERSION)
     except OSError as error:
         return f"is no KVM device: {error.strerror}"
     finally:
@@ -170,7 +170,7 @@ def _sdk(host: Host) -> list[Finding]:
 
 def _adb_version(adb: Path) -> str:
     try:
-        done = subprocess.run([adb, "version"], capture_output=True, text=True, timeout=_VERSION_S, check=False)
+        done = subprocess.run([adb, "version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f", which does not run: {error}"
     return "".join(f", {line}" for line in done.stdout.splitlines()[:1])
@@ -236,7 +236,7 @@ def _import_problem(python: str, module: str) -> str:
     """Imports a module with that Python; returns the last line of its error, empty if it works."""
     command = [python, "-c", f"import {module}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]

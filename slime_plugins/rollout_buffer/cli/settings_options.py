@@ -89,14 +89,14 @@ def _read(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
     keys = {_key(name, field): name for name, field in fields.items()}
     try:
         found, _ = load_yaml(path.read_text("utf-8"), str(path))
-    except (OSError, ConfigError) as error:
-        raise typer.BadParameter(str(error)) from error
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise typer.BadParameter(f"{path} must hold settings, one `name: value` a line")
+        raise typer.BadParameter(f"{path} must be a YAML mapping of settings")
     for key in found:
         if key not in keys:
             near = difflib.get_close_matches(str(key), keys, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(keys)}"
+            meant = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(keys)}"
             raise typer.BadParameter(f"{path}: {key} is not known: {meant}")
     return {keys[key]: _as_given(value, fields[keys[key]]) for key, value in found.items()}
 

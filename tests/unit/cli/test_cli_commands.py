@@ -104,11 +104,11 @@ def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(serve
     job = served.client.job("k")
     assert job["group_size"] == 2
     assert job["settings"]["sampling_params"] | {"top_p": 0.9, "temperature": 0.5} == job["settings"]["sampling_params"]
-    assert "k: exists and is running, attached to it" in served.said(*call)
+    assert "k: exists already and is running; attached to it" in served.said(*call)
     assert json.loads(served.said(*call, "--json"))["attached"] is True
     served.buffer.fail_job(served.buffer.job("k").key, "it broke")
     assert "k: had failed; its failed groups are played again" in served.said(*call)
-    assert "k: exists and is running, attached to it" in served.said(*call)
+    assert "k: exists already and is running; attached to it" in served.said(*call)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(serve
     [
         (("--task-type", "external", "--set", "temprature"), "is not KEY=VALUE"),
         (("--task-type", "external", "--set", "num_epochs=2"), "num_epoch"),
-        (("--task-type", "external", "--set", "job_id=k", "--set", "job_id.a=1"), "is no section"),
+        (("--task-type", "external", "--set", "job_id=k", "--set", "job_id.a=1"), "is not a section"),
         ((), "give a payload file"),
         (("FILE",), "does not hold an object"),
     ],

@@ -367,21 +367,50 @@ def test_the_trainer_may_say_which_version_it_is_at(buffer: Buffer) -> None:
     assert slots(buffer, job)["filtered"] == 2
 
 
-def test_a_job_nobody_polls_pauses_itself_and_the_next_poll_resumes_it(buffer: Buffer, clock: SettableClock) -> None:
-    job = start_math(buffer, pause_when_idle_s=60)
+def idle_job(buffer: Buffer, clock: SettableClock, **settings: Any) -> JobRecord:
+    """A job with one ready group and one begun one that nobody has polled for longer than it waits."""
+    job = start_math(buffer, pause_when_idle_s=60, **settings)
     fence = buffer.begin_running(job.key)
-    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
-    for slot in (0, 1):
+    first, second = buffer.open_groups(job.key, after=(-1, -1), limit=2)
+    for group, slot in ((first, 0), (first, 1), (second, 0)):
         attempt = buffer.begin_attempt(fence, group, slot)
         assert attempt is not None
-        buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", reward=slot))
+        item = trajectory(f"{group.instance_id}{slot}", group.instance_id, reward=slot)
+        buffer.add_trajectory(fence, group, slot, attempt, item)
     clock.advance(61)
     assert buffer.pause_idle_jobs() == []  # nothing is ready yet: nobody has reason to poll
-    buffer.judge_and_close(group, group_policy(job))
+    buffer.judge_and_close(first, group_policy(job))
+    return job
+
+
+def test_a_job_nobody_polls_pauses_itself_and_the_next_poll_resumes_it(buffer: Buffer, clock: SettableClock) -> None:
+    job = idle_job(buffer, clock)
     assert buffer.pause_idle_jobs() == [job.job_id]
     assert buffer.job(job.job_id).state.value == "paused"
     buffer.polled(job)
     assert buffer.job(job.job_id).state.value == "running"
+
+
+def test_a_job_that_ended_while_it_was_found_idle_stays_as_it_ended(
+    buffer: Buffer, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = idle_job(buffer, clock)
+    seen = buffer.unfinished_jobs()
+    buffer.change_job(job.job_id, "cancel")
+    monkeypatch.setattr(buffer, "unfinished_jobs", lambda: seen)
+    assert buffer.pause_idle_jobs() == []
+    assert buffer.job(job.job_id).state.value == "cancelled"
+
+
+def test_groups_of_a_job_that_a_poll_resumes_get_their_whole_timeout(buffer: Buffer, clock: SettableClock) -> None:
+    job = idle_job(buffer, clock, group_timeout_seconds=100)
+    buffer.pause_idle_jobs()
+    clock.advance(200)
+    buffer.polled(job)
+    clock.advance(99)
+    assert buffer.timed_out_groups(buffer.job(job.job_id)) == []
+    clock.advance(2)
+    assert [group.instance_id for group in buffer.timed_out_groups(buffer.job(job.job_id))] == ["b"]
 
 
 @pytest.mark.parametrize("brings", [{}, {"weight_version": 3}, {"weight_version": 10**9}])

@@ -93,7 +93,7 @@ def _failed_head(failed: Mapping[str, Any]) -> RenderableType:
         ("instance", f"{failed['instance_id']} ({place})", ""),
         ("failed", f"{local_time(failed['ended_at'])}, after {seconds:.1f} s", ""),
         ("error", f"{failed['error_code']}: {failed['error_message']}", "red"),
-        ("transcript", "" if failed["has_transcript"] else "no transcript stored", "dim"),
+        ("transcript", "stored" if failed["has_transcript"] else "not stored", "dim"),
     ):
         grid.add_row(Text(name, style="bold"), Text(value, style=style))
     return grid

@@ -37,7 +37,7 @@ def deliveries(
     if as_json:
         print_json(page)
         return
-    table = Table("delivery", "state", "groups", "samples", "handed out", "consumer")
+    table = Table("delivery", "state", "groups", "samples", "created", "consumer")
     for entry in page["deliveries"]:
         numbers = (str(entry["groups"]), str(entry["samples"]), local_time(entry["created_at"]))
         table.add_row(entry["delivery_id"], entry["state"], *numbers, entry["consumer_id"] or "")
@@ -46,7 +46,7 @@ def deliveries(
 
 def replay(
     delivery_id: Annotated[str, typer.Argument(help="A delivery's id, as `rollout-buffer deliveries` lists it.")],
-    output: Annotated[Path, typer.Option(help="Output file for the reply, byte for byte as its poll got it.")],
+    output: Annotated[Path, typer.Option(help="Output file for the delivery's JSON.")],
     images: Annotated[str, typer.Option(help="Screenshots `inline` as data URIs, or by `hash`.")] = "inline",
     reward_version: Annotated[
         int | None, typer.Option(min=0, help="Use the rewards of this version, from `rescore`.")

@@ -76,8 +76,10 @@ def start(
     if reply.reopened:
         what = "had failed; its failed groups are played again"
     else:
-        what = f"exists and is {reply.state}, attached to it" if reply.attached else "started"
-    console.print(f"{reply.job_id}: {what}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True)
+        what = f"exists already and is {reply.state}; attached to it" if reply.attached else "started"
+    console.print(
+        f"{reply.job_id}: {what}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True, markup=False
+    )
     for note in reply.notes:
         console.print(note, soft_wrap=True, markup=False)
 
@@ -99,6 +101,6 @@ def _put(body: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for section in sections:
         inner = body.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {'.'.join(path)}: {section} is no section, it is {inner!r}")
+            raise ConfigError(f"--set {'.'.join(path)}: {section} is not a section but {inner!r}")
         body = inner
     body[last] = value
