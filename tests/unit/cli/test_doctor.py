@@ -87,7 +87,7 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor, "_FREE_BYTES_SERVER", 0)
     monkeypatch.setattr(host_checks, "_FREE_BYTES_PER_EMULATOR", 0)
-    monkeypatch.setattr(host_checks, "_MEMORY_PER_EMULATOR", 0)
+    monkeypatch.setattr(host_checks, "MIN_MEMORY_OF_AN_EMULATOR", 0)
     monkeypatch.setattr(host_checks, "_kvm_problem", lambda path: "")
     assert not [one for one in examined(settings, tmp_path).values() if one.state is State.MISSING]
 
