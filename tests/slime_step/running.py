@@ -127,9 +127,8 @@ def make_model_with_experts(folder: Path) -> Path:
 def make_vision_rollout(checkout: Path, folder: Path) -> Path:
     """Writes a tiny Qwen3.5 with vision (``model``), a rollout with pictures (``rows.pt``) and ``log_probs.json``."""
     folder.mkdir(exist_ok=True)
-    path = os.pathsep.join(
-        [str(checkout), str(HERE.parents[1])]
-    )  # slime from the checkout, the rest of the tests from here
+    # slime from the checkout, the rest of the tests from here
+    path = os.pathsep.join([str(checkout), str(HERE.parents[1])])
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     command = [PYTHON, str(HERE / "vision_rows.py"), str(folder)]
     made = subprocess.run(command, cwd=checkout, env=environment, timeout=300, capture_output=True, text=True)

@@ -89,8 +89,10 @@ def _read(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
     keys = {_key(name, field): name for name, field in fields.items()}
     try:
         found, _ = load_yaml(path.read_text("utf-8"), str(path))
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path} is not YAML: {error}") from error
+    except (OSError, ConfigError) as error:
+        raise typer.BadParameter(str(error)) from error
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{path} must be a YAML mapping of settings")
     for key in found:

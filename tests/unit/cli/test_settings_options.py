@@ -63,8 +63,9 @@ def test_a_flag_comes_before_a_variable_and_that_before_the_file(
         ((), {"BUFFER_PORT": "x"}, "", "'--port': Input should be a valid integer"),
         ((), {}, "port: x", "'--port': Input should be a valid integer"),
         ((), {}, "prot: 1", "serve.yaml: prot is not known: did you mean port?"),
-        ((), {}, "- port", "serve.yaml must hold settings"),
+        ((), {}, "- port", "serve.yaml must be a YAML mapping of settings"),
         ((), {}, "port: 1\nport: 2", "port"),
+        ((), {}, "host: \xe9", "serve.yaml is not YAML: 'utf-8' codec"),
     ],
 )
 def test_a_bad_value_is_refused_with_where_it_stands(
@@ -78,7 +79,7 @@ def test_a_bad_value_is_refused_with_where_it_stands(
     says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a long path would be broken over lines
-    Path("serve.yaml").write_text(file)
+    Path("serve.yaml").write_text(file, encoding="latin-1")
     config = ("--config", "serve.yaml") if file else ()
     assert says in call(app, *config, *arguments, **variables)
     assert served == []
