@@ -23,8 +23,8 @@ from rollout_buffer_lab.cli import demo_run as demo
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "slime_batches"
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,8 +29,8 @@ from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import DEMO_NAME, TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide, one_engine
-from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 from slime_plugins.rollout_buffer.types import Message
 
 ROLLOUT_ID: Final = "test-3"

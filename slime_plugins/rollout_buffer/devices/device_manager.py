@@ -292,7 +292,7 @@ class DeviceManager:
             if not offers:
                 break
             # With spares some devices stay free: those of one kind must not always be the ones.
-            kind = min(offers, key=lambda kind: self._line.place(offers[kind], now))
+            kind = min(offers, key=lambda kind: self._line.last_served(offers[kind], now))
             free[kind] -= 1
             claimant = offers[kind]
             if claimant not in self._waiters:

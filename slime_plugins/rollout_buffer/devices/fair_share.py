@@ -1,8 +1,8 @@
-"""Chooses the runner that gets the next free device. Pure: the clock is a parameter, nothing waits here.
+"""Chooses the runner that gets the next free device. No I/O and no clock of its own.
 
-The purpose is chosen first: while training and evaluation both wait, evaluation gets ``evaluation_share`` of the
-devices and training the rest. Within the purpose, the owner that holds the fewest devices is chosen; among equals the
-one that was served longest ago. The share of a purpose or owner that does not wait goes to the others.
+First it chooses a purpose, training or evaluation: while both wait, evaluation gets ``evaluation_share`` of the devices
+and training the rest. Within the purpose, the owner that holds the fewest devices is chosen; among equals the one that
+was served longest ago. The share of a purpose or owner that does not wait goes to the others.
 
 A runner that returned a device, or got fewer than it wanted, asks again within ``ASKS_AGAIN_WITHIN_S``. Until then it
 counts as waiting; otherwise the other purpose, whose request is pending, would get every device that becomes free.
@@ -52,7 +52,7 @@ class FairShare:
         self._waiting: set[Claimant] = set()
         # When each claimant was last served, or joined. Stored for a while after it leaves: a poll that got nothing and
         # comes again must not go to the end of the queue.
-        self._place: dict[Claimant, float] = {}
+        self._last_served: dict[Claimant, float] = {}
         self._left_at: dict[Claimant, float] = {}
         self._turns: Counter[tuple[Purpose, frozenset[str] | None]] = Counter()
         # For each expected request, by a claimant without an owner, the time until which it counts as waiting.
@@ -62,7 +62,7 @@ class FairShare:
         """Adds a claimant to the queue; one that left recently gets its old place."""
         self._drop_absent(now)
         self._left_at.pop(claimant, None)
-        self._place.setdefault(claimant, now)
+        self._last_served.setdefault(claimant, now)
         self._waiting.add(claimant)
 
     def leave(self, claimant: Claimant, now: float) -> None:
@@ -84,7 +84,7 @@ class FairShare:
         for capabilities in offered:
             if len({each.purpose for each in self._candidates({}, now, capabilities)}) > 1:
                 self._turns[claimant.purpose, capabilities] += 1
-        self._place[claimant] = now
+        self._last_served[claimant] = now
         if expected := self._expected.get(_expected_one(claimant)):
             expected.popleft()
 
@@ -107,12 +107,12 @@ class FairShare:
             by_owner[claimant.owner, claimant.purpose] += count
         return min(
             [claimant for claimant in in_line if claimant.owner] or in_line[:1],
-            key=lambda claimant: (by_owner[claimant.owner, purpose], self.place(claimant, now), claimant.owner),
+            key=lambda claimant: (by_owner[claimant.owner, purpose], self.last_served(claimant, now), claimant.owner),
         )
 
-    def place(self, claimant: Claimant, now: float) -> float:
+    def last_served(self, claimant: Claimant, now: float) -> float:
         """Returns when a claimant was last served, or joined."""
-        return self._place.get(claimant, now)
+        return self._last_served.get(claimant, now)
 
     def waiting(self) -> dict[str, int]:
         """Returns the number of waiting runners by purpose."""
@@ -144,7 +144,7 @@ class FairShare:
     def _drop_absent(self, now: float) -> None:
         for claimant in [each for each, left in self._left_at.items() if now - left > _REMEMBERED_S]:
             del self._left_at[claimant]
-            self._place.pop(claimant, None)
+            self._last_served.pop(claimant, None)
 
 
 def _expected_one(claimant: Claimant) -> Claimant:

@@ -37,8 +37,8 @@ from slime_plugins.rollout_buffer.evaluation.report import AttemptRecord, TaskRe
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.weight_versions import versions_of
 from slime_plugins.rollout_buffer.serve_settings import token_from_environment
-from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 from slime_plugins.rollout_buffer.types import Instance, Outcome
 
 REPORT_FILE = "report.json"

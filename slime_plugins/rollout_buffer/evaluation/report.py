@@ -61,7 +61,7 @@ class _Line:
         return self.solved / len(self.attempts)
 
 
-def default_ks(samples_per_task: int) -> list[int]:
+def default_pass_at_ks(samples_per_task: int) -> list[int]:
     """Returns the default k of pass@k: powers of two, and the number of attempts."""
     powers = [2**power for power in range(samples_per_task.bit_length())]
     return sorted({k for k in [*powers, samples_per_task] if k <= samples_per_task})

@@ -3,7 +3,7 @@
 * ``groups`` – when a group is complete, valid, filtered, padded; ``reward_validity`` – which numbers are rewards;
   ``reward_normalization`` – means, deviations and returns, from the buffer to the advantage
 * ``job_states`` – transitions and final state of a job; ``causes`` – codes and messages for states of jobs and groups
-* ``job_settings`` – typed settings of a stored job; ``skip_list`` – groups that a resuming trainer skips
+* ``stored_settings`` – typed settings of a stored job; ``skip_list`` – groups that a resuming trainer skips
 * ``attempt_uid`` – the id of an attempt; ``trajectory_stats`` – columns of a trajectory for charts and filters
 * ``weight_versions`` – order of weight versions; ``admission`` – which group may begin under a lag bound
 * ``concurrency`` – the number of episodes at once for ``num_process: auto``

@@ -18,8 +18,8 @@ from typing_extensions import TypedDict
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, Shortfall
-from slime_plugins.rollout_buffer.rules.job_settings import DEFAULTS
 from slime_plugins.rollout_buffer.rules.reward_normalization import z_scores
+from slime_plugins.rollout_buffer.rules.stored_settings import DEFAULTS
 from slime_plugins.rollout_buffer.types import GroupState
 
 EPSILON = 1e-8

@@ -1,4 +1,7 @@
-"""Watches a job's engine: follows its address, pauses the job while the engine is unreachable, reports its state."""
+"""Watches a job's engine: follows its address, pauses the job while the engine is unreachable, reports its state.
+
+``HttpEngine.is_away`` decides which errors mean that the engine is unreachable.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Retention: purges old payloads and screenshots; rows (reward, outcome, accounting) are kept.
 
 All payloads written before one point in time are purged, and packs without referenced records are removed. The point is
-never later than the oldest trajectory that is still to be delivered.
+never later than the oldest trajectory that is still to be delivered. ``serve_settings.retain_delivered_s`` is the age.
 """
 
 from __future__ import annotations

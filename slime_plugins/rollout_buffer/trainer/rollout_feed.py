@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.client import DEFAULT_TIMEOUT_S, AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
-from slime_plugins.rollout_buffer.rules.job_settings import DEFAULTS
+from slime_plugins.rollout_buffer.rules.stored_settings import DEFAULTS
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutBatch, RolloutGroup
 from slime_plugins.rollout_buffer.trainer.consumed import JobProgress
 from slime_plugins.rollout_buffer.trainer.delivery_conversion import DeliveryConverter

@@ -1,6 +1,6 @@
 """The settings of a job: input, sampling, rules for groups, limits, with their meaning, default and bounds.
 
-A default that rules on a stored job need, too, is in ``rules.job_settings``.
+A default that rules on a stored job need, too, is in ``rules.stored_settings``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from slime_plugins.rollout_buffer.extensions import Group, installed, missing
-from slime_plugins.rollout_buffer.rules.job_settings import DEFAULTS
+from slime_plugins.rollout_buffer.rules.stored_settings import DEFAULTS
 from slime_plugins.rollout_buffer.types import DEFAULT_TEMPERATURE, SamplingParams
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_COUNT, Count, Number, Ratio
 

@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.evaluation.report import (
     TaskRecord,
     build_report,
     compare_reports,
-    default_ks,
+    default_pass_at_ks,
 )
 
 
@@ -26,7 +26,7 @@ def attempt(task: str, slot: int, solved: bool, **changes: Any) -> AttemptRecord
 def report_of(solved: dict[str, list[bool]], planned: int, ks: list[int] | None = None) -> dict[str, Any]:
     tasks = [TaskRecord(instance_id=name, task=name[0], groups={"app": (name[0], "all")}) for name in solved]
     attempts = [attempt(name, slot, one) for name, outcomes in solved.items() for slot, one in enumerate(outcomes)]
-    wanted = default_ks(planned) if ks is None else ks
+    wanted = default_pass_at_ks(planned) if ks is None else ks
     return build_report(tasks, attempts, samples_per_task=planned, ks=wanted, failed_tries={"device": 2}, complete=True)
 
 

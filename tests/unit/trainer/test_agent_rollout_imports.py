@@ -14,7 +14,7 @@ BINDING = sorted((ROOT / "slime" / "rollout").glob("agent_rollout*.py"))
 CORE = sorted((ROOT / "slime_plugins" / "rollout_buffer" / "trainer").glob("*.py"))
 ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.rules.backoff",
-    "slime_plugins.rollout_buffer.rules.job_settings",
+    "slime_plugins.rollout_buffer.rules.stored_settings",
     "slime_plugins.rollout_buffer.client",
     "slime_plugins.rollout_buffer.engine_keys",
     "slime_plugins.rollout_buffer.errors",

@@ -42,8 +42,8 @@ from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
 from slime_plugins.rollout_buffer.serve_settings import DEFAULT_PORT
 from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
+from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 ASSETS = DEMO_TOKENIZER_PATH.parent

@@ -21,8 +21,8 @@ import requests
 from slime_plugins.rollout_buffer import InputExhaustedError, RolloutBatch, RolloutFeed
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
-from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
+from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 from slime_plugins.rollout_buffer.types import JobState
 
 START_TIMEOUT_S = 180.0

@@ -204,9 +204,9 @@ def _demo_tasks(task_type: str) -> str:
 
 
 def _checked_ks(pass_k: Sequence[int] | None, samples_per_task: int) -> list[int]:
-    from slime_plugins.rollout_buffer.evaluation.report import default_ks
+    from slime_plugins.rollout_buffer.evaluation.report import default_pass_at_ks
 
-    ks = sorted(set(pass_k)) if pass_k else default_ks(samples_per_task)
+    ks = sorted(set(pass_k)) if pass_k else default_pass_at_ks(samples_per_task)
     if ks[0] < 1 or ks[-1] > samples_per_task:
         raise ConfigError(f"--pass-k must be between 1 and {samples_per_task}, the value of --samples-per-task")
     return ks

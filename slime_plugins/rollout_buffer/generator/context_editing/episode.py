@@ -36,12 +36,12 @@ from slime_plugins.rollout_buffer.generator.context_editing.calls import CallRea
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
 from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, CheckedCall, DocumentTools
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
+from slime_plugins.rollout_buffer.generator.context_editing.prompt_view import View
 from slime_plugins.rollout_buffer.generator.context_editing.rewards import Score, score_answer
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import MARKS_KEY, DeletionMark
 from slime_plugins.rollout_buffer.generator.context_editing.task import DocumentTask
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import ToolName
-from slime_plugins.rollout_buffer.generator.context_editing.view import View
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,

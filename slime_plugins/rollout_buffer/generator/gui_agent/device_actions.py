@@ -1,4 +1,8 @@
-"""The nine actions of the ``mobile_use`` tool, in device pixels."""
+"""The nine actions of the ``mobile_use`` tool, in device pixels.
+
+Another one also needs its description in ``mobile_use``, its reader in ``reply_parser`` and what each kind of device
+does for it (``emulator/gestures``, ``miniwob/device``).
+"""
 
 from __future__ import annotations
 

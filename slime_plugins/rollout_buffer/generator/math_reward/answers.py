@@ -1,4 +1,7 @@
-"""Extracts the answers of a reply and of an input line. Pure, linear in the text; does no mathematics."""
+"""Extracts the answers of a reply and of an input line. Pure, linear in the text.
+
+Expressions that differ as text are compared by ``judge_process``.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
-from slime_plugins.rollout_buffer.rules.job_settings import DEFAULT_GROUP_TIMEOUT_S, StoredSettings, parse_settings
+from slime_plugins.rollout_buffer.rules.stored_settings import DEFAULT_GROUP_TIMEOUT_S, StoredSettings, parse_settings
 from slime_plugins.rollout_buffer.rules.weight_versions import KnownVersions
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 from slime_plugins.rollout_buffer.types import JobState

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.rules.job_settings import StoredSettings, parse_settings
+from slime_plugins.rollout_buffer.rules.stored_settings import StoredSettings, parse_settings
 from slime_plugins.rollout_buffer.wire.job_settings import JobSettings
 
 TYPED = [one.name for one in fields(StoredSettings) if one.name not in ("generation_cap", "kept")]
