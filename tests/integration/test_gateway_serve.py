@@ -192,7 +192,7 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
                 wait_for_turns(counting_engine)
             buffer.kill_supervisor()
             with ThreadPoolExecutor(1) as waiting:
-                asked = waiting.submit(requests.get, f"{buffer.url}/health", timeout=60)
+                asked = waiting.submit(requests.get, f"{buffer.url}/jobs", timeout=60)
                 time.sleep(0.5)
                 buffer.start()
                 assert asked.result().ok, "the connection waits for the next server"

@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -137,6 +138,7 @@ def test_what_a_node_of_a_cluster_lacks_is_said_and_fails(tmp_path: Path, monkey
 
     monkeypatch.setattr(doctor, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": answer}))
     settings = ["--android", "device=android_world", "--data-dir", str(tmp_path)]
-    done = CliRunner().invoke(app, ["doctor", "--ray-address", "10.0.0.1:6379", *settings])
+    with mock.patch.dict(os.environ):  # the settings of --android go there
+        done = CliRunner().invoke(app, ["doctor", "--ray-address", "10.0.0.1:6379", *settings])
     assert "10.0.0.2: KVM: enable it" in done.output
     assert done.exit_code == 1
