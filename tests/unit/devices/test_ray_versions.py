@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.versions import (
 )
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, RolloutBufferError
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 
 OWN = RayVersions(ray="2.60.0", python="3.11.7")
@@ -77,14 +78,19 @@ def test_joining_raises_what_it_is_about(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-async def test_a_pool_that_does_not_reach_its_cluster_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(ray: Any, address: str) -> None:
-        raise ConnectionError("no head answers")
+@pytest.mark.timeout(30)
+def test_a_head_that_is_away_is_found_out_at_once() -> None:
+    with pytest.raises(DeviceError, match="refused"):
+        try_cluster(f"127.0.0.1:{free_port()}")
 
-    monkeypatch.setattr(device_pool, "_join_cluster", refuse)
-    settings = DevicePoolSettings.model_validate({"kind": ADDRESS, "boot_timeout_s": 1e-6})
+
+async def test_a_pool_that_has_not_joined_its_cluster_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = DevicePoolSettings.model_validate({"kind": ADDRESS})
     pool = RayDevicePool(settings, ray_address="10.0.0.1:6379", owner="job")
-    for ask in (pool.start, pool.snapshot):
-        with pytest.raises(DeviceError, match="cannot be used: no head answers") as caught:
-            await ask()
-        assert caught.value.detail["fault"] == DIED
+    with pytest.raises(DeviceError, match="not connected yet") as caught:
+        await pool.snapshot()
+    assert "fault" not in caught.value.detail
+    monkeypatch.setattr(device_pool, "_JOINED_WITHIN_S", 0.0)
+    with pytest.raises(DeviceError, match=r"the Ray cluster at 10.0.0.1:6379 could not be joined for 0 s") as caught:
+        await pool.snapshot()
+    assert caught.value.detail["fault"] == DIED

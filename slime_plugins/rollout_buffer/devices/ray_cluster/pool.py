@@ -48,6 +48,8 @@ _IMPORT_ROOT = Path(__file__).resolve().parents[4]
 _HEAD_NODE = "node:__internal_head__"
 _WATCH = "watch"
 _CALL_TIMEOUT_S = 60.0
+_HEAD_ANSWERS_WITHIN_S = 5.0
+_JOINED_WITHIN_S = 15.0
 _NODES_JOIN_S = 60.0
 """Time after a manager's start, with which its cluster may have started: missing nodes may still join."""
 _NODES_POLL_S = 1.0
@@ -73,15 +75,11 @@ class _RemoteDeviceManager:
         self._ray_address = ray_address
         self._farm = farm
         self._actor: Any = None
-        self._why_not = DeviceError("the device manager is not connected yet")
+        self._began = time.monotonic()
         self._connected_here = False
 
     async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
-        try:
-            await asyncio.to_thread(self._connect)
-        except DeviceError as error:
-            self._why_not = error
-            raise
+        await asyncio.to_thread(self._connect)
         await _ask(self._actor.configure, dict(settings), timeout_s=_CALL_TIMEOUT_S, new_start=new_start)
 
     async def ready(self, wait_s: float) -> str:
@@ -109,7 +107,9 @@ class _RemoteDeviceManager:
 
     async def snapshot(self) -> dict[str, Any]:
         if self._actor is None:
-            raise self._why_not.with_traceback(None)
+            if (waited_s := time.monotonic() - self._began) < _JOINED_WITHIN_S:
+                raise DeviceError("the device manager is not connected yet")
+            raise device_died(f"the Ray cluster at {self._ray_address} could not be joined for {waited_s:.0f} s")
         return cast("dict[str, Any]", await _ask(self._actor.snapshot, timeout_s=_CALL_TIMEOUT_S))
 
     async def close(self) -> None:
@@ -267,6 +267,10 @@ def _ray_errors(ray: Any, address: str) -> Iterator[None]:
 
 
 def _join_cluster(ray: Any, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        # Ray waits up to a quarter of an hour for a head that is away, and cannot be interrupted.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_ANSWERS_WITHIN_S).close()
     ray.init(
         address=address,
         namespace=NAMESPACE,
