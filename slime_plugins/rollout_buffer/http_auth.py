@@ -9,6 +9,8 @@ an ``Origin`` header, which must name this server; programs send none.
 A server without a token accepts only requests whose ``Host`` is a loopback name: a page of another site can make its
 own name resolve to loopback (DNS rebinding), but the Host header still has that name. Pages that send to loopback
 directly, without reading the reply, are refused by their ``Origin``.
+
+``serve_settings.read_token`` reads the file of the token.
 """
 
 from __future__ import annotations

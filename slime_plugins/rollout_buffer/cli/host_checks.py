@@ -76,7 +76,7 @@ def examine_host(host: Host) -> list[Finding]:
 
 
 def room_for_devices(settings: AndroidWorldSettings, resources: Mapping[str, float]) -> int:
-    """Returns the number of devices that Ray places at most on a node with these resources."""
+    """Returns the largest number of devices that Ray can place on a node with these resources."""
     wanted = settings.resources_per_worker.as_ray_names_them()
     room = [int(resources.get(name, 0.0) // amount) for name, amount in wanted.items()]
     return min([settings.num_workers + settings.spare_devices, *room])
@@ -182,8 +182,8 @@ def _avd(host: Host) -> list[Finding]:
     # Its apps can be checked only when it runs: booting fails without the forwarder.
     detail = f"{config.parent}" if config.is_file() else f"there is no {config}"
     remedy = (
-        "create it with avdmanager (Pixel 6, API 33), set AndroidWorld's apps and the accessibility forwarder "
-        f"({FORWARDER_PACKAGE}) up in it once, stop it; or set avd_name and android_avd_home"
+        "create it with avdmanager (Pixel 6, API 33), run scripts/set_up_base_device once: it installs "
+        f"AndroidWorld's apps and {FORWARDER_PACKAGE}; or set avd_name and android_avd_home"
     )
     findings = found(f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=True)
     return [*findings, *(_clones(host, config.parent) if config.is_file() else [])]
@@ -222,7 +222,7 @@ def _package(host: Host) -> list[Finding]:
     if device not in SHIPPED_KINDS:
         known = installed(Group.DEVICES)
         address = known[device].target if device in known else device
-        packages[f"of device: {device}"] = (address.partition(":")[0], "install it there, too")
+        packages[f"of the device kind {device}"] = (address.partition(":")[0], "install it there, too")
     findings = []
     for name, (module, remedy) in packages.items():
         problem = _import_problem(python, module)

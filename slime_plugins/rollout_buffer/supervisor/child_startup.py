@@ -1,4 +1,4 @@
-"""Waits until a child serves HTTP."""
+"""Waits until a child that starts serves HTTP. When a silent child is restarted: ``restart_policies``."""
 
 from __future__ import annotations
 

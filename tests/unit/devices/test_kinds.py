@@ -140,7 +140,7 @@ def test_a_kind_that_the_device_workers_python_lacks_is_missing_for_the_doctor_a
     monkeypatch.chdir(tmp_path)  # not beside this module
     settings = AndroidWorldSettings(device=f"{__name__}:WITH_THE_PACKAGE", android_world_python=sys.executable)
     findings = {one.name: one for one in examine(Examination(settings=settings, data_dir=tmp_path))}
-    mine = findings[f"package of device: {settings.device}"]
+    mine = findings[f"package of the device kind {settings.device}"]
     assert (mine.state, mine.remedy.partition(";")[0]) == (State.MISSING, "install it there, too")
     assert f"cannot import {__name__}" in mine.detail
     options = settings.for_devices().device_options | {"device": "bench"}

@@ -36,7 +36,7 @@ def attempts(
     transcripts: Annotated[
         bool, typer.Option("--transcripts/--no-transcripts", help="Print the transcript of each, if it was stored.")
     ] = True,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of attempts.")] = 10,
     cursor: Annotated[str | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Read this data directory of `serve`, on this host, instead of --url.")

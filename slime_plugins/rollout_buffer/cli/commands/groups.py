@@ -26,7 +26,7 @@ def groups(
     state: Annotated[GroupState | None, typer.Option(help="Only those in this state.")] = None,
     cause: Annotated[str | None, typer.Option(help="Only those with this text in their cause.")] = None,
     search: Annotated[str | None, typer.Option(help="Only those with this text in their instance id.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of groups.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,

@@ -40,7 +40,7 @@ def start(
         str | None,
         typer.Option("--tokenizer", "--tokenizer-path", help="The engine's tokenizer: a folder on the buffer's host."),
     ] = None,
-    job_id: Annotated[str | None, typer.Option(help="Names the job; without it, the payload itself does.")] = None,
+    job_id: Annotated[str | None, typer.Option(help="Id of the job. Default: derived from the payload.")] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=JSON", help="Any other key of the payload; repeatable. Sections with dots."),

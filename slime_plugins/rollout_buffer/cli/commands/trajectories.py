@@ -41,7 +41,7 @@ def trajectories(
     stop_reason: Annotated[str | None, typer.Option(help="Only those that stopped for this reason.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only those with at least this reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only those with at most this reward.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of trajectories.")] = 20,
     cursor: Annotated[int | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,

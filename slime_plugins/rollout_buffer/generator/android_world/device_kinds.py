@@ -32,12 +32,13 @@ class DeviceCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AndroidKind:
-    """A kind of devices. A plain function (settings, index) → ``Device`` is one, too, without the rest.
+    """A kind of devices. A plain function (settings, index) → ``Device`` is accepted too; it
+    has the defaults of all other fields.
 
     ``create`` runs in the device worker, with ``uses_package`` in a process of ``android_world_python``; all else runs
     also in the server. ``read_options`` returns ``device_options`` as plain JSON that needs no file of this host, and
-    raises ``ConfigError`` for a mistake. ``defaults`` are settings that such devices have where nothing is set, given
-    what is set. ``prepare`` is the address of a function that makes files on the device's host before its boot.
+    raises ``ConfigError`` for a mistake. ``defaults`` returns values for keys that are not set, from
+    those that are. ``prepare`` is the address of a function that makes files on the device's host before its boot.
     ``check`` raises ``ConfigError`` for settings that do not fit together. ``examine`` looks at this machine.
     """
 
@@ -56,9 +57,10 @@ class AndroidKind:
 
 
 def kind_of(device: str) -> AndroidKind:
-    """Returns the kind that ``device`` names. What cannot be imported here has no options; its device worker says why.
+    """Returns the kind that ``device`` names.
 
-    A kind by ``module:function`` may exist on the devices' hosts only.
+    A kind by ``module:function`` may exist on the devices' hosts only. One that cannot be imported here accepts no
+    options; its device worker reports the import error.
     """
     if device in _SHIPPED:
         module, _, name = _SHIPPED[device].partition(":")
@@ -87,5 +89,6 @@ def read_options(device: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if read is not None:
         return read(options)
     if options:
-        raise ConfigError(f"device: {device} takes none, not {sorted(map(str, options))}")
+        keys = sorted(map(str, options))
+        raise ConfigError(f"{keys} are not accepted: {device} has no options, or cannot be imported on this host")
     return {}

@@ -373,7 +373,7 @@ def test_options_that_the_kind_does_not_take_are_refused(options: dict[str, str]
     with pytest.raises(ValueError, match=sentence):
         AndroidWorldSettings(device="attached", device_options=options)
     if options:
-        with pytest.raises(ValueError, match="device: simulated takes none"):
+        with pytest.raises(ValueError, match="are not accepted: simulated has no options"):
             AndroidWorldSettings(device_options=options)
 
 
