@@ -2,9 +2,9 @@
 
 The imports of a device kind may conflict with the environment of the runner or of Ray's workers: ``android_world`` pins
 numpy, pandas and protobuf. So the device worker starts ``python -m …device_process`` in an environment that has them
-and sends each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the
-other. Over a second pipe the child reports a device that died between two calls. The child exits when its worker exits,
-also after SIGKILL, because its standard input is closed then.
+and sends each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the other, each
+after its length. Over a second pipe the child reports a device that died between two calls. The child exits when its
+worker exits, also after SIGKILL, because its standard input is closed then.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import threading
@@ -28,9 +29,8 @@ from slime_plugins.rollout_buffer.errors import DeviceError, RolloutBufferError
 
 logger = logging.getLogger(__name__)
 
+_LENGTH = struct.Struct("!Q")
 _MODULE = "slime_plugins.rollout_buffer.devices.device_process"
-_CLOSED = (OSError, EOFError, pickle.UnpicklingError)
-"""Errors of a pipe whose other end is closed, perhaps in the middle of a message."""
 _CLOSE_S = 60.0
 _ENDING_S = 5.0
 _WATCH_S = 1.0
@@ -104,8 +104,8 @@ class DeviceProcess:
             raise DeviceError("the device's process is closed")
         try:
             _write(self._child.stdin, (name, arguments))
-            result, error = pickle.load(self._child.stdout)
-        except _CLOSED as broken:
+            result, error = _read(self._child.stdout)
+        except (OSError, EOFError) as broken:
             raise DeviceError(self._how_it_ended(name), {"fault": "died"}) from broken
         if error is not None:
             raise error
@@ -141,8 +141,20 @@ def _started(python: str, named: str) -> tuple[subprocess.Popen[bytes], FileIO]:
 
 
 def _write(stream: IO[bytes], value: Any) -> None:
-    stream.write(pickle.dumps(value))  # in one piece: of a value that cannot be pickled, nothing is written
+    data = pickle.dumps(value)
+    stream.write(_LENGTH.pack(len(data)) + data)
     stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Any:
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError("the other end is closed")
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length)
+    if len(data) < length:
+        raise EOFError("the other end closed in the middle of a message")
+    return pickle.loads(data)
 
 
 # ---- the child's side ------------------------------------------------------------------------------------------------
@@ -183,8 +195,8 @@ def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
     """Queues calls. When the parent is gone, exits after the cleanup time even if a call hangs."""
     try:
         while True:
-            calls.put(pickle.load(sys.stdin.buffer))
-    except _CLOSED:
+            calls.put(_read(sys.stdin.buffer))
+    except (EOFError, OSError):
         calls.put(None)
         threading.Timer(_ORPHANED_S, os._exit, [1]).start()
 

@@ -18,8 +18,8 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -147,15 +147,13 @@ class BaseGenerator:
             OSError: the input file cannot be read.
         """
         SAMPLING_PARAMS["max_tokens"] = self.max_tokens
-        lines = list(self._lines_to_play(_lines_of(input_file)))
+        plays = _Plays()
         with ThreadPoolExecutor(max_workers=self.num_process, thread_name_prefix="play") as pool:
-            plays = [pool.submit(self._play, line, rollout_func, reward_func) for line in lines]
-            try:
-                wait(plays)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        _report([play.exception() for play in plays])
+            for line in self._lines_to_play(_lines_of(input_file)):
+                plays.add(pool.submit(self._play, line, rollout_func, reward_func))
+                plays.collect(down_to=self.num_process - 1)
+            plays.collect(down_to=0)
+        plays.report()
         return "finished"
 
     def send_data_to_buffer(self, data: ItemDict) -> None:
@@ -185,15 +183,18 @@ class BaseGenerator:
                 if skips[str(line["instance_id"])] > 0:
                     skips[str(line["instance_id"])] -= 1
                     continue
-                yield from [line] * self.num_repeat_per_sample
+                for _ in range(self.num_repeat_per_sample):
+                    yield copy.deepcopy(line)
         self.skip_instance_ids = list(skips.elements())
 
-    def _play(self, line: ItemDict, rollout_func: RolloutFunction, reward_func: RewardFunction) -> None:
+    def _play(self, line: ItemDict, rollout_func: RolloutFunction, reward_func: RewardFunction) -> ItemDict:
         try:
-            self.send_data_to_buffer(self._item(copy.deepcopy(line), rollout_func, reward_func))
+            item = self._item(line, rollout_func, reward_func)
+            self.send_data_to_buffer(item)
         except Exception:
             logger.exception("a play of instance %s failed", line["instance_id"])
             raise
+        return item
 
     def _item(self, line: ItemDict, rollout_func: RolloutFunction, reward_func: RewardFunction) -> ItemDict:
         params = dict(SAMPLING_PARAMS)
@@ -233,13 +234,31 @@ def _lines_of(input_file: str) -> list[ItemDict]:
     return lines
 
 
-def _report(errors: Sequence[BaseException | None]) -> None:
-    """Logs the number of failed plays and their most frequent error; raises GeneratorError if all failed."""
-    failures = Counter(f"{type(error).__name__}: {error}" for error in errors if error is not None)
-    if not failures:
-        return
-    (commonest, times), *_ = failures.most_common(1)
-    message = f"{failures.total()} of {len(errors)} plays failed, {times} of them with {commonest}"
-    if failures.total() == len(errors):
-        raise GeneratorError(message)
-    logger.warning("%s", message)
+class _Plays:
+    """Running plays, and counts of finished and failed ones."""
+
+    def __init__(self) -> None:
+        self._running: set[Future[ItemDict]] = set()
+        self._failures: Counter[str] = Counter()
+        self._done = 0
+
+    def add(self, play: Future[ItemDict]) -> None:
+        self._running.add(play)
+
+    def collect(self, *, down_to: int) -> None:
+        """Waits until at most ``down_to`` plays are running."""
+        while len(self._running) > down_to:
+            finished, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+            self._done += len(finished)
+            errors = (future.exception() for future in finished)
+            self._failures.update(f"{type(error).__name__}: {error}" for error in errors if error is not None)
+
+    def report(self) -> None:
+        """Logs the number of failures and their most frequent error; raises GeneratorError if all failed."""
+        if not self._failures:
+            return
+        (commonest, times), *_ = self._failures.most_common(1)
+        message = f"{self._failures.total()} of {self._done} plays failed, {times} of them with {commonest}"
+        if self._failures.total() == self._done:
+            raise GeneratorError(message)
+        logger.warning("%s", message)

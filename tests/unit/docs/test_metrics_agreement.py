@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -264,10 +264,8 @@ def test_what_a_trainer_logs_agrees_with_all_of_them(
     monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     reset_jobs()
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"instance_id": name}) + "\n" for name in ids))
-    with ExitStack() as opened:
-        run = opened.enter_context(offline_run(tmp_path / "wandb"))
-        client = make_client(data_roots=(tmp_path,))  # last: the supervisor's heartbeat is written once, here
-        url = opened.enter_context(serving_what_is_filled(client.application, task_type))
+    client = make_client(data_roots=(tmp_path,))
+    with serving_what_is_filled(client.application, task_type) as url, offline_run(tmp_path / "wandb") as run:
         args = trainer_args(
             rollout_buffer_url=url,
             rollout_buffer_job_id="trained",

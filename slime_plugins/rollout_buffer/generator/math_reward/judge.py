@@ -9,12 +9,12 @@ process retries. After ``TRIES`` an error is raised.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
+from collections import deque
 from pathlib import Path
 from typing import Final, cast
 
@@ -114,12 +114,12 @@ class MathJudge:
             ConfigError: math-verify is missing.
             _NoAnswerError: it does not start.
         """
+        loop = asyncio.get_running_loop()
         command = (sys.executable, "-P", str(_PROGRAM), f"{self._timeout_s:g}")
         try:
-            started = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+            _, process = await loop.subprocess_exec(_JudgeProcess, *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
         except OSError as error:
             raise _NoAnswerError(f"cannot be started ({error})") from error
-        process = _JudgeProcess(started)
         self._started.add(process)
         try:
             greeting = await process.line(self._answer_timeout_s)
@@ -145,18 +145,21 @@ class _NoAnswerError(Exception):
     """A process gave no verdict; another may. Handled in ``MathJudge``."""
 
 
-class _JudgeProcess:
+class _JudgeProcess(asyncio.SubprocessProtocol):
     """One process: JSON lines in and out. After ``end`` neither pipes nor a zombie remain."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._questions = cast("asyncio.StreamWriter", process.stdin)
-        self._answers = cast("asyncio.StreamReader", process.stdout)
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._read = b""
+        self._lines: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._gone: asyncio.Future[None] = loop.create_future()
 
     @property
     def is_alive(self) -> bool:
         """False once its output has closed or it has exited."""
-        return self._process.returncode is None and not self._answers.at_eof()
+        return not self._gone.done() and self._transport is not None and self._transport.get_returncode() is None
 
     async def ask(self, question: dict[str, str], timeout_s: float) -> dict[str, object] | None:
         """Returns the answer; None if the process crashed.
@@ -164,7 +167,8 @@ class _JudgeProcess:
         Raises:
             _NoAnswerError: it hung.
         """
-        self._questions.write(json.dumps(question).encode() + b"\n")
+        stdin = cast("asyncio.WriteTransport", self._opened().get_pipe_transport(0))
+        stdin.write(json.dumps(question).encode() + b"\n")
         return await self.line(timeout_s)
 
     async def line(self, timeout_s: float) -> dict[str, object] | None:
@@ -175,23 +179,43 @@ class _JudgeProcess:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                line = await self._answers.readline()
+                while not self._lines and not self._gone.done():
+                    self._news.clear()
+                    await self._news.wait()
         except TimeoutError as error:
             raise _NoAnswerError(f"did not answer within {timeout_s:g} s") from error
-        if not line.endswith(b"\n"):
+        if not self._lines:
             return None
         try:
-            return dict(json.loads(line))
+            return dict(json.loads(self._lines.popleft()))
         except (ValueError, TypeError) as error:
             raise _NoAnswerError("wrote a line that is no JSON object") from error
 
-    async def returncode(self) -> int:
+    async def returncode(self) -> int | None:
         """Returns its exit status; a negative number is a signal's."""
-        return await self._process.wait()
+        await asyncio.shield(self._gone)
+        return self._opened().get_returncode()
 
     async def end(self) -> None:
-        """Kills it and waits for its end; a second call does nothing."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._questions.close()
-        await asyncio.shield(self._process.wait())
+        """Kills it and waits for its pipes to close; a second call does nothing."""
+        self._opened().close()
+        await asyncio.shield(self._gone)
+
+    def _opened(self) -> asyncio.SubprocessTransport:
+        if self._transport is None:
+            raise AssertionError("the process was not started")
+        return self._transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._read = (self._read + data).split(b"\n")
+        self._lines.extend(lines)
+        self._news.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The process has exited and its pipes are closed."""
+        if not self._gone.done():
+            self._gone.set_result(None)
+        self._news.set()
