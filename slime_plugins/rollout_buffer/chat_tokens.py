@@ -226,11 +226,7 @@ def _for_template(message: Message) -> Message:
     content = message.get("content")
     if isinstance(content, str) or content is None:
         return message
-    return {**message, "content": [_part_for_template(part) for part in content]}
-
-
-def _part_for_template(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "image"} if _is_image(part) else part
+    return {**message, "content": [{"type": "image"} if _is_image(part) else part for part in content]}
 
 
 def _is_image(part: Mapping[str, Any]) -> bool:

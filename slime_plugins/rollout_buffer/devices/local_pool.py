@@ -29,7 +29,7 @@ class LocalDevicePool(DevicePool):
     """A ``DevicePool`` whose devices are threads of this process."""
 
     def __init__(self, settings: DevicePoolSettings, *, owner: str = "local") -> None:
-        manager = DeviceManager(_launch, name=f"local-{os.getpid()}")
+        manager = DeviceManager(lambda settings, index, _: _WorkerThread(settings, index), name=f"local-{os.getpid()}")
         super().__init__(manager, settings, owner=owner)
 
 
@@ -96,7 +96,3 @@ class _WorkerThread:
                 answer.set_result(call())
             except BaseException as error:  # noqa: BLE001 - raised again in the caller
                 answer.set_exception(error)
-
-
-def _launch(settings: DevicePoolSettings, index: int, _workers_before: int) -> _WorkerThread:
-    return _WorkerThread(settings, index)

@@ -87,7 +87,7 @@ class RemoteRolloutSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", description="Address to serve on; anything but loopback needs --token-file.")
-    port: int = Field(default=8891, description="Port to serve on.")
+    port: int = Field(default=8891, ge=0, le=65535, description="Port to serve on.")
     token_file: Path | None = Field(
         default=None, description="File whose first line is the bearer token that requests must send."
     )

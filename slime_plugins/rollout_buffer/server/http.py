@@ -7,6 +7,7 @@ Files of routes import from here and never from each other.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ LOG_INTERVAL_S = 5.0
 
 LARGE_BODY = 2 * 1024 * 1024
 """A body beyond this is parsed in a separate thread."""
+MAX_BYTES_READ_FOR_TEXTS = 64 * 1024 * 1024
+"""In a body beyond this, brackets in texts count as lists: to tell them apart may hold the GIL for 2 s."""
+MAX_COMMAS = 10_000_000
+"""Commas of a body, more than which is elements of lists: each takes 80 bytes of memory once parsed."""
 MAX_OBJECTS = 2_000_000
 """Lists and objects of a body: parsing holds the GIL, and each takes as long as 20 bytes of other JSON."""
 
@@ -207,11 +212,23 @@ def read_bytes() -> bytes:
     return request.get_data(cache=False)
 
 
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+
+
 def refuse_too_many_objects(content: bytes | bytearray, what: str) -> None:
     """Refuses JSON text that would block the process for seconds while it is parsed.
 
     Raises:
-        PayloadTooLargeError: it has more than ``MAX_OBJECTS`` lists and objects.
+        PayloadTooLargeError: it has more than ``MAX_OBJECTS`` lists and objects, or ``MAX_COMMAS`` commas.
     """
-    if content.count(b"[") + content.count(b"{") > MAX_OBJECTS:
+    objects = _brackets(content)
+    if objects > MAX_OBJECTS and len(content) < MAX_BYTES_READ_FOR_TEXTS:
+        objects -= sum(_brackets(text[0]) for text in _TEXT.finditer(content))  # formulas are full of them
+    if objects > MAX_OBJECTS:
         raise PayloadTooLargeError(f"{what} has more than {MAX_OBJECTS} lists and objects: send less at once")
+    if content.count(b",") > MAX_COMMAS:
+        raise PayloadTooLargeError(f"{what} has more than {MAX_COMMAS} commas: send less at once")
+
+
+def _brackets(content: bytes | bytearray) -> int:
+    return content.count(b"[") + content.count(b"{")

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 DATABASE = "buffer.sqlite3"
 APPLICATION_ID = int.from_bytes(b"RBuf")
-"""The ``application_id`` in the header of the database, by which ``file`` and others tell what it is."""
+"""The ``application_id`` in the header of the database. Databases from before 0.1.0 do not have it."""
 OWNER_LOCK = "supervisor.lock"
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
 OUR_FILES = (
@@ -47,8 +47,9 @@ def prepare(data_dir: Path) -> None:
     """Creates the directory if it is missing, with permissions for its user only.
 
     Raises:
-        ConfigError: it is a file, on a network file system, or shared by all users.
+        ConfigError: it is a file, on a network file system, shared by all users, or written before 0.1.0.
     """
+    _refuse_older_database(data_dir)
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (FileExistsError, NotADirectoryError) as error:
@@ -154,6 +155,24 @@ def _close_to_others(path: Path, mode: int) -> None:
         logger.warning("other users of this machine may read %s, and its mode cannot be changed: %s", path, error)
     else:
         logger.warning("other users of this machine could read %s; their permissions were removed", path)
+
+
+def _refuse_older_database(data_dir: Path) -> None:
+    """Refuses a database written before 0.1.0, by its header; creates and changes nothing.
+
+    Raises:
+        ConfigError: it was written before 0.1.0.
+    """
+    try:
+        with (data_dir / DATABASE).open("rb") as file:
+            header = file.read(100)
+    except OSError:
+        return  # missing, or opening it later raises a precise error
+    if header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72]) != APPLICATION_ID:
+        raise ConfigError(
+            f"{data_dir} was written by a version before 0.1.0, which this one cannot read: it is not changed. Give "
+            "another --data-dir; only the version that wrote this one can serve it"
+        )
 
 
 def _refuse_network_file_system(folder: Path) -> None:

@@ -36,10 +36,6 @@ def _always() -> bool:
     return True
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildSpec:
     """How a child is started and checked; none of the functions may block.
@@ -54,7 +50,7 @@ class ChildSpec:
     heartbeats: bool = False
     may_start: Callable[[], bool] = _always
     is_ready: Callable[[], bool] = _always
-    progressed: Callable[[], bool] = _never
+    progressed: Callable[[], bool] = lambda: False
 
 
 class SupervisedChild:

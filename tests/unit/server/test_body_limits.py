@@ -78,6 +78,16 @@ def test_a_start_of_too_many_objects_is_refused_before_it_is_parsed(small: Flask
     assert small.get("/jobs").get_json()["jobs"] == []
 
 
+def test_brackets_in_texts_are_no_lists_and_elements_have_a_limit(
+    small: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formula = {"instance_id": "a", "text": '\\frac{1}{2} "[quoted]" ' * 500}
+    assert small.post("/start_rollout", json={**START, "instances": [formula]}).status_code == 200
+    monkeypatch.setattr(http, "MAX_COMMAS", 1000)
+    reply = small.post("/start_rollout", json={**START, "instances": [], "more": [0] * 1001})
+    assert (reply.status_code, "more than 1000 commas" in reply.get_json()["error"]["message"]) == (413, True)
+
+
 def test_items_that_are_too_large_together_are_refused_and_screenshots_do_not_count(small: FlaskClient) -> None:
     assert small.post("/start_rollout", json=START).status_code == 200
     large = written("large", messages=[{"role": "user", "content": "x" * 5000}])

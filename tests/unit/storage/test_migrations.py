@@ -10,10 +10,12 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage import migrations
 from slime_plugins.rollout_buffer.storage.data_dir import DATABASE
-from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_VERSION, create_database
+from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_FILE, SCHEMA_VERSION, create_database
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
 from tests.support import become_next_version, poll, start_external, uids, write, written
 
 
@@ -107,6 +109,32 @@ def test_what_a_newer_version_wrote_is_refused_and_left_as_it_was(
         Store(tmp_path / "data")
     with closing(sqlite3.connect(tmp_path / "data" / DATABASE)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION + 1,)
+
+
+def everything_in(folder: Path) -> dict[str, tuple[bytes, int, int]]:
+    found = {}
+    for path in [folder, *folder.rglob("*")]:
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (content, path.stat().st_mode, path.stat().st_mtime_ns)
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 4, 19])
+def test_a_directory_of_before_0_1_0_is_refused_by_all_who_open_it_and_nothing_in_it_changes(
+    tmp_path: Path, version: int
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o755)
+    crashed = sqlite3.connect(folder / "buffer.sqlite3")  # its rows are in the log alone
+    crashed.execute("PRAGMA journal_mode=WAL")
+    crashed.executescript(SCHEMA_FILE.read_text("utf-8"))
+    crashed.execute(f"PRAGMA user_version={version}")
+    before = everything_in(folder)
+    for open_it in (lambda: Store(folder), lambda: Supervisor(ServeSettings(data_dir=folder, port=1)).run()):
+        with pytest.raises(ConfigError, match=r"version before 0\.1\.0.*not changed. Give another --data-dir"):
+            open_it()
+    assert everything_in(folder) == before
+    crashed.close()
 
 
 def test_of_many_who_make_a_database_at_once_all_get_the_same(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ _SERVICES = {
 _STREAMS = ("voice", "system", "ring", "music", "alarm", "notification")
 _VOLUME = f"volume_({'|'.join(_STREAMS)})(_speaker)?"
 # adb would lose the device, or Android would be set up anew.
+_KEY = re.compile(r"[\w.:/-]+")
 _NEVER_WRITTEN = re.compile("^adb_|^development_settings|^device_provisioned|^user_setup_complete|^android_id")
 _PAUSES_S = (0.0, 0.5, 1.0)
 """Pauses between writing settings and reading them again, one for each try: services switch later than they answer."""
@@ -100,7 +101,9 @@ class StateCheck:
         """
         found = _found(adb, serial, self.script(packages))
         recorded = self._recorded()
-        known = recorded | {name.replace("snapshot:", "apps:"): found.pop(name) for name in _snapshots_in(found)}
+        known = recorded | {
+            name.replace("snapshot:", "apps:"): found.pop(name) for name in list(found) if part_of(name) == "snapshot"
+        }
         changed = differences(known, found)
         if not (self.required - _WRITABLE).intersection(map(part_of, changed)):
             partial = self.file.with_suffix(".partial")
@@ -200,10 +203,12 @@ def _commands(name: str, recorded: Iterable[str], found: Iterable[str]) -> Itera
         stamp = datetime.fromtimestamp(time.time() + sum(map(float, recorded)), UTC).strftime("%m%d%H%M%y.%S")
         yield f"date -u {stamp} >/dev/null || su 0 date -u {stamp} >/dev/null"
         return
+    if any("=" not in line for line in (*recorded, *found)):
+        return  # a value of several lines: whose line it is is not known
     wanted, there = (dict(line.split("=", 1) for line in lines if "=" in line) for lines in (recorded, found))
     # Airplane mode first, because it switches other services.
     for key in sorted(wanted.keys() | there.keys(), key=lambda key: (key != "airplane_mode_on", key)):
-        if wanted.get(key) != there.get(key) and not _NEVER_WRITTEN.search(key):
+        if wanted.get(key) != there.get(key) and _KEY.fullmatch(key) and not _NEVER_WRITTEN.search(key):
             yield f"{_writing(name.partition(':')[2], key, wanted.get(key))} >/dev/null"
 
 
@@ -229,10 +234,6 @@ def not_restored(name: str, changed: Mapping[str, str], file: Path) -> DeviceErr
         f"delete {file} to accept its present state",
         {"fault": NOT_RESTORED},
     )
-
-
-def _snapshots_in(state: State) -> list[str]:
-    return [name for name in state if part_of(name) == "snapshot"]
 
 
 def _meant(name: str, lines: Iterable[str]) -> Iterable[str]:

@@ -42,7 +42,7 @@ class DocumentToolSession:
         self._room = request.max_tokens_total
         self._kept = _kept_for_a_turn(request)
         self._used = 0
-        self._count: Callable[[str], int] = _estimate
+        self._count: Callable[[str], int] = lambda text: len(text) // _CHARACTERS_PER_TOKEN + 1
         settings = ContextEditingSettings(statelm_enabled=False, max_model_length=self._room)
         self._tools = DocumentTools(document, settings, count=lambda text: self._count(text), budget=self._budget)
         self._busy = asyncio.Lock()
@@ -133,10 +133,6 @@ def _kept_for_a_turn(request: RolloutBody) -> int:
     """Returns the request's token limit of a turn, or a default; always leaves room for results."""
     caps = [cap for name in CAP_KEYS if type(cap := request.sampling_params.get(name)) is int and cap > 0]
     return min([*caps, request.max_tokens_total // 4] if caps else [_RESERVED_TOKENS, request.max_tokens_total // 4])
-
-
-def _estimate(text: str) -> int:
-    return len(text) // _CHARACTERS_PER_TOKEN + 1
 
 
 DOCUMENT_TOOLS = DocumentToolProvider()

@@ -111,6 +111,18 @@ def test_settings_and_the_clock_are_written_back_through_androids_services(phone
     assert written.index("; cmd connectivity airplane-mode disable") < written.index("; svc wifi enable")
 
 
+@pytest.mark.parametrize(
+    ("recorded", "found"),
+    [
+        (["note=hello", "world"], ["note=bye", "$(reboot);id=1"]),
+        ([], ["$(reboot)=1"]),
+        ([], ["two words=1"]),
+    ],
+)
+def test_no_line_of_a_longer_value_becomes_a_command(recorded: list[str], found: list[str]) -> None:
+    assert list(restored_state._commands("settings:system", recorded, found)) == []
+
+
 def test_what_cannot_be_put_back_is_named_with_the_reason(phone: Any, tmp_path: Path) -> None:
     check = StateCheck(file=tmp_path / "state", required=frozenset({StatePart.CLOCK}))
     assert check.compare(phone, "phone", []) == {}
