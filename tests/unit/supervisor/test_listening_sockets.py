@@ -16,7 +16,8 @@ from slime_plugins.rollout_buffer.supervisor import listening_sockets as module
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_ports
 from slime_plugins.rollout_buffer.supervisor.listening_sockets import listening_sockets
 
-FIRST = 200
+FIRST = 900
+"""Beyond what other tests of this process may have left open."""
 HERE = "127.0.0.1"
 
 HandOver = Callable[..., None]
