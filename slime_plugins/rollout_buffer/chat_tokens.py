@@ -38,9 +38,12 @@ def image_placeholder_of(tokenizer: Any) -> int | None:
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
-    """Returns the ids of a text, without special tokens added; of a fast tokenizer without what wraps its library."""
+    """Returns the ids of a text, without special tokens added; of a fast tokenizer without what wraps its library.
+
+    What another user of the tokenizer set in the library (a call with ``truncation=True``) is undone by what wraps it.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
+    if backend is not None and not (backend.truncation or backend.padding or backend.encode_special_tokens):
         return list(backend.encode(text, add_special_tokens=False).ids)
     return list(tokenizer.encode(text, add_special_tokens=False))
 

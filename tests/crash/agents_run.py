@@ -92,13 +92,22 @@ class Trainer:
                     job_id=SESSIONS_JOB, max_groups=50, wait_s=1.0, lease_s=60.0, consumer_id="trainer", poll_id=poll_id
                 )
                 poll_id = uuid.uuid4().hex
-                if data.delivery_id is not None and client.ack([data.delivery_id])["acked"]:
+                if data.delivery_id is not None and _is_acknowledged(client, data.delivery_id):
                     self.broken += [f"{item.uid}: {item.error}" for item in data.items if item.error]
                     self.trained += [(item.uid, _turns(item.generations)) for item in data.items]
                 elif is_last:
                     return
             except (requests.RequestException, RolloutBufferError, ValueError):
                 time.sleep(RETRY_S)
+
+
+def _is_acknowledged(client: RolloutBufferClient, delivery_id: str) -> bool:
+    """Acknowledges until there is an answer: one that was lost may have been to an acknowledgement that counted."""
+    while True:
+        try:
+            return bool(client.ack([delivery_id])["acked"])
+        except (requests.RequestException, RolloutBufferError, ValueError):
+            time.sleep(RETRY_S)
 
 
 def _turns(generations: Any) -> list[list[int]]:
@@ -267,9 +276,13 @@ class Comparison:
         """The agent succeeded, its session is stored, and none of its answered turns was sampled again."""
         return not session["problem"] and session["status"] in ("stored", "duplicate") and not self.again(session)
 
+    def _whole(self, session: Mapping[str, Any]) -> list[str]:
+        """The texts that an agent was told, but those of streams that were cut before the engine had ended the turn."""
+        return [text for text in session["told"] if name_of(text) in self._ids]
+
     def again(self, session: Mapping[str, Any]) -> list[str]:
         """The answered turns of a session after which the engine sampled that step to its end once more."""
-        told = [(_step(text), name_of(text)) for text in session["told"]]
+        told = [(_step(text), name_of(text)) for text in self._whole(session)]
         return [name for step, name in told if self._steps[session["session"], step][-1:] != [name]]
 
     def findings(self) -> Iterator[str]:
@@ -289,7 +302,7 @@ class Comparison:
             yield f"LOST: {uid} was closed as stored and is not trained"
             return
         texts = [self._decode(ids) for ids in self.trained[uid]]
-        told = {name_of(text): text.strip() for text in session["told"]}
+        told = {name_of(text): text.strip() for text in self._whole(session)}
         yield from (
             f"LOST: {uid}: {name} was answered and is not trained" for name in told.keys() - set(map(name_of, texts))
         )

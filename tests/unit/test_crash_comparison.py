@@ -51,6 +51,13 @@ def test_a_session_whose_turns_were_cut_while_they_were_sampled_ended_well(run: 
     assert compared.ended_well(compared.sessions[0])
 
 
+def test_text_of_a_stream_that_was_cut_is_no_answered_turn(run: Run) -> None:
+    run.session["told"].insert(1, "Step 1, sample-dddddddddddd: l")
+    compared = run.compared()
+    assert list(compared.findings()) == []
+    assert compared.ended_well(compared.sessions[0])
+
+
 def test_an_answered_turn_that_is_sampled_again_is_counted_even_if_all_else_is_well(run: Run) -> None:
     run.sampled.append("Step 1, sample-dddddddddddd: ls")
     compared = run.compared()

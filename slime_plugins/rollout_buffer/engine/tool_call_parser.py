@@ -201,8 +201,6 @@ def _read_hermes(text: str, at: int, _tools: Tools) -> tuple[dict[str, Any], int
     function, end = _decoded(text, _space_end(text, at), "the tool call")
     if not isinstance(function, dict):
         _refuse("the tool call is not a JSON object")
-    if len(_PAIRS_DECODER.raw_decode(text, _space_end(text, at))[0]) > len(function):
-        _refuse("the tool call has a key twice")
     return function, end
 
 
@@ -285,8 +283,14 @@ def _refuse_constant(name: str) -> NoReturn:
     _refuse(f"the tool call is not valid JSON ({name} is not allowed)")
 
 
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
-_PAIRS_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=list)
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _refuse("the tool call has a key twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, object_pairs_hook=_each_key_once)
 
 
 def read_scalar(text: str) -> str | None:

@@ -103,7 +103,7 @@ def build_report(
         "weight_versions": _weight_versions([attempt for line in lines for attempt in line.attempts]),
         "outcomes": _counted(line.attempts for line in lines),
         "stop_reasons": _counted((line.attempts for line in lines), "stop_reason"),
-        "by_task": _grouped(lines, _task_name),
+        "by_task": _grouped(lines, lambda task: () if task.task is None else (task.task,)),
         **{f"by_{name}": _grouped(lines, _group_names(name)) for name in names},
         "instances": [_instance(line) for line in lines],
     }
@@ -183,10 +183,6 @@ def _grouped(lines: Sequence[_Line], names_of: Callable[[TaskRecord], Iterable[s
         for name in names_of(line.task):
             groups[name].append(line)
     return {name: _summary(groups[name]) for name in sorted(groups)}
-
-
-def _task_name(task: TaskRecord) -> tuple[str, ...]:
-    return () if task.task is None else (task.task,)
 
 
 def _group_names(name: str) -> Callable[[TaskRecord], Iterable[str]]:

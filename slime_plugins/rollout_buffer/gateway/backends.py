@@ -216,7 +216,7 @@ class JobBackends:
                 requires_exact_prompts=settings.exact_prompts == "require",
             )
             return JobBackend(settings, engine, tokenizer)
-        except (ConfigError, InvalidPayloadError, OSError, ValueError) as error:
+        except Exception as error:  # a broken folder makes transformers raise anything
             raise ConflictError(f"job {job.job_id} takes no sessions: {error}") from error
 
     async def _tokenizer(self, path: str) -> Any:

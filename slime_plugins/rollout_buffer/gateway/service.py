@@ -132,7 +132,8 @@ class Gateway:
         with_sessions = {one.uid.job_key for one in (await self.stored(self.claims.open_sessions)).values()}
         for job in await self.stored(self.buffer.unfinished_jobs):
             if job.key in with_sessions:
-                await self.backends.open(job)
+                with contextlib.suppress(Exception):  # a broken tokenizer stops no other job; its turns say why
+                    await self.backends.open(job)
 
     async def stop(self) -> None:
         """Closes the engines. Sessions stay open for the next process."""

@@ -197,9 +197,11 @@ def read_arguments(text: str) -> dict[str, Any] | str:
 def begun_arguments(text: str) -> Any:
     """Returns what the beginning of arguments holds so far, as Anthropic's client reads it; the text if it is none."""
     try:
-        return from_json(text, allow_partial=True)
-    except ValueError:
+        begun = from_json(text, allow_partial=True)
+        orjson.dumps(begun)  # refuses a number of more than 64 bits
+    except (ValueError, TypeError):
         return text
+    return begun
 
 
 def with_begun_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

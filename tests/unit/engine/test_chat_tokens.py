@@ -92,7 +92,12 @@ def test_a_truncation_in_the_tokenizers_file_does_not_cut_a_prompt() -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     whole = ChatTokens(tokenizer).prompt([USER])
     tokenizer.backend_tokenizer.enable_truncation(2)
-    assert ChatTokens(tokenizer).prompt([USER]) == whole
+    chat = ChatTokens(tokenizer)
+    assert chat.prompt([USER]) == whole
+    tokenizer("text of a generator's own", truncation=True, max_length=2)
+    assert chat.prompt([USER]) == whole
+    tokenizer("text", padding="max_length", max_length=99, split_special_tokens=True)
+    assert chat.prompt([USER]) == whole
 
 
 def test_a_tokenizer_that_encodes_otherwise_than_its_library_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:

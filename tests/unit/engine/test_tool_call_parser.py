@@ -93,6 +93,7 @@ BROKEN = {
     "a number that is none": '<tool_call>{"name": "mobile_use", "arguments": {"time": NaN}}</tool_call>',
     "an infinite number": '<tool_call>{"name": "mobile_use", "arguments": {"time": 1e999}}</tool_call>',
     "a number of many digits": f'<tool_call>{{"name": "mobile_use", "arguments": {{"time": {"9" * 30}}}}}</tool_call>',
+    "a key twice": '<tool_call>{"name": "mobile_use", "arguments": {"time": 1e999, "time": 1}}</tool_call>',
     "half a pair": '<tool_call>{"name": "mobile_use", "arguments": {"text": "\\ud83d"}}</tool_call>',
     "nested without end": '<tool_call>{"name": "mobile_use", "arguments": {"text": ' + "[" * 100_000 + "</tool_call>",
     "nested deeply": f'<tool_call>{{"name": "mobile_use", "arguments": {{"text": {"[" * 90}{"]" * 90}}}}}</tool_call>',

@@ -17,7 +17,13 @@ from slime_plugins.rollout_buffer.recording.message_matching import (
     is_same,
     matching_of,
 )
-from slime_plugins.rollout_buffer.recording.messages import call_id, digest, read_conversation, reply_name
+from slime_plugins.rollout_buffer.recording.messages import (
+    begun_arguments,
+    call_id,
+    digest,
+    read_conversation,
+    reply_name,
+)
 from slime_plugins.rollout_buffer.recording.turns import Match, Recording, Turn
 from slime_plugins.rollout_buffer.types import Message, MessageMatching
 
@@ -257,6 +263,12 @@ def test_of_two_replies_that_count_as_the_same_the_one_that_was_sent_back_exactl
         found = recording.find(KEY, recording.fingerprints(read.messages, read.digests)).turn
         assert found is not None
         assert found.number == number
+
+
+def test_cut_arguments_with_a_number_that_no_answer_can_hold_stay_text() -> None:
+    text = '{"n": 18446744073709551616, "b": "x'
+    assert begun_arguments(text) == text
+    assert begun_arguments('{"n": 1, "b": "x') == {"n": 1}
 
 
 def test_a_rule_has_the_name_that_users_of_miles_know() -> None:

@@ -7,7 +7,7 @@ refused and does not change the session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ def _zeros(mask: Any, turn: int, detail: dict[str, Any]) -> int:
         raise WrongMaskError(
             f"turn {turn}: response_mask must be a list of zeros or null, not {type(mask).__name__}", detail
         )
-    wrong = _first_that_is_no_zero(mask)
+    wrong = next((at for at, value in enumerate(mask) if type(value) is not int or value != 0), None)
     if wrong is None:
         return len(mask)
     if mask[wrong] == 1 and type(mask[wrong]) is int:
@@ -82,10 +82,6 @@ def _zeros(mask: Any, turn: int, detail: dict[str, Any]) -> int:
     raise WrongMaskError(
         f"turn {turn}: response_mask holds {shown} at position {wrong}; every value must be the integer 0", detail
     )
-
-
-def _first_that_is_no_zero(mask: Sequence[Any]) -> int | None:
-    return next((at for at, value in enumerate(mask) if type(value) is not int or value != 0), None)
 
 
 def _tokens(count: int) -> str:
