@@ -309,6 +309,7 @@ def test_two_members_are_compared_from_their_first_difference_on(visit: Callable
     here = visit(390, 844)
     page = here.open("jobs", JOB, "trajectories", "c1")
     assert page.evaluate(FIRST_DIFFERENCES) == [None, [1, "reply"], [1, "seen"], [2, "seen", 0], [1, "reply", 2]]
+    page.locator(".took").nth(2).wait_for()
     took = [one.inner_text() for one in page.locator(".took").all()]
     assert took == [f"engine {seconds} · environment 0.5 s" for seconds in ("24 ms", "4.5 s", "1 s")]
     with page.expect_download() as saved:
