@@ -6,9 +6,6 @@ from collections.abc import Mapping
 
 SERVERS = "starts a supervisor with gunicorn and runners; a crowded machine starves one of them past its deadline"
 RAY = "starts a Ray of its own, whose head and workers give up on a crowded machine"
-FINDINGS = (
-    "reads the engine's findings as its job ends, and one in three whole runs the job was over before they were stored"
-)
 BROWSER = "starts Chromium, which drops what it is told while the machine is crowded"
 EMULATORS = "starts simulated emulators and adb servers, each with timeouts of their own"
 ENGINE = "asks a real engine on a CPU, which is seconds late while others work"
@@ -56,7 +53,6 @@ SECOND_CHANCE: Mapping[str, str] = {
     "test_power_cut": SERVERS,
     "test_ray_versions_of_a_cluster": RAY,
     "test_readme_commands": SERVERS,
-    "test_prompt_faults": FINDINGS,
     "test_remote_rollout_generator": SERVERS,
     "test_remote_rollout_sides": SERVERS,
     "test_remote_rollout_tools": SERVERS,

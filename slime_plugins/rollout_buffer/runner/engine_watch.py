@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 
 from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker, ReportThrottle
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.runner.played_job import PlayedJob
@@ -46,7 +48,9 @@ class EngineWatch:
             await asyncio.sleep(self._job.watch_interval_s)
 
     async def close(self) -> None:
-        """Closes the breaker and the engine's client."""
+        """Stores what was found since the last refresh, then closes the breaker and the engine's client."""
+        with contextlib.suppress(RolloutBufferError):
+            await self._keep_prompt_findings()
         await self.breaker.close()
         await self._engine.close()
 
