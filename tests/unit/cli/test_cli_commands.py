@@ -111,6 +111,16 @@ def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(serve
     assert "k: exists already and is running; attached to it" in served.said(*call)
 
 
+def test_a_payload_in_json_is_read_as_json(served: Served, tmp_path: Path) -> None:
+    payload = tmp_path / "job.json"
+    params = {"min_p": 1e-06, "stop": ["😀"]}
+    body = {"task_type": "external", "job_id": "k", "num_repeat_per_sample": 1, "sampling_params": params}
+    payload.write_text(json.dumps(body, indent="\t"))
+    served.said("start", str(payload))
+    started = served.client.job("k")["settings"]["sampling_params"]
+    assert started | params == started
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,8 +49,11 @@ def start(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Start a job, or attach to the existing one: an equal payload is the same job. Flags override the file."""
-    given = {
+    """Start a job, or attach to the existing one: an equal payload is the same job.
+
+    Flags override the file, and `--set` overrides both.
+    """
+    options = {
         "task_type": task_type,
         "input_file": input_file,
         "remote_engine_url": engine_url,
@@ -61,11 +65,11 @@ def start(
 
     with report_errors():
         body = {} if payload is None else _payload(payload)
-        flags = {key: value for key, value in given.items() if value is not None}
-        single = assignments("--set", setting)
-        replaced = {SHORT_NAMES.get(key, key) for key in (*flags, *single)}
+        flags = {key: value for key, value in options.items() if value is not None}
+        set_keys = assignments("--set", setting)
+        replaced = {SHORT_NAMES.get(key, key) for key in (*flags, *set_keys)}
         body = {key: value for key, value in body.items() if SHORT_NAMES.get(key, key) not in replaced} | flags
-        for key, value in single.items():
+        for key, value in set_keys.items():
             _put(body, key.split("."), value)
         if not body:
             raise ConfigError("give a payload file, or --task-type with the options of that task type")
@@ -88,11 +92,22 @@ def _payload(path: Path) -> dict[str, Any]:
     from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 
     try:
-        body, _ = load_yaml(path.read_text(encoding="utf-8"), str(path))  # JSON is YAML
+        text = path.read_text(encoding="utf-8")
+        try:
+            body = json.loads(text, object_pairs_hook=_each_key_once)
+        except (ValueError, RecursionError):
+            body, _ = load_yaml(text, str(path))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is neither JSON nor YAML: {error}") from error
     if not isinstance(body, dict):
         raise ConfigError(f"{path} does not hold an object with the keys of a start payload")
+    return body
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ``ValueError`` if a key is repeated; ``load_yaml`` then names it with its line."""
+    if len(body := dict(pairs)) < len(pairs):
+        raise ValueError
     return body
 
 
