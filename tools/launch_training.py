@@ -1,10 +1,10 @@
 """Composes, shows and runs the commands that start a training: slime, its Ray cluster and the rollout buffer.
 
-Each script in ``scripts/`` calls this program with a kind of run:
+``scripts/run_agent.sh`` and the scripts in ``examples/android_world/`` call this program with a kind of run:
 
-    python tools/launch_training.py math --dry-run              # scripts/run_agent.sh
-    python tools/launch_training.py android_world               # scripts/run_android_world.sh
-    python tools/launch_training.py android_world --only-train  # scripts/run_android_world.py: Ray and model are there
+    python tools/launch_training.py math --dry-run              # run_agent.sh
+    python tools/launch_training.py android_world               # run_android_world.sh
+    python tools/launch_training.py android_world --only-train  # run_android_world.py: Ray and model are there
 
 Settings are environment variables (``SLIME_SCRIPT_…``, listed by ``--help``); arguments after ``--`` are passed to
 slime and override the composed ones. ``--dry-run`` prints the exact commands and runs none, ``--check``

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
-# The same as scripts/run_android_world_history.sh, where guides look for it.
+# Trains Android World, each turn a prompt and a training row of its own.
+# --dry-run prints the exact commands; --help lists the environment variables; what follows -- goes to slime.
 set -euo pipefail
-exec "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/run_android_world_history.sh" "$@"
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+exec python3 "$here/../../tools/launch_training.py" android_world_history "$@"

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from slime.rollout.agent_rollout_settings import wanted_records
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow

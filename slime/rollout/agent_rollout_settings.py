@@ -51,7 +51,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import DEFAULT_TIMEOUT_S
 from slime_plugins.rollout_buffer.errors import ConfigError

@@ -36,8 +36,8 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.causes import (
     CANCELLED,

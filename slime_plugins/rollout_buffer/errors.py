@@ -40,7 +40,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from slime_plugins.rollout_buffer.redaction import redacted
+from slime_plugins.rollout_buffer.credentials import redacted
 
 
 class RolloutBufferError(Exception):

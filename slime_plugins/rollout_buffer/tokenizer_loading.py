@@ -1,4 +1,4 @@
-"""Loads tokenizers, and restricts remote code.
+"""Loads tokenizers, restricts remote code, and reads the size of a model's vocabulary.
 
 A tokenizer can contain code. It is executed only if the operator selected the tokenizer: on the trainer's side, where
 slime runs the checkpoint's code anyway, and for names given with ``--trust-remote-code``. It is never executed for a
@@ -7,13 +7,19 @@ tokenizer that a job or a request names.
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import threading
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any, Final
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
+MAX_FILE_BYTES: Final = 256 * 1024 * 1024
+UNKNOWN_PADDING: Final = 8192
+"""Models pad their vocabulary, and engines may sample padding ids: the padding that is assumed if it is unknown."""
 HUB_TIMEOUT_S: Final = 5.0
 """Timeout of the check whether the model hub has a file. Libraries retry for most of a minute, for each file."""
 _OFFLINE: Final = "the hub is offline here (HF_HUB_OFFLINE), and the cache does not have it"
@@ -99,3 +105,63 @@ def _ask(name: str, revision: str | None) -> str:
 
 def _is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
+def vocabulary_size(path: str | Path | None, tokenizer: Sized | None = None) -> int | None:
+    """Returns the vocabulary size of the model in a folder, including padding; None if it cannot be read.
+
+    Read from ``config.json``, also of vision models. For a folder with a tokenizer alone, or a ``tokenizer`` without a
+    folder, it is the highest id plus ``UNKNOWN_PADDING``.
+    """
+    if path is None or not Path(path).is_dir():
+        return None if tokenizer is None else len(tokenizer) + UNKNOWN_PADDING
+    files = tuple(Path(path) / name for name in ("config.json", "tokenizer.json"))
+    return _size_by_files(*files, tuple(map(_changed_at, files)))
+
+
+@functools.lru_cache(maxsize=64)
+def _size_by_files(config: Path, tokenizer: Path, _changed: tuple[int | None, ...]) -> int | None:
+    """Cached by modification times: a tokenizer's file has megabytes."""
+    configured = _size_in_config(_json(config))
+    if configured is not None:
+        return configured
+    highest = _highest_id(_json(tokenizer))
+    return None if highest is None else highest + 1 + UNKNOWN_PADDING
+
+
+def _size_in_config(config: Any) -> int | None:
+    """The vocabulary size of a model's configuration or of its text part."""
+    if not isinstance(config, Mapping):
+        return None
+    parts = [config, *(config.get(name) for name in ("text_config", "llm_config", "language_config"))]
+    sizes = [part.get("vocab_size") for part in parts if isinstance(part, Mapping)]
+    return max((size for size in sizes if type(size) is int and size > 0), default=None)
+
+
+def _highest_id(tokenizer: Any) -> int | None:
+    if not isinstance(tokenizer, Mapping):
+        return None
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    ids: list[Any] = []
+    if isinstance(vocabulary, Mapping):
+        ids += vocabulary.values()
+    elif isinstance(vocabulary, list):
+        ids += range(len(vocabulary))
+    if isinstance(added, list):
+        ids += [token.get("id") for token in added if isinstance(token, Mapping)]
+    return max((token for token in ids if type(token) is int), default=None)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes()) if path.stat().st_size <= MAX_FILE_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None

@@ -261,3 +261,17 @@ class Trajectory:
     def __post_init__(self) -> None:
         if self.outcome is Outcome.FAILED:
             raise ValueError("a failed attempt has no trajectory: raise an EpisodeError instead")
+
+
+def version_number(text: str | None) -> int | None:
+    """Parses a weight version, as an engine reports it; None if the text is none. All versions are parsed here.
+
+    The trainer counts from 1; ``default``, an engine's version before the first update, is 0. A number above
+    ``MAX_EXACT_INTEGER`` is no version.
+    """
+    if text == "default":
+        return 0
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_EXACT_INTEGER)):
+        return None
+    number = int(text)
+    return number if number <= MAX_EXACT_INTEGER else None

@@ -20,7 +20,7 @@ from PIL import Image as PillowImage
 from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest

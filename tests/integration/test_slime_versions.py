@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tools.install_into_slime import Overlay, OverlayError
-from tools.launching.slime_checkout import backends_of, has_flag, trains_qwen3_5_vl, trains_qwen3_vl
+from tools.launching.models import backends_of, has_flag, trains_qwen3_5_vl, trains_qwen3_vl
 
 ROOT = Path(__file__).resolve().parents[2]
 GIT = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_GIT", "")

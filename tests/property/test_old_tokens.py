@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import Generation, TrainingRow, WeightVersionSpan, pack_training_rows
-from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from slime_plugins.rollout_buffer.trainer.token_alignment import mask_old_tokens, output_versions
+from slime_plugins.rollout_buffer.types import version_number
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 VERSIONS = ("default", "1", "2", "5", "6", "no number")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.reward_normalization import token_returns
-from slime_plugins.rollout_buffer.rules.reward_validity import MAX_REWARD
+from slime_plugins.rollout_buffer.rules.validity import MAX_REWARD
 from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "slime_batches"

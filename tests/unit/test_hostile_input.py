@@ -15,11 +15,11 @@ from flask.testing import FlaskClient
 from rollout_buffer_lab.scripted_engine.math_policy import read_question
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.cli.transcript_view import tagged_parts
+from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.tool_call_parser import read_segments
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer
-from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.serve_settings import read_token
 from tests.support import written
 

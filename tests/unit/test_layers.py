@@ -16,7 +16,7 @@ BUFFER = "slime_plugins.rollout_buffer"
 # Lowest first. A package, or a module of the root, imports only from layers above its own in this list; those in one
 # string stand on one layer and know nothing of each other.
 LAYERS = [
-    "types redaction install_hints demo_tokenizer engine_keys tools",
+    "types credentials install_hints demo_tokenizer tools",
     "errors",
     "extensions",
     "serve_settings rules observability chat_tokens tokenizer_loading strict_yaml",
@@ -156,7 +156,7 @@ def test_the_core_of_the_trainers_side_knows_no_trainer() -> None:
 def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
     """pydantic is there: SGLang, without which no slime samples, needs it."""
     third_party = {"flask", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
-    names = ("client", "wire", "types", "errors", "redaction", "rules", "tokenizer_loading", "trainer")
+    names = ("client", "wire", "types", "errors", "credentials", "rules", "tokenizer_loading", "trainer")
     modules = tuple(f"{BUFFER}.{name}" for name in names)
     with_more = ("slime.rollout.agent_rollout_sample_fields", f"{BUFFER}.trainer.vision", f"{BUFFER}.trainer.tracking")
     assert offenders((*modules, "slime"), tuple(third_party), but=with_more) == []

@@ -16,12 +16,12 @@ from aiohttp.test_utils import TestServer
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.cli.commands.skip_list import _start_payload
+from slime_plugins.rollout_buffer.credentials import holds_mask, redacted, redacted_values
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.observability.logs import LogFormat, formatter
-from slime_plugins.rollout_buffer.redaction import holds_mask, redacted, redacted_values
 from slime_plugins.rollout_buffer.types import SamplingParams
 
 SECRET = "s3cret-of-the-engine"

@@ -20,9 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tools.launching.models import shape_of, vision_model
+from tools.launching.models import bridges, loads_hf_weights, shape_of, vision_model
 from tools.launching.settings import ROOT, LaunchSettings
-from tools.launching.slime_checkout import bridges, loads_hf_weights
 from tools.launching.steps import obstacles, repository_of
 from tools.launching.train_arguments import train_arguments
 

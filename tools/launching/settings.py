@@ -13,8 +13,15 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.strict_yaml import load_yaml
-from tools.launching.models import Kind, LaunchError, default_model, owner_of, shape_of
-from tools.launching.slime_checkout import backend_of, takes_weight_off_dummies
+from tools.launching.models import (
+    Kind,
+    LaunchError,
+    backend_of,
+    default_model,
+    owner_of,
+    shape_of,
+    takes_weight_off_dummies,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 IS_OVERLAY = not (ROOT / "tools" / "install_into_slime.py").exists()
@@ -194,8 +201,8 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
 def _check(settings: LaunchSettings) -> None:
     if settings.nodes > 1 and not settings.external_ray:
         raise LaunchError(
-            "several nodes need a Ray cluster that runs already: scripts/multi_node_ray_start.sh on the head, then "
-            "SLIME_SCRIPT_EXTERNAL_RAY=1"
+            "several nodes need a Ray cluster that runs already: examples/android_world/multi_node_ray_start.sh on the "
+            "head, then SLIME_SCRIPT_EXTERNAL_RAY=1"
         )
     if settings.without_buffer and not settings.kind.is_android:
         raise LaunchError("SLIME_SCRIPT_WITHOUT_BUFFER is for Android World: math without the buffer is slime's own")

@@ -25,11 +25,13 @@ from tools.launching.models import (
     LaunchError,
     math_model,
     owner_of,
+    rows_share_weight,
     shape_of,
+    trains_qwen3_5_vl,
+    trains_qwen3_vl,
     vision_model,
 )
 from tools.launching.settings import ROOT, LaunchSettings
-from tools.launching.slime_checkout import rows_share_weight, trains_qwen3_5_vl, trains_qwen3_vl
 from tools.launching.train_arguments import config_path, custom_config, train_arguments
 
 HEALTH_TIMEOUT_S = 60.0
@@ -102,7 +104,7 @@ def _row_obstacles(settings: LaunchSettings) -> list[str]:
     if not rows_share_weight(settings.slime):
         return [
             f"the slime in {settings.slime} weighs each row as a trajectory of its own, and mode history makes several "
-            f"of each: take slime {VISION_COMMIT} or later, or scripts/run_android_world.sh"
+            f"of each: take slime {VISION_COMMIT} or later, or examples/android_world/run_android_world.sh"
         ]
     if settings.without_buffer and vision_model(settings.model).native:
         return [

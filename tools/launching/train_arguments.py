@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tools.launching.models import Kind, math_model, vision_model
+from tools.launching.models import Kind, bridges, math_model, takes_weight_off_dummies, vision_model
 from tools.launching.settings import LaunchSettings
-from tools.launching.slime_checkout import bridges, takes_weight_off_dummies
 
 
 def train_arguments(settings: LaunchSettings) -> list[str]:

@@ -19,7 +19,7 @@ from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.scripted_engine.token_records import experts_of_passes, kept_ids
 from rollout_buffer_lab.sglang_routes.records import GenerateCall, Sampled
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH

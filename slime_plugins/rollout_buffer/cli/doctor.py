@@ -18,6 +18,7 @@ from pathlib import Path
 import requests
 
 from slime_plugins.rollout_buffer.cli.host_checks import Finding, Host, State, disk, examine_host, found
+from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
@@ -27,7 +28,6 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import SHIPPED_KINDS, kind_of
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.install_hints import advice_on_two_slimes, install_extra
-from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 _PYTHON = ((3, 11), (3, 12), (3, 13))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slime.utils.mask_token_records import RecordBytes, TokenRecords
+from slime.utils.mask_rows import RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.types import Generation, Image, PromptReceipt, SamplingParams, WeightVersionSpan
 
 
@@ -43,7 +43,7 @@ class GenerateReply:
     ``weight_version_spans`` cover all of ``output_ids`` if the engine reports versions; ``weight_version`` is the
     version of the last token. ``prompt_tokens`` is the length of the prompt after the engine expanded its images,
     ``cached_tokens`` the part of it that the engine's cache held. ``records`` holds the requested
-    per-token records by kind (``slime.utils.mask_token_records``), at positions of the expanded sequence: top-p ids of
+    per-token records by kind (``slime.utils.mask_rows``), at positions of the expanded sequence: top-p ids of
     the sampled tokens, and experts of each token whose experts the engine has not reported before. ``prompt_receipt``
     is the result of the prompt check; ``ran_prompt_ids`` are the ids that the engine ran, if they differ from those
     sent. ``engine_s`` are the seconds that the turn took, retries included; None if the client does not measure them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from slime_plugins.rollout_buffer.credentials import api_key_for
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import size_rule_of
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
@@ -13,9 +14,8 @@ from slime_plugins.rollout_buffer.engine.prompt_probe import prompt_probe
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import tokenizer_probe
-from slime_plugins.rollout_buffer.engine_keys import api_key_for
 from slime_plugins.rollout_buffer.extensions import Group, load
-from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
+from slime_plugins.rollout_buffer.tokenizer_loading import vocabulary_size
 
 
 def make_engine(

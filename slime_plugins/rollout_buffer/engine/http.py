@@ -22,7 +22,8 @@ from typing import Any, ClassVar, Final
 
 import aiohttp
 
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TokenRecords, joined_records
+from slime.utils.mask_rows import ROUTED_EXPERTS, TokenRecords, joined_records
+from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
@@ -37,7 +38,6 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
 )
 from slime_plugins.rollout_buffer.engine.token_records import EXPERTS_PROBES, asked_records, why_misplaced
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineAwayError, EngineError, network_reason
-from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, SamplingParams, WeightVersionSpan
 

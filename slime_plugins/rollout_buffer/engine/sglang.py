@@ -16,7 +16,8 @@ from typing import Final
 
 import aiohttp
 
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS
+from slime_plugins.rollout_buffer.credentials import key_headers, redacted
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
 from slime_plugins.rollout_buffer.engine.prompt_check import (
@@ -43,10 +44,8 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
 )
 from slime_plugins.rollout_buffer.engine.token_records import ReportedExperts, asked_records
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
-from slime_plugins.rollout_buffer.engine_keys import key_headers
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.redaction import redacted
-from slime_plugins.rollout_buffer.rules.token_validity import first_invalid_id
+from slime_plugins.rollout_buffer.rules.validity import first_invalid_id
 from slime_plugins.rollout_buffer.types import PromptCheck
 
 logger = logging.getLogger(__name__)

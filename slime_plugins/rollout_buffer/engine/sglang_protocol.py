@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from slime.utils.mask_token_records import TOP_P_TOKENS, TokenRecords
+from slime.utils.mask_rows import TOP_P_TOKENS, TokenRecords
 from slime_plugins.rollout_buffer.engine.banned_tokens import ban_bias, with_banned_mass
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.engine.token_records import (
@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.engine.token_records import (
     records_of_reply,
 )
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.rules.token_validity import LOWEST_LOG_PROB, checked_log_prob
+from slime_plugins.rollout_buffer.rules.validity import LOWEST_LOG_PROB, checked_log_prob
 from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Image, SamplingParams, WeightVersionSpan
 
 FINISH_REASONS: Final = ("stop", "length", "abort")

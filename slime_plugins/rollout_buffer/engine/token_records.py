@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pybase64
 
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 

@@ -22,7 +22,7 @@ import requests
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE
+from slime_plugins.rollout_buffer.credentials import KEY_URL_VARIABLE, KEY_VARIABLE
 from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError, UnavailableError
 from slime_plugins.rollout_buffer.evaluation.plan import (
     EvaluationSettings,

@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 import requests
 
+from slime_plugins.rollout_buffer.credentials import redacted_values
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
-from slime_plugins.rollout_buffer.redaction import redacted_values
 from slime_plugins.rollout_buffer.state.input_files import read_instances, split_slice
 from slime_plugins.rollout_buffer.types import Instance
 

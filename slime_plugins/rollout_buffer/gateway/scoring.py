@@ -10,7 +10,7 @@ import orjson
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError, network_reason
 from slime_plugins.rollout_buffer.gateway.closing import ScoreAsked, Verdict
-from slime_plugins.rollout_buffer.rules.reward_validity import as_reward
+from slime_plugins.rollout_buffer.rules.validity import as_reward
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than
 
 MAX_REPLY_BYTES = 1024 * 1024

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.rules.reward_validity import as_reward
+from slime_plugins.rollout_buffer.rules.validity import as_reward
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,

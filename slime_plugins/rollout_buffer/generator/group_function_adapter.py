@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
-from slime_plugins.rollout_buffer.rules.reward_validity import as_reward
+from slime_plugins.rollout_buffer.rules.validity import as_reward
 
 ItemDict = dict[str, Any]
 SlimeGroup = tuple[str, list[ItemDict]]

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.redaction import redacted
 
 LOG_FORMAT_VARIABLE = "ROLLOUT_BUFFER_LOG_FORMAT"
 """Environment variable with the format, for child processes."""

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.recording.turns import Recording
 from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod, Tools, prompt_by_text
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
-from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
+from slime_plugins.rollout_buffer.tokenizer_loading import vocabulary_size
 from slime_plugins.rollout_buffer.types import Message
 from slime_plugins.rollout_buffer.wire import common_prefix_length
 

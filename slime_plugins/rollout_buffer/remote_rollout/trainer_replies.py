@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
-from slime_plugins.rollout_buffer.rules.token_validity import checked_log_prob, first_invalid_id
+from slime_plugins.rollout_buffer.rules.validity import checked_log_prob, first_invalid_id
 from slime_plugins.rollout_buffer.types import Message
 
 _TOKEN_IDS = ("token_ids", "output_ids", "response_ids", "completion_token_ids")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
+from slime_plugins.rollout_buffer.credentials import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.rules.selection_bias import bias_table

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slime_plugins.rollout_buffer.redaction import redacted
+from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.reporting.bias import closed_groups
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR

@@ -1,9 +1,7 @@
-"""Pure: parsing and ordering of the weight versions that sampled a trajectory.
+"""Pure: the order of the weight versions that sampled a trajectory.
 
-The trainer counts weight versions from 1, and the engine reports them as text; before the first update it reports
-``default``, which is version 0. A text that is no number, or a number above ``MAX_EXACT_INTEGER``, is not a version.
-Versions are ordered within one run of the trainer: a trainer that resumes counts from 0 again, while results of the
-earlier run may still arrive.
+They are ordered within one run of the trainer: a trainer that resumes counts from 0 again, while results of the earlier
+run may still arrive.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Generation
+from slime_plugins.rollout_buffer.types import Generation, version_number
 
 MAX_STEP = 1000
 """A version further ahead of the newest known one is an outlier: a timestamp, or another counter."""
@@ -23,16 +21,6 @@ MAX_STRAGGLER_DISTANCE = 16
 
 VersionRange = tuple[int, int]
 """The oldest and the newest weight version that sampled some of the tokens."""
-
-
-def version_number(text: str | None) -> int | None:
-    """Parses a weight version; None if the text is none. All versions are parsed here."""
-    if text == "default":
-        return 0
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_EXACT_INTEGER)):
-        return None
-    number = int(text)
-    return number if number <= MAX_EXACT_INTEGER else None
 
 
 def versions_of(generations: Iterable[Generation]) -> VersionRange | None:

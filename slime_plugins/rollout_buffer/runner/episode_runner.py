@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.observability.tracebacks import own_traceback,
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, Tracer
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
-from slime_plugins.rollout_buffer.rules.reward_validity import as_reward
+from slime_plugins.rollout_buffer.rules.validity import as_reward
 from slime_plugins.rollout_buffer.runner.attempt_timeout import AttemptTimeout, end_task
 from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch

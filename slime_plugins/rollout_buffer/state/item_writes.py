@@ -18,7 +18,6 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
 )
 from slime_plugins.rollout_buffer.rules import job_states
-from slime_plugins.rollout_buffer.rules.token_validity import vocabulary_size
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
 from slime_plugins.rollout_buffer.state.group_opening import is_planned, open_next_of_instance
 from slime_plugins.rollout_buffer.state.job_lookup import find_job, group_policy, several_jobs
@@ -29,6 +28,7 @@ from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, tr
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.tokenizer_loading import vocabulary_size
 from slime_plugins.rollout_buffer.types import GroupState, WriteStatus
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 

@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.errors import (
     NotFoundError,
 )
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
-from slime_plugins.rollout_buffer.rules.reward_validity import as_reward
+from slime_plugins.rollout_buffer.rules.validity import as_reward
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.payload_store import Pieces
 from slime_plugins.rollout_buffer.storage.store import Store

@@ -15,11 +15,11 @@ import orjson
 from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
-from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import payload_rows, trainer_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
+from slime_plugins.rollout_buffer.types import version_number
 from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
 from slime_plugins.rollout_buffer.wire.trajectory_replies import RefusedRow, TrainerRowsKept
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime.utils.mask_token_records import TokenRecords
-from slime_plugins.rollout_buffer.rules.weight_versions import version_number
-from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
+from slime.utils.mask_rows import TokenRecords
+from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan, version_number
 
 __all__ = ["RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory", "RowSource", "TokenSource"]
 

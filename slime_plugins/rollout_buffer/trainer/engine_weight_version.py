@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 
-from slime_plugins.rollout_buffer.engine_keys import key_headers
+from slime_plugins.rollout_buffer.credentials import key_headers
 from slime_plugins.rollout_buffer.errors import network_reason
-from slime_plugins.rollout_buffer.rules.weight_versions import version_number
+from slime_plugins.rollout_buffer.types import version_number
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
+from slime_plugins.rollout_buffer.types import version_number
 
 Metrics = dict[str, float]
 

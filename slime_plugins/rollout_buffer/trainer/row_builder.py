@@ -18,11 +18,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from slime.utils.mask_generator import MultiTurnLossMaskGenerator
-from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
+from slime.utils.mask_rows import (
+    ROUTED_EXPERTS,
+    TOP_P_TOKENS,
+    Generation,
+    TokenRecords,
+    TrainingRow,
+    pack_training_rows,
+)
 from slime.utils.mask_template import UndecidedReason
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime_plugins.rollout_buffer.rules.reward_normalization import mean, token_returns
-from slime_plugins.rollout_buffer.rules.token_validity import MAX_VOCABULARY, vocabulary_size
+from slime_plugins.rollout_buffer.rules.validity import MAX_VOCABULARY
+from slime_plugins.rollout_buffer.tokenizer_loading import vocabulary_size
 from slime_plugins.rollout_buffer.trainer.batch_types import (
     RolloutGroup,
     RolloutRow,

@@ -48,7 +48,7 @@ class RowSettings:
     trainer that computes the loss from the engine's log-probs; trajectories without them are then not trained.
     ``turn_discount`` is the discount for returns of turns with rewards; None uses the trajectory's reward only. Tokens
     whose weights are more than ``max_token_lag`` versions older than the trainer's are masked; None masks none.
-    ``records`` are the required kinds of token records (``slime.utils.mask_token_records``); ``experts_width`` is the
+    ``records`` are the required kinds of token records (``slime.utils.mask_rows``); ``experts_width`` is the
     number of experts per token over all layers, None if unknown.
     """
 

@@ -17,10 +17,18 @@ from dataclasses import replace
 from itertools import groupby
 from typing import ClassVar, TypeVar
 
-from slime.utils.mask_rows import Generation, TrainingRow, WeightVersionSpan, get_response_lengths
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords, joined_records
-from slime_plugins.rollout_buffer.rules.weight_versions import version_number
+from slime.utils.mask_rows import (
+    ROUTED_EXPERTS,
+    TOP_P_TOKENS,
+    Generation,
+    TokenRecords,
+    TrainingRow,
+    WeightVersionSpan,
+    get_response_lengths,
+    joined_records,
+)
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.types import version_number
 
 Value = TypeVar("Value")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -20,15 +22,17 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.rules.reward_validity import MAX_REWARD
-from slime_plugins.rollout_buffer.rules.token_validity import LOWEST_LOG_PROB, MAX_VOCABULARY, ROUNDING
-from slime_plugins.rollout_buffer.rules.unknown_keys import misspelt_key_messages
+from slime_plugins.rollout_buffer.rules.validity import LOWEST_LOG_PROB, MAX_REWARD, MAX_VOCABULARY, ROUNDING
 
 MAX_IDENTIFIER = 256
 """Characters of an id."""
 MAX_ITEMS = 100
 """Limit of items in one write, which is one transaction, so that other writers do not wait long."""
 MAX_SENTENCES = 10
+MAX_KEYS = 200
+"""Maximum of keys of a record that are compared: thousands would take seconds."""
+MIN_SIMILARITY = 0.84
+"""``difflib`` ratio from which on an unknown key counts as misspelt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,19 @@ class MustBe:
         return core_schema.custom_error_schema(
             handler(source), custom_error_type="must_be", custom_error_message=f"must be {self.what}"
         )
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """Returns the most similar known key; None if none is similar enough."""
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=MIN_SIMILARITY)
+    return near[0] if near else None
+
+
+def misspelt_key_messages(given: Iterable[str], known: Iterable[str], prefix: str = "") -> list[str]:
+    """Returns a message for each misspelt key among the first ``MAX_KEYS``; ``prefix`` is prepended to key names."""
+    names = list(known)
+    found = ((key, nearest_key(key, names)) for key in islice(given, MAX_KEYS) if key not in names)
+    return [f"{prefix}{key} is not known; did you mean {prefix}{near}?" for key, near in found if near]
 
 
 def refuse_misspelt(record: Mapping[str, Any], known: Set[str]) -> None:

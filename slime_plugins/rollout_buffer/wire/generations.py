@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Generation, PromptCheck, PromptReceipt, WeightVersionSpan
 from slime_plugins.rollout_buffer.wire.checks import (

@@ -7,7 +7,7 @@ import binascii
 import re
 from typing import Any
 
-from slime.utils.mask_token_records import RECORDS_MAGIC
+from slime.utils.mask_rows import RECORDS_MAGIC
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Image, Message
 

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, WithJsonSch
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
-from slime_plugins.rollout_buffer.rules.reward_validity import as_token_rewards, as_turn_rewards
-from slime_plugins.rollout_buffer.rules.unknown_keys import nearest_key
+from slime_plugins.rollout_buffer.rules.validity import as_token_rewards, as_turn_rewards
 from slime_plugins.rollout_buffer.types import Generation, Image, Message, Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire.checks import (
     MAX_ITEMS,
@@ -22,6 +21,7 @@ from slime_plugins.rollout_buffer.wire.checks import (
     WireRecord,
     WrittenRecord,
     checked,
+    nearest_key,
     refuse_misspelt,
 )
 from slime_plugins.rollout_buffer.wire.generations import (

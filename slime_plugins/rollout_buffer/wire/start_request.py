@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema, model_validator
 
-from slime_plugins.rollout_buffer.redaction import holds_mask
-from slime_plugins.rollout_buffer.rules.unknown_keys import MAX_KEYS, misspelt_key_messages, nearest_key
+from slime_plugins.rollout_buffer.credentials import holds_mask
 from slime_plugins.rollout_buffer.types import MessageMatching
+from slime_plugins.rollout_buffer.wire.checks import MAX_KEYS, misspelt_key_messages, nearest_key
 from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE, JobSettings, SamplingPayload
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, HttpUrl, Identifier, parts_of
 

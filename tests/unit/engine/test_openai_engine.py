@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.credentials import KEY_URL_VARIABLE, KEY_VARIABLE, api_key_for
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.openai import (
     ENVELOPE_TOKENIZER_PATH,
@@ -22,7 +23,6 @@ from slime_plugins.rollout_buffer.engine.openai import (
 )
 from slime_plugins.rollout_buffer.engine.openai_protocol import Envelope
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
-from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE, api_key_for
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.types import Image, SamplingParams

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords, joined_records
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords, joined_records
 from slime_plugins.rollout_buffer.engine import http, sglang
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine

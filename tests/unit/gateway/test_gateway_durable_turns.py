@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime.utils.mask_token_records import ROUTED_EXPERTS, RecordBytes, TokenRecords
+from slime.utils.mask_rows import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import StorageFullError

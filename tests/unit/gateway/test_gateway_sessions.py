@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from slime.utils.mask_token_records import ROUTED_EXPERTS, RecordBytes, TokenRecords
+from slime.utils.mask_rows import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError

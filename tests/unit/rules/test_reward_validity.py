@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.rules.reward_validity import as_reward, as_token_rewards, as_turn_rewards
+from slime_plugins.rollout_buffer.rules.validity import as_reward, as_token_rewards, as_turn_rewards
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.array(0.5), Decimal("0.5")])

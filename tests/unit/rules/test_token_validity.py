@@ -12,13 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.rules.token_validity import (
-    MAX_VOCABULARY,
-    UNKNOWN_PADDING,
-    checked_log_prob,
-    first_invalid_id,
-    vocabulary_size,
-)
+from slime_plugins.rollout_buffer.rules.validity import MAX_VOCABULARY, checked_log_prob, first_invalid_id
+from slime_plugins.rollout_buffer.tokenizer_loading import UNKNOWN_PADDING, vocabulary_size
 
 
 def folder(path: Path, config: Any = None, tokenizer: Any = None) -> Path:

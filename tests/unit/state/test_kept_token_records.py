@@ -9,7 +9,7 @@ import orjson
 import pytest
 from flask.testing import FlaskClient
 
-from slime.utils.mask_token_records import TOP_P_TOKENS, RecordBytes, TokenRecords
+from slime.utils.mask_rows import TOP_P_TOKENS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError

@@ -407,8 +407,7 @@ def test_a_training_from_the_trainers_end_wants_the_buffers_address(trainers_end
         in run_in(trainers_end, "./scripts/run_agent.sh").stderr
     )
 
-    guides = "./examples/android_world/run_android_world.sh"
-    for script in ("./scripts/run_agent.sh", "./scripts/run_android_world.sh", guides):
+    for script in ("./scripts/run_agent.sh", "./examples/android_world/run_android_world.sh"):
         shown = run_in(trainers_end, script, "--dry-run", SLIME_SCRIPT_BUFFER_URL="http://10.0.0.7:8889")
         assert shown.returncode == 0, shown.stderr
         assert "--rollout-buffer-url http://10.0.0.7:8889" in shown.stdout

@@ -15,7 +15,7 @@ from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.rules.reward_validity import MAX_REWARD
+from slime_plugins.rollout_buffer.rules.validity import MAX_REWARD
 
 
 def sample(reward: float, *, group: int = 0, trajectory: int | None = None, dummy: bool = False) -> Sample:

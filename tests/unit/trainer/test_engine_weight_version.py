@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slime_plugins.rollout_buffer.engine_keys import KEY_URL_VARIABLE, KEY_VARIABLE
+from slime_plugins.rollout_buffer.credentials import KEY_URL_VARIABLE, KEY_VARIABLE
 from slime_plugins.rollout_buffer.trainer.engine_weight_version import weight_version_of
 
 

@@ -18,7 +18,7 @@ from rollout_buffer_lab.scripted_engine.token_records import (
     kept_ids,
 )
 from slime.rollout.agent_rollout_samples import as_dummy, finish_batch, samples_of_group
-from slime.utils.mask_token_records import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords
 from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow, RolloutTrajectory
+from slime_plugins.rollout_buffer.types import version_number
 
 UNKNOWN_VERSION = -1
 """Version of tokens whose weights are unknown: their log-probs cannot be checked."""

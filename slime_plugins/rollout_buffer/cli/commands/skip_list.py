@@ -28,8 +28,8 @@ from slime_plugins.rollout_buffer.cli.common import (
     refuse_existing,
     report_errors,
 )
+from slime_plugins.rollout_buffer.credentials import holds_mask
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.types import GroupState
 

@@ -16,7 +16,6 @@ from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job, settings_for_display
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
-from slime_plugins.rollout_buffer.rules.unknown_keys import misspelt_key_messages
 from slime_plugins.rollout_buffer.serve_settings import generator_files
 from slime_plugins.rollout_buffer.server.http import (
     json_reply,
@@ -32,6 +31,7 @@ from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
 from slime_plugins.rollout_buffer.state import input_files
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.types import Instance
+from slime_plugins.rollout_buffer.wire.checks import misspelt_key_messages
 from slime_plugins.rollout_buffer.wire.control_requests import DrainPayload
 from slime_plugins.rollout_buffer.wire.group_replies import FailedAttemptPage
 from slime_plugins.rollout_buffer.wire.job_replies import Job, JobDetails, Jobs

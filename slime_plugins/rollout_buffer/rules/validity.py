@@ -1,13 +1,23 @@
-"""Validates rewards of trajectories, turns and tokens."""
+"""Which numbers are rewards, token ids and log-probs. Pure.
+
+They arrive from engines and over HTTP, and are trained without further checks: an id without an embedding crashes the
+trainer, an invalid log-prob or reward corrupts its gradients.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
-MAX_REWARD = 3.4028234663852886e38
+MAX_REWARD: Final = 3.4028234663852886e38
 """The largest float32, in which trainers compute: with a larger reward, a group's mean or deviation is infinite."""
+MAX_VOCABULARY: Final = 2**24
+"""The limit if the model's vocabulary is unknown: sixty times the largest vocabulary in use."""
+ROUNDING: Final = 1e-3
+"""A log-prob computed in half precision may exceed 0 by this much."""
+LOWEST_LOG_PROB: Final = -3.0e38
+"""A smaller number is infinite in float32."""
 
 
 def as_reward(value: Any) -> float:
@@ -79,6 +89,25 @@ def _check_count(value: Any, count: int, of_what: str) -> None:
         raise ValueError(f"must be a list, not {_KINDS.get(type(value).__name__, type(value).__name__)}")
     if len(value) != count:
         raise ValueError(f"has {len(value)} entries for {of_what}: one for each is required")
+
+
+def checked_log_prob(value: object) -> float | None:
+    """Returns a log-prob, rounding errors above 0 clipped; None if it is no number, not finite, or above 0."""
+    if type(value) not in (int, float):
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]  # one of the two types that were asked for
+    except OverflowError:
+        return None
+    if math.isnan(number) or not LOWEST_LOG_PROB <= number <= ROUNDING:
+        return None
+    return min(number, 0.0)
+
+
+def first_invalid_id(ids: Iterable[int], size: int | None) -> int | None:
+    """Returns the first id outside of a vocabulary of ``size``; None if all are inside."""
+    bound = MAX_VOCABULARY if size is None else size
+    return next((token for token in ids if not 0 <= token < bound), None)
 
 
 _KINDS = {"bool": "a boolean", "bool_": "a boolean", "str": "a string", "NoneType": "null"}
