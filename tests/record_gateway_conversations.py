@@ -21,6 +21,7 @@ from aiohttp import web
 
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.wire import encode_data_uri
+from tests.command_line_agents import CLAUDE, CODEX
 from tests.gateway_support import tokenizer
 from tests.integration import test_gateway_agents as frameworks
 from tests.integration import test_gateway_command_line_agents as command_line
@@ -48,8 +49,8 @@ QUESTION: Any = {"role": "user", "content": "What is there?"}
 # --- clients ---------------------------------------------------------------------------------------------------------
 
 
-def command_line_agent(command: list[str]) -> Play:
-    return lambda opened, folder: command_line.mended(command, folder / "home", opened)
+def command_line_agent(program: str) -> Play:
+    return lambda opened, folder: command_line.mended(program, folder / "home", opened)
 
 
 def framework(program: str) -> Play:
@@ -135,8 +136,8 @@ def added(*texts: str) -> list[str]:
 
 
 CLIENTS: dict[str, tuple[Play, list[str], str]] = {
-    "claude_code": (command_line_agent(command_line.CLAUDE), mending("Bash", "command"), "loose_tool_call"),
-    "codex": (command_line_agent(command_line.CODEX), mending("exec_command", "cmd"), "loose_tool_call"),
+    "claude_code": (command_line_agent(CLAUDE), mending("Bash", "command"), "loose_tool_call"),
+    "codex": (command_line_agent(CODEX), mending("exec_command", "cmd"), "loose_tool_call"),
     "openai_chat": (play_chat, TWO_LOOKS, "strict"),
     "openai_responses": (play_responses, TWO_LOOKS, "strict"),
     "anthropic": (play_messages, TWO_LOOKS, "strict"),

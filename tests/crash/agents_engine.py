@@ -1,4 +1,4 @@
-"""The engine of the crash test with agents: each sample has a name of its own in its text, and is noted once whole.
+"""The engine of the crash test with agents: each sample has a name of its own in its text. It notes what it was asked.
 
     python -m tests.crash.agents_engine PLAN
 
@@ -13,20 +13,20 @@ import sys
 import uuid
 from typing import Any
 
-from rollout_buffer_lab.scripted_engine.conversation import Conversation
+from rollout_buffer_lab.scripted_engine.conversation import START_OF_TURN, Conversation
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
-from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
+from rollout_buffer_lab.scripted_engine.scripted_backend import ASSISTANT_HEADER, ScriptedBackend
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.sglang_routes.app import sglang_app
 from rollout_buffer_lab.sglang_routes.records import GenerateCall, Sampled
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.http_serving import serve_until_stopped, serving
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from tests.command_line_agents import LAST_WORDS
 from tests.crash.workload import Journal, load_plan
 
 COMMANDS = ("cat calc.py", "ls", "sed -i 's/a - b/a + b/' calc.py", "cat calc.py", "wc -l calc.py")
 TURNS = len(COMMANDS) + 1
-LAST_WORDS = "It adds now."
 NAME = re.compile(r"sample-[0-9a-f]{12}")
 TOOLS = {"exec_command": "cmd", "Bash": "command", "take_screenshot": "why"}
 """The tool of each agent, with the argument that takes the command. An agent without tools is only told."""
@@ -54,17 +54,24 @@ def reply(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
 
 
 class NotingBackend(ScriptedBackend):
-    """Notes what was sampled to its end."""
+    """Notes the step of each request as it comes, and the ids of each reply that came to its end, its beginning too."""
 
     def __init__(self, settings: ScriptedEngineSettings, tokenizer: Any, journal: Journal) -> None:
         super().__init__(settings, tokenizer, reply)
         self._journal = journal
 
     async def generate(self, call: GenerateCall) -> Sampled:
+        begun, step = self._begun(list(call.prompt))
+        self._journal.note(session=call.session, asked=step)
         sampled = await super().generate(call)
         if sampled.finish_reason["type"] == "stop":
-            self._journal.note(session=call.session, text=sampled.text, ids=sampled.output_ids)
+            self._journal.note(session=call.session, ids=[*begun, *sampled.output_ids])
         return sampled
+
+    def _begun(self, prompt: list[Any]) -> tuple[list[int], int]:
+        """Returns the ids of the reply that a prompt has begun, and the number of replies before."""
+        start = len(prompt) - prompt[::-1].index(self._start_id) + len(self._encode(ASSISTANT_HEADER))
+        return prompt[start:], self.tokenizer.decode(prompt).count(START_OF_TURN + ASSISTANT_HEADER) - 1
 
 
 def main(plan_path: str) -> int:

@@ -2,24 +2,24 @@
 
 Real clients (``agents_player``) play sessions of a gateway with two processes while gateway, server, supervisor and
 engine are killed (SIGKILL) one by one. This process holds the ports, as systemd would. A trainer leases and takes what
-is stored. Afterwards the notes of the engine, what each agent was told and what was trained are compared.
+is stored. ``agents_proxy`` stands between agents and gateway, and notes what was answered; ``agents_comparison``
+compares that with what was sampled, stored and trained.
 
-A session ended well if its agent's run succeeded, it is stored, and no turn that was answered whole was sampled again.
+A session ended well if its agent's run succeeded, it is stored, and no turn that was answered was sampled again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
-import re
 import statistics
 import sys
 import threading
 import time
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,24 @@ from typing import Any
 import requests
 
 from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_ports
-from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.wire.job_settings import MAX_ATTEMPTS
-from tests.crash.accounting import SHOWN
-from tests.crash.agents_engine import name_of
-from tests.crash.agents_player import PLAYERS, PROGRAMS
+from tests.command_line_agents import CLAUDE, CODEX, PROGRAMS
+from tests.crash.accounting import (
+    SHOWN,
+    StoreView,
+    bodies,
+    bytes_and_rows_agree,
+    database_is_sound,
+    no_stored_trajectory_is_forgotten,
+    no_trajectory_is_in_two_places,
+)
+from tests.crash.agents_comparison import Comparison
+from tests.crash.agents_player import PLAYERS
 from tests.crash.disk import SmallDisk
 from tests.crash.fleet import Fleet, FleetError
 from tests.crash.workload import SESSIONS_JOB, Journal, Plan, read_journal
@@ -43,14 +52,14 @@ from tests.held_sockets import HeldSockets
 
 WEIGHTS = {"gateway": 4, "supervisor": 2, "master": 1, "worker": 2, "engine": 2}
 GOAL = 0.95
-STEP = re.compile(r"Step (\d+), ")
+CHECKS = (database_is_sound, no_trajectory_is_in_two_places, no_stored_trajectory_is_forgotten, bytes_and_rows_agree)
 CALM_TIMEOUT_S = 400.0
 RETRY_S = 0.2
 
 
 def run(options: argparse.Namespace, plan: Plan) -> int:
     """Runs the test and prints its report; returns the exit code."""
-    missing = [name for name in ("claude", "codex") if not (PROGRAMS / name).exists()]
+    missing = [name for name in (CLAUDE, CODEX) if not (PROGRAMS / name).exists()]
     if missing:
         _say(f"ROLLOUT_BUFFER_TEST_NPM must name a folder with `npm install @anthropic-ai/claude-code @openai/codex`: "
              f"{', '.join(missing)} missing")  # fmt: skip
@@ -124,6 +133,12 @@ def _turns(generations: Any) -> list[list[int]]:
     return turns
 
 
+def _stored(view: StoreView) -> dict[str, list[list[int]]]:
+    """The turns of each session in the database."""
+    items = ((uid, json.loads(body)) for uid, body in bodies(view, SESSIONS_JOB))
+    return {uid: _turns(wire.decode_generations(item["generations"])) for uid, item in items}
+
+
 class AgentsTest:
     """One run from the first process to the last line of the report."""
 
@@ -132,11 +147,11 @@ class AgentsTest:
         self.limit_s = math.inf if minutes is None else minutes * 60
         self.rng = random.Random(plan.seed)
         folder = Path(plan.folder)
-        port, gateway_port, engine_port = free_ports(3)
+        port, gateway_port, engine_port, proxy_port = free_ports(4)
         self.plan = replace(
             plan,
             url=f"http://127.0.0.1:{port}",
-            gateway_url=f"http://127.0.0.1:{gateway_port}",
+            gateway_url=f"http://127.0.0.1:{proxy_port}",
             engine_port=engine_port,
         )
         self.plan.save()
@@ -164,12 +179,19 @@ class AgentsTest:
             findings.append(f"the run did not come to its end: {error}")
         finally:
             self.fleet.end_everything()
-        return [*findings, *self.trainer.broken, *Comparison(self.plan, self.trainer).findings()]
+        view = StoreView(self.plan, {})
+        findings += [sentence for check in CHECKS for sentence in check(view)]
+        self.comparison = Comparison(self.plan, _stored(view), self.trainer.trained)
+        view.close()
+        if words := self.fleet.words("proxy"):
+            findings.append(f"the proxy failed: {words}")
+        return [*findings, *self.trainer.broken, *self.comparison.findings()]
 
     def _start(self) -> None:
         self.fleet.start_serve()
         plan_path = str(self.plan.path("plan.json"))
         self.fleet.add("engine", "tests.crash.agents_engine", plan_path, service=True)
+        self.fleet.add("proxy", "tests.crash.agents_proxy", plan_path, str(self.fleet.gateway_port), service=True)
         self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "the first start")
         RolloutBufferClient(self.plan.url).start_rollout(
             {
@@ -187,7 +209,7 @@ class AgentsTest:
             for number in range(self.each):
                 self.fleet.add(f"{kind}-{number}", "tests.crash.agents_player", plan_path, kind, str(number))
         self.trainer.start()
-        journals = [self.plan.path(f"agents-{name}.jsonl") for name in self.fleet.crew if name != "engine"]
+        journals = [self.plan.path(f"agents-{name}.jsonl") for name, one in self.fleet.crew.items() if not one.service]
         self.fleet.tend_until(lambda: all(map(read_journal, journals)), 120, "a session of each agent")
 
     def _kill(self) -> None:
@@ -227,98 +249,33 @@ class AgentsTest:
 
     def report(self, findings: list[str]) -> int:
         """Prints the report; returns the exit code."""
-        comparison = Comparison(self.plan, self.trainer)
-        count = self.killed.total()
+        comparison, count = self.comparison, self.killed.total()
         kinds = ", ".join(f"{number} {kind}" for kind, number in self.killed.most_common())
         _say(f"{count} kills in {self.killing_s:.0f} s, one each {self.pace_s} s at the mean, "
              f"seed {self.plan.seed}: {kinds}")  # fmt: skip
         starts = self.fleet.start_times_s
         _say(f"starts of serve: {len(starts)}, median {statistics.median(starts or [0]):.1f} s, "
              f"longest {max(starts, default=0):.1f} s")  # fmt: skip
-        well = 0
         for kind in PLAYERS:
             sessions = [one for one in comparison.sessions if one["kind"] == kind]
-            ended = [one for one in sessions if comparison.ended_well(one)]
-            again = sum(len(comparison.again(one)) for one in sessions)
-            well += len(ended)
-            turns = sum(len(one["told"]) for one in sessions)
-            _say(f"{kind}: {len(ended)} of {len(sessions)} sessions ended well; {turns} turns were answered, "
-                 f"{again} of them sampled again")  # fmt: skip
-            for one in [one for one in sessions if one not in ended][:SHOWN]:
-                _say(f"    {one['session']}: {one['problem'] or one['status']}"[:400])
+            unwell = [one for one in sessions if not comparison.ended_well(one)]
+            uids = [one["session"] for one in sessions]
+            _say(f"{kind}: {len(sessions) - len(unwell)} of {len(sessions)} sessions ended well; "
+                 f"{sum(len(comparison.answered(uid)) for uid in uids)} turns were answered, "
+                 f"{sum(len(comparison.again(one)) for one in sessions)} of them sampled again; "
+                 f"{sum(comparison.allowed(uid) for uid in uids)} others are trained by rule")  # fmt: skip
+            causes = {comparison.cause(one): one["session"] for one in unwell}
+            for cause, number in Counter(map(comparison.cause, unwell)).most_common():
+                _say(f"    {number} x {cause}; {causes[cause]}, for example")
         for sentence in findings[:SHOWN]:
             _say(f"  {sentence}")
         total = len(comparison.sessions)
-        share = well / total if total else 0.0
+        share = sum(map(comparison.ended_well, comparison.sessions)) / total if total else 0.0
         lost, doubled = (sum(word in sentence for sentence in findings) for word in ("LOST", "DOUBLED"))
         verdict = "NOT BALANCED" if findings else "BALANCED"
         _say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} kills; "
              f"{share:.1%} of {total} sessions ended well (goal {GOAL:.0%})")  # fmt: skip
         return 0 if not findings and share >= GOAL else 1
-
-
-class Comparison:
-    """What the engine sampled, what the agents were told and what was trained."""
-
-    def __init__(self, plan: Plan, trainer: Trainer) -> None:
-        events = [event for path in Path(plan.folder).glob("agents-*.jsonl") for event in read_journal(path)]
-        self.sessions = [event for event in events if "session" in event]
-        self.trained: dict[str, list[list[int]]] = dict(trainer.trained)
-        self._deliveries = Counter(uid for uid, _ in trainer.trained)
-        sampled = read_journal(plan.path("engine.jsonl"))
-        self._ids = {name_of(event["text"]): event["ids"] for event in sampled}
-        self._steps: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for event in sampled:
-            self._steps[event["session"], _step(event["text"])].append(name_of(event["text"]))
-        self._decode = load_tokenizer(str(DEMO_TOKENIZER_PATH), download=False).decode
-
-    def ended_well(self, session: Mapping[str, Any]) -> bool:
-        """The agent succeeded, its session is stored, and none of its answered turns was sampled again."""
-        return not session["problem"] and session["status"] in ("stored", "duplicate") and not self.again(session)
-
-    def _whole(self, session: Mapping[str, Any]) -> list[str]:
-        """The texts that an agent was told, but those of streams that were cut before the engine had ended the turn."""
-        return [text for text in session["told"] if name_of(text) in self._ids]
-
-    def again(self, session: Mapping[str, Any]) -> list[str]:
-        """The answered turns of a session after which the engine sampled that step to its end once more."""
-        told = [(_step(text), name_of(text)) for text in self._whole(session)]
-        return [name for step, name in told if self._steps[session["session"], step][-1:] != [name]]
-
-    def findings(self) -> Iterator[str]:
-        """Sentences about what is lost, doubled or not what was sampled and answered."""
-        names = Counter(name_of(self._decode(ids)) for uid, _ in self._deliveries.items() for ids in self.trained[uid])
-        yield from (f"DOUBLED: {uid} was acknowledged {n} times" for uid, n in self._deliveries.items() if n > 1)
-        yield from (f"DOUBLED: {name} is trained {n} times" for name, n in names.items() if n > 1)
-        for session in self.sessions:
-            if session["status"] in ("stored", "duplicate"):
-                yield from self._about(session)
-        known = {session["session"] for session in self.sessions}
-        yield from (f"{uid} is trained, and no agent closed it" for uid in self.trained.keys() - known)
-
-    def _about(self, session: Mapping[str, Any]) -> Iterator[str]:
-        uid = session["session"]
-        if uid not in self.trained:
-            yield f"LOST: {uid} was closed as stored and is not trained"
-            return
-        texts = [self._decode(ids) for ids in self.trained[uid]]
-        told = {name_of(text): text.strip() for text in self._whole(session)}
-        yield from (
-            f"LOST: {uid}: {name} was answered and is not trained" for name in told.keys() - set(map(name_of, texts))
-        )
-        for ids, text in zip(self.trained[uid], texts, strict=True):
-            name = name_of(text)
-            if ids != self._ids.get(name):
-                yield f"{uid}: {name or text!r} is not trained as it was sampled"
-            elif name not in told:
-                yield f"{uid}: {name} is trained, and its agent was not told"
-            elif text.removesuffix("<|im_end|>").split("\n<tool_call>")[0] != told[name]:
-                yield f"{uid}: {name} is trained as {text!r}, and its agent was told {told[name]!r}"
-
-
-def _step(text: str) -> str:
-    found = STEP.search(text)
-    return found[1] if found else ""
 
 
 def _say(text: str) -> None:

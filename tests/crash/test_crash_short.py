@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.agents_player import PROGRAMS
+from tests.command_line_agents import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
 
