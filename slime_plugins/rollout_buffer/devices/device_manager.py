@@ -295,7 +295,7 @@ class DeviceManager:
             kind = min(offers, key=lambda kind: self._line.last_served(offers[kind], now))
             free[kind] -= 1
             claimant = offers[kind]
-            if claimant not in self._waiters:
+            if claimant.is_reservation:
                 reserved[claimant] += 1
                 self._serve_soon()
             elif lease := self._table.lend(claimant, now, kind):

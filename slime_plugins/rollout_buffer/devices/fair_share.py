@@ -43,6 +43,15 @@ class Claimant:
     purpose: Purpose
     needs: frozenset[str] = frozenset()
 
+    @property
+    def is_reservation(self) -> bool:
+        """True if no runner waits, but one is expected to ask soon."""
+        return not self.owner
+
+    def reservation(self) -> Claimant:
+        """Returns the stand-in for a runner that is expected to ask for the same purpose and needs."""
+        return replace(self, owner="")
+
 
 class FairShare:
     """The queue for devices. ``evaluation_share`` is the share of evaluations, in (0, 1)."""
@@ -54,13 +63,14 @@ class FairShare:
         # comes again must not go to the end of the queue.
         self._last_served: dict[Claimant, float] = {}
         self._left_at: dict[Claimant, float] = {}
-        self._turns: Counter[tuple[Purpose, frozenset[str] | None]] = Counter()
-        # For each expected request, by a claimant without an owner, the time until which it counts as waiting.
+        # A purpose's virtual time (stride scheduling), by kind of device: the purpose that is behind has the next turn.
+        self._virtual_time: defaultdict[tuple[Purpose, frozenset[str] | None], float] = defaultdict(float)
+        # For each expected request, by its reservation, the time until which it counts as waiting.
         self._expected: defaultdict[Claimant, deque[float]] = defaultdict(deque)
 
     def join(self, claimant: Claimant, now: float) -> None:
         """Adds a claimant to the queue; one that left recently gets its old place."""
-        self._drop_absent(now)
+        self._drop_outdated(now)
         self._left_at.pop(claimant, None)
         self._last_served.setdefault(claimant, now)
         self._waiting.add(claimant)
@@ -72,7 +82,7 @@ class FairShare:
 
     def expect(self, claimant: Claimant, devices: int, now: float) -> None:
         """Reserves devices within the purpose's share for a claimant that is expected to ask for them soon."""
-        self._expected[_expected_one(claimant)].extend([now + ASKS_AGAIN_WITHIN_S] * devices)
+        self._expected[claimant.reservation()].extend([now + ASKS_AGAIN_WITHIN_S] * devices)
 
     def serve(
         self, claimant: Claimant, now: float, *, offered: Collection[frozenset[str] | None] = frozenset({None})
@@ -83,9 +93,13 @@ class FairShare:
         """
         for capabilities in offered:
             if len({each.purpose for each in self._candidates({}, now, capabilities)}) > 1:
-                self._turns[claimant.purpose, capabilities] += 1
+                # From the earlier time of both: else a purpose owes turns for the devices that it got because the other
+                # held more, or under another share.
+                earlier = min(self._virtual_time[purpose, capabilities] for purpose in Purpose)
+                self._virtual_time[claimant.purpose, capabilities] = earlier + 1 / self._share_of(claimant.purpose)
         self._last_served[claimant] = now
-        if expected := self._expected.get(_expected_one(claimant)):
+        self._drop_outdated(now)
+        if expected := self._expected.get(claimant.reservation()):
             expected.popleft()
 
     def next(
@@ -93,20 +107,19 @@ class FairShare:
     ) -> Claimant | None:
         """Returns the claimant that gets the next free device with these capabilities, None if it suits none.
 
-        ``held`` counts the devices with these capabilities that each claimant holds. A claimant with the owner ""
-        means that the device is reserved for an expected request.
+        ``held`` counts the devices with these capabilities that each claimant holds. The claimant may be a reservation.
         """
         candidates = self._candidates(held, now, capabilities)
-        if not any(claimant.owner for claimant in candidates):
+        if all(claimant.is_reservation for claimant in candidates):
             return None
         purposes = [each for each in Purpose if any(claimant.purpose is each for claimant in candidates)]
-        purpose = min(purposes, key=lambda each: self._claim_of(each, held, capabilities))
+        purpose = min(purposes, key=lambda each: self._use_of_share(each, held, capabilities))
         in_line = [claimant for claimant in candidates if claimant.purpose is purpose]
         by_owner: Counter[tuple[str, Purpose]] = Counter()
         for claimant, count in held.items():
             by_owner[claimant.owner, claimant.purpose] += count
         return min(
-            [claimant for claimant in in_line if claimant.owner] or in_line[:1],
+            [claimant for claimant in in_line if not claimant.is_reservation] or in_line[:1],
             key=lambda claimant: (by_owner[claimant.owner, purpose], self.last_served(claimant, now), claimant.owner),
         )
 
@@ -123,29 +136,30 @@ class FairShare:
         self, held: Mapping[Claimant, int], now: float, capabilities: frozenset[str] | None
     ) -> list[Claimant]:
         """Returns who waits, or is expected to ask for more than is reserved, and can use such a device."""
-        for expected in self._expected.values():
-            while expected and expected[0] <= now:
-                expected.popleft()
-        unserved = [claimant for claimant, until in self._expected.items() if len(until) > held.get(claimant, 0)]
+        unserved = [
+            reservation
+            for reservation, times in self._expected.items()
+            if sum(until > now for until in times) > held.get(reservation, 0)
+        ]
         return [claimant for claimant in (*self._waiting, *unserved) if covers(capabilities, claimant.needs)]
 
-    def _claim_of(
+    def _use_of_share(
         self, purpose: Purpose, held: Mapping[Claimant, int], capabilities: frozenset[str] | None
     ) -> tuple[float, float]:
-        """Returns the held devices and the turns of a purpose relative to its share; the smallest is served next.
+        """Returns a purpose's held devices relative to its share, and its virtual time; the smallest is served next.
 
-        Turns are counted only while both purposes wait. They decide if the held devices are equal, as always with a
-        single device.
+        The time decides if the held devices are equal, as always with a single device.
         """
-        share = self.evaluation_share if purpose is Purpose.EVALUATION else 1 - self.evaluation_share
         holds = sum(count for claimant, count in held.items() if claimant.purpose is purpose)
-        return holds / share, self._turns[purpose, capabilities] / share
+        return holds / self._share_of(purpose), self._virtual_time[purpose, capabilities]
 
-    def _drop_absent(self, now: float) -> None:
+    def _share_of(self, purpose: Purpose) -> float:
+        return self.evaluation_share if purpose is Purpose.EVALUATION else 1 - self.evaluation_share
+
+    def _drop_outdated(self, now: float) -> None:
+        for times in self._expected.values():
+            while times and times[0] <= now:
+                times.popleft()
         for claimant in [each for each, left in self._left_at.items() if now - left > _REMEMBERED_S]:
             del self._left_at[claimant]
             self._last_served.pop(claimant, None)
-
-
-def _expected_one(claimant: Claimant) -> Claimant:
-    return replace(claimant, owner="")

@@ -65,19 +65,16 @@ def test_nobody_waits_for_ever_and_no_device_idles(
     for claimant in claimants:
         farm.line.join(claimant, farm.now)
     unserved = dict.fromkeys(claimants, 0)
-    # Among those who hold nothing, a purpose with the smaller share has a turn at least once in so many; one that
-    # holds more than its share has none until it has returned devices.
-    patience = len(claimants) * (2 + int(max(share, 1 - share) / min(share, 1 - share))) + 3 * devices
     for duration in seconds:
         before = len(farm.grants)
         farm.lend_all(duration)
         assert len(farm.running) == (devices if claimants else 0)
         for granted in farm.grants[before:]:
             unserved = {
-                claimant: 0 if claimant == granted or farm.held[claimant] else waited + 1
+                claimant: 0 if farm.held[claimant] else waited + (claimant.purpose is granted.purpose)
                 for claimant, waited in unserved.items()
             }
-        assert all(waited <= patience for waited in unserved.values())
+        assert all(waited <= max(trainings, evaluations) for waited in unserved.values())
         if farm.running:
             farm.take_one_back()
 
@@ -125,6 +122,18 @@ def test_on_a_single_device_turns_follow_the_share(share: float, turns: int) -> 
         farm.lend_all(1.0)
         farm.take_one_back()
     assert farm.grants.count(evaluation("e")) == turns
+
+
+def test_a_changed_share_starves_no_purpose() -> None:
+    farm = Farm(devices=1, line=FairShare(0.5))
+    farm.line.join(training("t"), 0)
+    farm.line.join(evaluation("e"), 0)
+    for turn in range(1000 + 20):
+        if turn == 1000:
+            farm.line.evaluation_share = 0.1
+        farm.lend_all(1.0)
+        farm.take_one_back()
+    assert farm.grants[1000:].count(evaluation("e")) == 2
 
 
 def test_who_is_alone_gets_everything_and_owes_nothing_for_it() -> None:
