@@ -15,7 +15,6 @@ SECOND_CHANCE: Mapping[str, str] = {
     "test_agent_rollout_guide": SERVERS,
     "test_android_world_custom_generate": SERVERS,
     "test_android_world_farm": EMULATORS,
-    "test_android_world_generator": SERVERS,
     "test_android_world_long_episodes": SERVERS,
     "test_android_world_real": EMULATORS,
     "test_android_world_verification": SERVERS,

@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, is_free
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
-from tests.integration.conftest import process_table
+from tests.integration.conftest import process_table, wait_until
 from tests.watchdog_device import make_sdk
 
 ADB = shutil.which("adb")
@@ -54,7 +53,7 @@ def test_no_server_adopts_its_neighbours_emulators(hosts: list[EmulatorProcess])
     try:
         adb(searching, "start-server")
         all_serials = [serial(host) for host in hosts]
-        until(lambda: set(all_serials) <= set(devices(searching)))  # what a server does that may look around
+        wait_until(lambda: set(all_serials) <= set(devices(searching)))  # what a server does that may look around
     finally:
         adb(searching, "kill-server")
     assert [devices(server(host)) for host in hosts] == [[one] for one in all_serials]
@@ -64,7 +63,7 @@ def test_a_server_that_somebody_restarts_finds_its_emulator_again_and_only_that(
     first, *others = hosts
     adb(server(first), "kill-server")
     adb(server(first), "start-server", **NO_ADB_SEARCH)
-    until(lambda: devices(server(first)) == [serial(first)])
+    wait_until(lambda: devices(server(first)) == [serial(first)])
     for host in hosts:
         host.check_alive()
     assert [devices(server(host)) for host in others] == [[serial(host)] for host in others]
@@ -77,10 +76,10 @@ def test_a_command_to_an_emulator_that_has_died_leaves_no_server_behind(hosts: l
     started = f"-port {serial(host).rpartition('-')[2]}"
     emulator = next(pid for pid, _, words in process_table() if started in words and "watchdog.py" not in words)
     os.kill(emulator, signal.SIGKILL)
-    until(lambda: host.lost() != "")
+    wait_until(lambda: host.lost() != "")
     adb(port, "devices")  # as whoever looks at the device in this moment does
     host.close()
-    until(lambda: is_free(port))
+    wait_until(lambda: is_free(port))
 
 
 def server(host: EmulatorProcess) -> int:
@@ -105,10 +104,3 @@ def adb(port: int, *words: str, **variables: str) -> str:
         [str(ADB), "-P", str(port), *words], capture_output=True, text=True, timeout=60, check=True, env=environment
     )
     return done.stdout
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator import watchd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import CHECKOUT_MARK, DEVICE_MARK
+from tests.integration.conftest import is_alive, wait_until
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 SCRIPT = Path(CHECKOUT) / "scripts" / "cleanup.sh"
@@ -77,7 +77,7 @@ class Host:
         environment = {**os.environ, CHECKOUT_MARK: checkout}
         # An owner that never lets go: its end of the pipe stays open until the test is over.
         self.started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment))
-        until(lambda: self.recorded("emulator", avd) is not None)
+        wait_until(lambda: self.recorded("emulator", avd) is not None)
         return self.recorded("emulator", avd) or 0
 
     def recorded(self, kind: str, avd: str) -> int | None:
@@ -107,20 +107,6 @@ def start_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
     made = Host(tmp_path)
@@ -132,7 +118,7 @@ def test_emulators_on_record_are_ended_with_their_guards(host: Host) -> None:
     willing, deaf = host.watchdog("cleanup_test_0"), host.watchdog("cleanup_test_1", emulator=DEAF)
     said = host.cleanup()
     assert "ending watchdog" in said
-    until(lambda: not lives(willing) and not lives(deaf))
+    wait_until(lambda: not is_alive(willing) and not is_alive(deaf))
     assert host.cleanup() == ""
 
 
@@ -142,11 +128,11 @@ def test_the_farm_of_another_checkout_stays_until_somebody_agrees(host: Host) ->
     clone_avd(host.avd_home, "Base", "cleanup_test_0")
     with AvdOwnership(host.avd_home, "cleanup_test_0", Path("/another/checkout")):
         host.cleanup("--all")
-        assert lives(foreign)
+        assert is_alive(foreign)
         assert (host.avd_home / "cleanup_test_0.avd").is_dir()
 
     host.cleanup("--all", "--yes")
-    until(lambda: not lives(foreign))
+    wait_until(lambda: not is_alive(foreign))
     assert not (host.avd_home / "cleanup_test_0.avd").exists()
 
 
@@ -157,7 +143,7 @@ def test_an_adb_server_that_came_with_an_emulator_is_on_record_and_ended(host: H
     host.watchdog("cleanup_test_0", port=port)
     server = subprocess.Popen([sys.executable, "-c", ADB_SERVER, str(port)], start_new_session=True)
     host.started.append(server)
-    until(lambda: host.recorded("adb_server", "cleanup_test_0") == server.pid)
+    wait_until(lambda: host.recorded("adb_server", "cleanup_test_0") == server.pid)
     host.cleanup()
     assert server.wait(timeout=20) == -signal.SIGTERM
 
@@ -182,7 +168,7 @@ def test_what_only_looks_like_ours_survives(host: Host) -> None:
     host.record("emulator", decoys["a record of another pattern"], avd="somebody_elses_4")
     (host.records / "1-x").write_text("kind=emulator\navd=cleanup_test_5\n")
     host.cleanup("--all")
-    assert {name: lives(pid) for name, pid in decoys.items()} == dict.fromkeys(decoys, True)
+    assert {name: is_alive(pid) for name, pid in decoys.items()} == dict.fromkeys(decoys, True)
 
 
 def test_a_dry_run_says_everything_and_does_nothing(host: Host) -> None:
@@ -191,7 +177,7 @@ def test_a_dry_run_says_everything_and_does_nothing(host: Host) -> None:
     said = host.cleanup("--all", "--dry-run")
     assert f"would end emulator {emulator} of cleanup_test_0" in said
     assert f"would remove {host.avd_home}/cleanup_test_0.avd" in said
-    assert lives(emulator)
+    assert is_alive(emulator)
     assert (host.avd_home / "cleanup_test_0.avd").is_dir()
 
 
@@ -219,12 +205,4 @@ def test_all_removes_temporary_folders_and_locks_that_nobody_holds(host: Host) -
     host.cleanup("--all")
     assert sorted(path.name for path in host.temporary.iterdir()) == ["else", "rollout_buffer_notes"]
     assert [path.name for path in host.locks.iterdir()] == ["5556.lock"]
-    assert lives(holder)
-
-
-SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
-
-
-@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
-def test_the_script_is_clean_for_shellcheck() -> None:
-    subprocess.run([str(SHELLCHECK), str(SCRIPT)], check=True, timeout=60)
+    assert is_alive(holder)

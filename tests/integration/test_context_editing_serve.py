@@ -19,7 +19,6 @@ from slime.rollout.agent_rollout import post_process_rewards, reset_jobs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.generator.context_editing.snapshots import emission_views_of, snapshots_of
 from slime_plugins.rollout_buffer.wire import RolloutItem
 from tests.integration.conftest import BufferProcess
 
@@ -131,36 +130,3 @@ def test_a_long_document_is_stored_once_and_sent_to_nobody(start_buffer: StartBu
     assert lines <= size
     stored = sum(path.stat().st_size for path in (buffer.folder / "data" / "packs").rglob("*") if path.is_file())
     assert stored < size / 2
-
-
-@pytest.mark.large
-def test_snapshots_are_rebuilt_from_what_was_delivered(start_buffer: StartBuffer, stand_in_engine: int) -> None:
-    buffer = start_buffer()
-    documents(buffer.folder, 3)
-    items = delivered(buffer.client, stand_in_engine, buffer.folder)
-    deleting = [item for item in items if item.extra_info["had_delete_operation"]]
-    assert deleting
-    for item in deleting:
-        snapshots = snapshots_of(item)
-        assert len(snapshots) == len(item.extra_info["deletions"])
-        assert len(emission_views_of(item)) == item.extra_info["turns"]
-        for snapshot, mark in zip(snapshots, item.extra_info["deletions"], strict=True):
-            turn = item.generations[mark["turn"]]
-            whole = snapshot.prompt_ids + snapshot.response_ids
-            assert whole == [*turn.prompt_ids, *turn.output_ids]
-            assert snapshot.full_history[-1]["role"] in ("assistant", "tool")
-
-
-@pytest.mark.large
-def test_a_small_context_is_punished_and_a_plain_loop_deletes_nothing(
-    start_buffer: StartBuffer, stand_in_engine: int
-) -> None:
-    buffer = start_buffer()
-    documents(buffer.folder, 3)
-    small = {"max_model_length": 3200, "context_length_penalty": -0.5}
-    punished = delivered(buffer.client, stand_in_engine, buffer.folder, statelm=small)
-    exceeded = [item for item in punished if item.extra_info["context_length_exceeded"]]
-    assert {item.reward for item in exceeded} == {-0.5}
-    assert {item.stop_reason for item in exceeded} == {"max_context"}
-    plain = delivered(buffer.client, stand_in_engine, buffer.folder, statelm_enabled=False, max_model_length=16_000)
-    assert not any(item.extra_info["had_delete_operation"] for item in plain)

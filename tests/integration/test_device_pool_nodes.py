@@ -6,26 +6,16 @@ The nodes are processes on this machine, each with a resource called ``phone``; 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib.util
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.registry import Plugin
@@ -35,7 +25,6 @@ from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
@@ -45,93 +34,32 @@ from slime_plugins.rollout_buffer.types import (
 )
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.integration.conftest import descendants
+from tests.integration.ray_processes import ON_RAY, RayProcess, local_ray, phones, pool_at
 
-pytestmark = [
-    pytest.mark.large,
-    pytest.mark.slow,
-    # Not imported here: Ray reads its token's place when it is imported, and the cluster is not up yet.
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    pytest.mark.timeout(600),
-    # Ray leaves sockets and subprocesses to the garbage collector, and announces its own future changes.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*ON_RAY, pytest.mark.large, pytest.mark.timeout(600)]
 
-LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
-STARTED = b"Ray runtime started"
+A_PHONE = {"num_cpus": 0.1, "custom": {"phone": 1}}
+FOUR: dict[str, Any] = {"num_workers": 4, "lease_timeout_s": 30, "boot_timeout_s": 120, "resources_per_worker": A_PHONE}
 
 
-class Node:
-    """One more node of the cluster, with phones. Ends with everything it started, by process id."""
-
-    def __init__(self, address: str, phones: int, log: Path) -> None:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"]
-        command += ["--num-cpus=2", "--resources", json.dumps({"phone": phones}), "--disable-usage-stats"]
-        command += ["--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0"]
-        command += ["--min-worker-port=0", "--max-worker-port=0"]
-        for _ in range(3):  # Ray gives up when its parts take more than 30 s to find each other
-            with log.open("wb") as file:
-                self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-            while self.process.poll() is None:
-                if STARTED in log.read_bytes():
-                    return
-                time.sleep(0.1)
-            self.kill()
-        raise AssertionError(log.read_text())
-
-    def kill(self) -> None:
-        """Kills the node's own processes, as when its machine is switched off; workers follow by themselves."""
-        for process in [*descendants(self.process.pid), self.process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        self.process.wait()
+def start_node(address: str, log: Path) -> RayProcess:
+    """One more node of the cluster, with two phones."""
+    return RayProcess(log, f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1", *phones(2))
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a cluster whose head offers no phone."""
-    folder = tmp_path_factory.mktemp("nodes")
-    (folder / "token").write_text("a secret of this test\n", encoding="utf-8")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "token")
-        environment.setenv("RAY_AUTH_TOKEN_PATH", str(folder / "token"))
-        command = [sys.executable, "-m", LOCAL_RAY, "--num-cpus", "1", "--address-file", str(folder / "address")]
-        process = subprocess.Popen(command)
-        try:
-            deadline = time.monotonic() + 120
-            while not (folder / "address").exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            yield (folder / "address").read_text(encoding="utf-8")
-        finally:
-            process.terminate()
-            assert process.wait(timeout=60) == 0
+    with local_ray(tmp_path_factory.mktemp("nodes")) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
-def first_node(head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    node = Node(head, 2, tmp_path_factory.mktemp("first") / "log")
+def first_node(head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayProcess]:
+    node = start_node(head, tmp_path_factory.mktemp("first") / "log")
     yield node
     node.kill()
-
-
-def settings(**changes: Any) -> DevicePoolSettings:
-    values = {"kind": ADDRESS, "num_workers": 4, "lease_timeout_s": 30, "boot_timeout_s": 120}
-    values["resources_per_worker"] = {"num_cpus": 0.1, "custom": {"phone": 1}}
-    return DevicePoolSettings.model_validate(values | changes)
-
-
-@asynccontextmanager
-async def pool_at(address: str, owner: str = "job", **changes: Any) -> AsyncIterator[RayDevicePool]:
-    pool = RayDevicePool(settings(**changes), ray_address=address, owner=owner)
-    try:
-        await pool.start()
-        yield pool
-    finally:
-        await pool.close()
 
 
 async def until_ready(pool: RayDevicePool, count: int) -> list[dict[str, Any]]:
@@ -152,9 +80,9 @@ def nodes_of(devices: list[dict[str, Any]]) -> Counter[str]:
 
 
 async def test_workers_land_only_where_their_resource_is_and_the_rest_wait_and_say_why(
-    head: str, first_node: Node
+    head: str, first_node: RayProcess
 ) -> None:
-    async with pool_at(head, boot_timeout_s=60) as pool:
+    async with pool_at(head, **FOUR | {"boot_timeout_s": 60}) as pool:
         ready = await until_ready(pool, 2)
         assert list(nodes_of(ready).values()) == [2]
         deadline = time.monotonic() + 120
@@ -216,13 +144,13 @@ def start_job(buffer: Buffer) -> JobRecord:
 
 
 async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
-    head: str, first_node: Node, tmp_path: Path
+    head: str, first_node: RayProcess, tmp_path: Path
 ) -> None:
-    second = await asyncio.to_thread(Node, head, 2, tmp_path / "second.log")
-    third: Node | None = None
+    second = await asyncio.to_thread(start_node, head, tmp_path / "second.log")
+    third: RayProcess | None = None
     buffer = Buffer(Store(tmp_path / "data"))
     try:
-        async with pool_at(head) as pool:
+        async with pool_at(head, **FOUR) as pool:
             assert sorted(nodes_of(await until_ready(pool, 4)).values()) == [2, 2]
             playing = asyncio.Event()
             generator = PlaysOnPhones(pool, playing)
@@ -241,7 +169,7 @@ async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
             await playing.wait()
             second.kill()
             await asyncio.sleep(5)
-            third = await asyncio.to_thread(Node, head, 2, tmp_path / "third.log")
+            third = await asyncio.to_thread(start_node, head, tmp_path / "third.log")
             await asyncio.wait_for(running, 400)
             accounting = describe_job(buffer.store, buffer.job("job"))
             assert accounting["state"] == "finished"
@@ -261,35 +189,3 @@ async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
         if third is not None:
             third.kill()
         buffer.store.close()
-
-
-# ---- what else breaks ------------------------------------------------------------------------------------------------
-
-
-async def test_two_trainings_and_an_evaluation_share_two_phones_and_all_come_to_their_end(
-    head: str, first_node: Node
-) -> None:
-    order: list[str] = []
-
-    async def job(name: str, purpose: Purpose, episodes: int) -> None:
-        async with pool_at(head, name, num_workers=2) as pool:
-
-            async def episode() -> None:
-                async with await pool.acquire(purpose) as device:
-                    order.append(name)
-                    await device.reset("Slow", 0)
-                    await device.step(CLICK)
-
-            await asyncio.gather(*(episode() for _ in range(episodes)))
-
-    async with pool_at(head, "keeper", num_workers=2) as keeper:  # one connection for all of them
-        await until_ready(keeper, 2)
-        await asyncio.gather(
-            job("first", Purpose.TRAINING, 12),
-            job("second", Purpose.TRAINING, 12),
-            job("evaluation", Purpose.EVALUATION, 10),
-        )
-    assert Counter(order) == {"first": 12, "second": 12, "evaluation": 10}
-    while_all_wait = Counter(order[2:18])
-    assert 6 <= while_all_wait["evaluation"] <= 10
-    assert min(while_all_wait["first"], while_all_wait["second"]) >= 2

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,7 @@ from transformers import AutoTokenizer
 from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
 from slime_plugins.rollout_buffer.cli.node_checks import examine_nodes
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.devices.ray_cluster.pool import (
-    MANAGER_NAME,
-    NAMESPACE,
-    RayDevicePool,
-)
+from slime_plugins.rollout_buffer.devices.ray_cluster.pool import MANAGER_NAME, NAMESPACE, RayDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, WorkerResources
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.errors import DeviceError
@@ -40,52 +35,36 @@ from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Samplin
 from tests.android_world_expert import expert_replies, turn_of
 from tests.bad_adb import make_adb, set_devices
 from tests.integration.conftest import descendants, is_alive, wait_until
+from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import BY_FILE
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
-pytestmark = [
-    pytest.mark.slow,
-    # Not imported here: Ray reads its token's place when it is imported, and the cluster is not up yet.
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    pytest.mark.timeout(180),
-    # Ray leaves sockets and subprocesses to the garbage collector, and announces its own future changes.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*ON_RAY, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
+QUICK: dict[str, Any] = {"num_workers": 2, "lease_timeout_s": 2}
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 
 
 @pytest.fixture(scope="module")
-def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    path = tmp_path_factory.mktemp("token") / "token"
-    path.write_text("a secret of this test\n", encoding="utf-8")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "token")
-        environment.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-        yield
-
-
-@pytest.fixture(scope="module")
-def cluster(token: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A local Ray. It ends with its parent: here when the parent is killed, in the demo's test in order."""
     folder = tmp_path_factory.mktemp("ray")
     address_file = folder / "address"
-    command = [sys.executable, "-m", LOCAL_RAY, "--num-cpus", "2", "--address-file", str(address_file)]
+    command = [*LOCAL_RAY, "--num-cpus", "2", "--address-file", str(address_file)]
     starts = [sys.executable, "-c", f"import subprocess; subprocess.run({command})"]
-    parent = ChildProcess("parent of Ray", starts, log_file=folder / "ray.log")
-    try:
-        wait_until(address_file.exists, 120, "the start of Ray")
-        yield address_file.read_text(encoding="utf-8")
-    finally:
-        below = descendants(parent.pid)
-        assert below
-        os.kill(parent.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, below)), 60, "the end of Ray")
-        assert parent.exit_code() == -signal.SIGKILL
-        assert not address_file.exists()
+    with token_in(folder):
+        parent = ChildProcess("parent of Ray", starts, log_file=folder / "ray.log")
+        try:
+            wait_until(address_file.exists, 120, "the start of Ray")
+            yield address_file.read_text(encoding="utf-8")
+        finally:
+            below = descendants(parent.pid)
+            assert below
+            os.kill(parent.pid, signal.SIGKILL)
+            wait_until(lambda: not any(map(is_alive, below)), 60, "the end of Ray")
+            assert parent.exit_code() == -signal.SIGKILL
+            assert not address_file.exists()
 
 
 def kill_manager() -> None:
@@ -100,24 +79,10 @@ async def until_gone(process: str) -> None:
         await asyncio.sleep(0.05)
 
 
-def settings(**changes: Any) -> DevicePoolSettings:
-    return DevicePoolSettings.model_validate({"kind": ADDRESS, "num_workers": 2, "lease_timeout_s": 2} | changes)
-
-
-@asynccontextmanager
-async def pool_at(address: str, owner: str = "job", **changes: Any) -> AsyncIterator[RayDevicePool]:
-    pool = RayDevicePool(settings(**changes), ray_address=address, owner=owner)
-    try:
-        await pool.start()
-        yield pool
-    finally:
-        await pool.close()
-
-
 async def test_episodes_play_at_once_on_devices_in_other_processes(cluster: str) -> None:
     pids: set[str] = set()
 
-    async with pool_at(cluster) as pool:
+    async with pool_at(cluster, **QUICK) as pool:
 
         async def episode(number: int) -> float:
             async with await pool.acquire() as device:
@@ -137,13 +102,13 @@ async def test_episodes_play_at_once_on_devices_in_other_processes(cluster: str)
 async def test_the_next_runner_finds_the_same_devices(cluster: str) -> None:
     seen = []
     for owner in ("first", "second"):
-        async with pool_at(cluster, owner) as pool, await pool.acquire() as one, await pool.acquire() as other:
+        async with pool_at(cluster, owner, **QUICK) as pool, await pool.acquire() as one, await pool.acquire() as other:
             seen.append({(await device.reset("Solved", 0)).details["pid"] for device in (one, other)})
     assert seen[0] == seen[1]
 
 
 async def test_a_worker_that_dies_costs_one_attempt_and_is_replaced(cluster: str) -> None:
-    async with pool_at(cluster) as pool:
+    async with pool_at(cluster, **QUICK) as pool:
         async with await pool.acquire() as device:
             await device.reset("Exit", 0)
             with pytest.raises(DeviceError, match="a device worker or the device manager is gone"):
@@ -158,13 +123,8 @@ async def test_a_worker_that_dies_costs_one_attempt_and_is_replaced(cluster: str
     assert counters[lost]["replacements"] == 1
 
 
-async def deaths(pool: RayDevicePool) -> int:
-    """How often the first device has died on this cluster, which the tests share."""
-    return int((await pool.counters())[0]["failures"].get("died", 0))
-
-
 async def test_a_hung_worker_is_killed_and_replaced(cluster: str) -> None:
-    async with pool_at(cluster, num_workers=1, step_timeout_s=1) as pool:
+    async with pool_at(cluster, num_workers=1, lease_timeout_s=2, step_timeout_s=1) as pool:
         async with await pool.acquire() as device:
             hung = (await device.reset("Hang", 0)).details["pid"]
             with pytest.raises(DeviceError, match="did not finish"):
@@ -192,7 +152,8 @@ VICTIM = (
 
 def start_victim(address: str) -> subprocess.Popen[bytes]:
     """Starts a runner in a process of its own that holds every device and does nothing."""
-    command = [sys.executable, "-c", VICTIM, address, settings().model_dump_json()]
+    settings = DevicePoolSettings.model_validate({"kind": ADDRESS} | QUICK)
+    command = [sys.executable, "-c", VICTIM, address, settings.model_dump_json()]
     return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
@@ -201,7 +162,7 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
         try:
             assert victim.stdout is not None
             assert await asyncio.to_thread(victim.stdout.readline) == b"holding\n"
-            async with pool_at(cluster, acquire_timeout_s=30) as pool:
+            async with pool_at(cluster, **QUICK, acquire_timeout_s=30) as pool:
                 waiting = asyncio.create_task(pool.acquire())
                 await asyncio.sleep(2.5)
                 assert not waiting.done(), "a living runner lost its lease"
@@ -220,7 +181,7 @@ async def test_a_manager_that_dies_is_started_anew_with_fresh_devices(cluster: s
             began.set_result((await device.reset("Solved", 0)).details["pid"])
             await asyncio.sleep(60)
 
-    async with pool_at(cluster) as pool:
+    async with pool_at(cluster, **QUICK) as pool:
         playing = asyncio.create_task(episode())
         before = await began
         kill_manager()
@@ -261,9 +222,13 @@ async def test_a_node_short_of_memory_loses_one_device_with_that_reason_and_the_
             await played.wait()
             await device.score()
 
-    async with pool_at(
-        cluster, kind=BY_FILE, device_options=options, resources_per_worker=reserved, farm="memory", boot_pause_s=1
-    ) as pool:
+    own: dict[str, Any] = {
+        "kind": BY_FILE,
+        "device_options": options,
+        "resources_per_worker": reserved,
+        "farm": "memory",
+    }
+    async with pool_at(cluster, **QUICK, **own, boot_pause_s=1) as pool:
         episodes = [asyncio.create_task(episode(pool)) for _ in range(2)]
         for _ in episodes:
             await began.acquire()
@@ -298,7 +263,7 @@ def without_token() -> dict[str, str]:
 
 
 def test_no_cluster_is_started_without_a_token(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", LOCAL_RAY, "--address-file", str(tmp_path / "address")]
+    command = [*LOCAL_RAY, "--address-file", str(tmp_path / "address")]
     done = subprocess.run(command, env=without_token(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "RAY_AUTH_TOKEN_PATH must name a file" in done.stderr
@@ -352,9 +317,7 @@ async def test_attached_devices_play_in_workers_and_one_that_drops_is_connected_
     )
     settings = read_settings(config).for_devices().model_copy(update={"farm": "attached"})
     inventory.unlink()  # other nodes do not have it
-    pool = RayDevicePool(settings, ray_address=cluster, owner="job")
-    try:
-        await pool.start()
+    async with pool_at(cluster, **settings.model_dump()) as pool:
         for state in ("device", ""):
             set_devices(tmp_path, **{address: {"state": state, "comes_back": True} for address in addresses})
             async with await pool.acquire() as one, await pool.acquire() as other:
@@ -363,5 +326,3 @@ async def test_attached_devices_play_in_workers_and_one_that_drops_is_connected_
                     await device.step(CLICK)
                     assert await device.score() == 1.0
         assert [entry["failures"] for entry in await pool.counters()] == [{}, {}]
-    finally:
-        await pool.close()

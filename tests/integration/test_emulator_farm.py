@@ -2,10 +2,6 @@
 
 The emulators are small (``tests/adb_emulator.py``): real processes with real virtual devices, each behind an adb server
 of its own; ``tests/adb_phone.py`` says what else is not Android. Disks are copied by a ``cp`` that takes its time.
-
-The large test is a farm of as many devices as a host takes, 64, and wants 4 GB of memory.
-ROLLOUT_BUFFER_TEST_FARM_DEVICES says another number; ROLLOUT_BUFFER_TEST_FARM_REPORT names a file that gets a line with
-what was measured.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +93,7 @@ def make_farm(folder: Path, devices: int) -> dict[str, str]:
     config.write_text(
         f"device: android_world\nandroid_world_python: {folder / 'python'}\ndevice_pool: local\n"
         f"num_workers: {devices}\nboot_stagger_s: 0.1\nboot_pause_s: 2\nboot_timeout_s: 300\n"
-        "reset_timeout_s: 1200\nstep_timeout_s: 45\n"
+        "reset_timeout_s: 1200\nstep_timeout_s: 15\n"
         f"avd_name: Base\nandroid_avd_home: {home}\nandroid_sdk_root: {folder}\n"
         f"emulator_path: {folder / 'emulator'}\nadb_path: {ADB}\n"
         "base_console_port: 5554\nbase_grpc_port: 45100\nbase_adb_server_port: 45400\n"
@@ -139,54 +135,16 @@ def copies(folder: Path) -> set[int]:
     return {pid for pid, command in of_this_farm(folder).items() if "rollout_buffer_part" in command}
 
 
-def megabytes(folder: Path) -> Counter[str]:
-    """What the farm's processes hold in memory by what they are, with their part of what they share."""
-    kinds = {
-        "tests.adb_phone": "device",
-        "tests.adb_emulator": "emulator",
-        "watchdog.py": "watchdog",
-        "fork-server": "adb server",
-    }
-    held: Counter[str] = Counter()
-    for pid, command in of_this_farm(folder).items():
-        with suppress(OSError, StopIteration):
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            kilobytes = next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
-            held[next((kind for word, kind in kinds.items() if word in command), "buffer")] += kilobytes
-    return Counter({kind: round(kilobytes / 1000) for kind, kilobytes in held.items()})
+def job_of(buffer: BufferProcess) -> dict[str, Any]:
+    time.sleep(0.5)  # each look is a request to a server that has a farm to serve
+    job: dict[str, Any] = buffer.client.job("farm")
+    assert job["state"] != "failed", job
+    return job
 
 
-class Progress:
-    """Looks at the job now and then; notes after how many seconds what was first seen."""
-
-    def __init__(self, buffer: BufferProcess, devices: int) -> None:
-        self._buffer = buffer
-        self._devices = devices
-        self._begun = time.monotonic()
-        self.seconds: dict[str, float] = {}
-
-    def all_are_up(self) -> bool:
-        """Whether all devices can be used, or are, at this moment."""
-        up = [one for one in (self._job()["devices"] or {}).get("devices", []) if one["state"] in UP]
-        self._note("first device", bool(up))
-        self._note("every device", len(up) == self._devices)
-        return len(up) == self._devices
-
-    def over(self) -> dict[str, Any] | None:
-        """The job once nothing of it is open."""
-        job = self._job()
-        self._note("end", job["slots"]["open"] == 0)
-        return job if job["slots"]["open"] == 0 else None
-
-    def _job(self) -> dict[str, Any]:
-        time.sleep(0.5)  # each look is a request to a server that has a farm to serve
-        job: dict[str, Any] = self._buffer.client.job("farm")
-        assert job["state"] != "failed", job
-        return job
-
-    def _note(self, what: str, happened: bool) -> None:
-        if happened:
-            self.seconds.setdefault(what, round(time.monotonic() - self._begun, 1))
+def are_up(job: dict[str, Any], devices: int) -> bool:
+    """Whether all devices can be used, or are, at this moment."""
+    return sum(one["state"] in UP for one in (job["devices"] or {}).get("devices", [])) == devices
 
 
 def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) -> dict[str, Any]:
@@ -222,16 +180,14 @@ def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) 
             wait_until(lambda: not under_way & copies(folder), 60, "the end of the orphaned copies")
             (folder / HELD).unlink()
             wait_until(lambda: buffer.runner_pid() != runner, 60, "another runner")
-            progress = Progress(buffer, devices)
-            wait_until(progress.all_are_up, 1200, "every device at once")
-            in_memory = megabytes(folder)
+            wait_until(lambda: are_up(job_of(buffer), devices), 1200, "every device at once")
             (folder / HELD_TASKS).unlink()
-            job = wait_until(progress.over, 1200, "the end of the job")
-            job |= {"failures": failures(folder / "data"), "seconds": progress.seconds, "megabytes": in_memory}
+            wait_until(lambda: job_of(buffer)["slots"]["open"] == 0, 1200, "the end of the job")
+            job = job_of(buffer) | {"failures": failures(folder / "data")}
         finally:
             buffer.stop()
     wait_until(lambda: not of_this_farm(folder), 120, "the end of everything that was started")
-    return dict(job)
+    return job
 
 
 def failures(data: Path) -> Counter[str]:

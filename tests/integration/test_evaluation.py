@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from typer.testing import CliRunner
 
 from rollout_buffer_lab.mock_trainer import trainer_args
@@ -177,22 +176,6 @@ def wait_for_the_buffer_and_read(output: Path) -> dict[tuple[str, int], str]:
     serving = f"--data-dir {output / 'buffer'}"
     wait_until(lambda: not any(serving in line for _, _, line in process_table()), 60, "end of its processes")
     return played_in(output)
-
-
-@pytest.mark.large
-@pytest.mark.slow
-def test_weights_that_change_in_the_middle_are_told(slow_engine: str, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    arguments = ["--task-type", "math", "--tasks", str(sums(tmp_path, 20)), "--concurrency", "1"]
-    process = ChildProcess("eval", evaluation(slow_engine, output, *arguments), log_file=tmp_path / "eval.log")
-    wait_until(functools.partial(has_played, output, 2), 120, "two trajectories")
-    update = requests.post(f"{slow_engine}/update_weight_version", json={"new_version": "9"}, timeout=30)
-    assert update.status_code == 200
-    wait_until(lambda: process.exit_code() is not None, 120, what="its end")
-    told = json.loads((output / "report.json").read_text())["weight_versions"]
-    assert (told["first"], told["last"], told["known"], told["unknown"]) == (0, 9, 20, 0)
-    assert told["message"].startswith("changed during it: weight versions 0 to 9, ")
-    assert "changed during it" in " ".join(process.log_tail(60).split())
 
 
 @pytest.mark.large

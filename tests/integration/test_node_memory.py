@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import MANAGER_NAME, NAMESPACE, RayDevicePool
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, WorkerResources
 from slime_plugins.rollout_buffer.errors import DeviceError
+from tests.integration.conftest import wait_until
+from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import ADDRESS, EMULATORS
 
 _IN_ITS_OWN_MEMORY = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
@@ -27,13 +26,10 @@ _MAY_UNSHARE = shutil.which("unshare") and not subprocess.run([*_IN_ITS_OWN_MEMO
 _IN_USE_AT_FIRST, _GROWTH_PER_S = 0.85, 0.01
 
 pytestmark = [
+    *ON_RAY,
     pytest.mark.large,
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.skipif(not _MAY_UNSHARE, reason="no mount namespace can be made here"),
     pytest.mark.timeout(180),
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
@@ -53,18 +49,14 @@ def write_meminfo(path: Path, emulators: Path) -> None:
 @pytest.fixture
 def cluster_with_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Its Ray and its devices read how much memory is in use from a file of this test."""
-    token, address, meminfo = tmp_path / "token", tmp_path / "address", tmp_path / "meminfo"
+    address, meminfo = tmp_path / "address", tmp_path / "meminfo"
     (emulators := tmp_path / "emulators").mkdir()
-    token.write_text("a secret of this test\n")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     monkeypatch.setenv(EMULATORS, str(emulators))
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]  # the device of this test, too
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     hide = f'mount --bind {meminfo} /proc/meminfo && mount -t tmpfs none /sys/fs/cgroup && exec "$@"'
-    ray = [sys.executable, "-m", "slime_plugins.rollout_buffer.supervisor.local_ray", "--num-cpus", "2"]
+    ray = [*LOCAL_RAY, "--num-cpus", "2", "--address-file", str(address)]
     write_meminfo(meminfo, emulators)
-    process = subprocess.Popen([*_IN_ITS_OWN_MEMORY, hide, "sh", *ray, "--address-file", str(address)])
     is_over = threading.Event()
 
     def keep_writing() -> None:
@@ -73,18 +65,16 @@ def cluster_with_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     writer = threading.Thread(target=keep_writing)
     writer.start()
-    try:
-        deadline = time.monotonic() + 120
-        while not address.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield address.read_text()
-    finally:
-        process.terminate()
-        assert process.wait(timeout=60) == 0
-        is_over.set()
-        writer.join()
+    with token_in(tmp_path):
+        process = subprocess.Popen([*_IN_ITS_OWN_MEMORY, hide, "sh", *ray])
+        try:
+            wait_until(address.exists, 120, "the start of Ray")
+            yield address.read_text()
+        finally:
+            process.terminate()
+            assert process.wait(timeout=60) == 0
+            is_over.set()
+            writer.join()
 
 
 async def episode(pool: RayDevicePool) -> None:
@@ -94,11 +84,8 @@ async def episode(pool: RayDevicePool) -> None:
 
 
 async def test_a_device_is_given_up_before_ray_ends_manager_and_workers(cluster_with_memory_of_its_own: str) -> None:
-    reserved = WorkerResources(memory=50_000_000)
-    settings = DevicePoolSettings(kind=ADDRESS, num_workers=2, resources_per_worker=reserved, boot_pause_s=1)
-    pool = RayDevicePool(settings, ray_address=cluster_with_memory_of_its_own, owner="job")
-    await pool.start()
-    try:
+    cluster, reserved = cluster_with_memory_of_its_own, {"memory": 50_000_000}
+    async with pool_at(cluster, kind=ADDRESS, num_workers=2, resources_per_worker=reserved, boot_pause_s=1) as pool:
         ray = importlib.import_module("ray")
         manager = ray.get_actor(MANAGER_NAME, namespace=NAMESPACE)
         before = await manager.__ray_call__.remote(lambda _: os.getpid())
@@ -109,5 +96,3 @@ async def test_a_device_is_given_up_before_ray_ends_manager_and_workers(cluster_
             assert one.device_id in ("device-0", "device-1")
         counters = await pool.counters()
         assert sorted(device["replacements"] for device in counters) in ([0, 0], [0, 1])
-    finally:
-        await pool.close()

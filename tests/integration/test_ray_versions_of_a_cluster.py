@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +13,9 @@ from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
 from slime_plugins.rollout_buffer.cli.host_checks import Finding, State
 from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
-from tests.integration.conftest import wait_until
+from tests.integration.ray_processes import ON_RAY, local_ray
 
-pytestmark = [
-    pytest.mark.large,
-    pytest.mark.slow,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-]
+pytestmark = [*ON_RAY, pytest.mark.large, pytest.mark.timeout(240)]
 PRETEND = """
 import json, sys
 from ray._common.usage import usage_constants
@@ -38,32 +30,18 @@ client.internal_kv_put(usage_constants.CLUSTER_METADATA_KEY, json.dumps(held).en
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    token = tmp_path / "token"
-    token.write_text("a secret of this test\n", encoding="utf-8")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    address_file = tmp_path / "address"
-    module = "slime_plugins.rollout_buffer.supervisor.local_ray"
-    command = [sys.executable, "-m", module, "--num-cpus", "1", "--address-file", str(address_file)]
-    process = ChildProcess("ray", command, log_file=tmp_path / "ray.log")
-    wait_until(address_file.exists, 120, "start of Ray")
-    yield address_file.read_text(encoding="utf-8").strip()
-    process.stop(60)
-
-
 def cluster_finding(address: str, tmp_path: Path) -> Finding:
     settings = AndroidWorldSettings(android_avd_home=str(tmp_path))
     examination = Examination(settings=settings, data_dir=tmp_path, ray_address=address)
     return next(finding for finding in examine(examination) if finding.name == "Ray cluster")
 
 
-def test_a_cluster_of_other_versions_is_refused_in_one_sentence(cluster: str, tmp_path: Path) -> None:
-    well = cluster_finding(cluster, tmp_path)
+def test_a_cluster_of_other_versions_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with local_ray(tmp_path) as cluster:
+        well = cluster_finding(cluster, tmp_path)
+        subprocess.run([sys.executable, "-c", PRETEND, cluster], check=True, timeout=60, env=dict(os.environ))
+        refused = cluster_finding(cluster, tmp_path)
     assert (well.state, well.detail) == (State.OK, f"{own_versions()}, as the cluster at {cluster}")
-    subprocess.run([sys.executable, "-c", PRETEND, cluster], check=True, timeout=60, env=dict(os.environ))
-    refused = cluster_finding(cluster, tmp_path)
     assert refused.state is State.MISSING
     assert f"the Ray cluster at {cluster} runs Ray 2.40.0 on Python 3.11.2" in refused.detail
     assert f"this process has {own_versions()}" in refused.detail

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,7 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
-from tests.integration.conftest import BufferProcess, answers, wait_until
+from tests.integration.conftest import BufferProcess, wait_until
 
 pytestmark = [
     pytest.mark.large,
@@ -73,23 +68,6 @@ def holders(buffer: BufferProcess, job_id: str) -> set[str]:
     return {holder.rpartition("-")[0] for holder in found if holder}
 
 
-def played(buffer: BufferProcess, job_id: str) -> list[tuple[float, float]]:
-    """When each episode so far had a phone, from when to when."""
-    entries: list[dict[str, Any]] = []
-    cursor = None
-    while cursor is not None or not entries:
-        page = buffer.client.trajectories(job_id=job_id, limit=500, cursor=cursor)
-        entries += page["trajectories"]
-        if (cursor := page["next_cursor"]) is None:
-            break
-    return [(entry["created_at"] - entry["played_s"], entry["created_at"]) for entry in entries]
-
-
-def seconds_within(window: tuple[float, float], episodes: list[tuple[float, float]]) -> float:
-    """For how long phones were had, all together."""
-    return sum(max(0.0, min(window[1], ended) - max(window[0], began)) for began, ended in episodes)
-
-
 def test_jobs_share_phones_outlive_a_killed_runner_and_show_their_devices(
     start_buffer: StartBuffer, stand_in_engine: int, tmp_path: Path
 ) -> None:
@@ -130,61 +108,3 @@ def test_jobs_share_phones_outlive_a_killed_runner_and_show_their_devices(
     assert all(device["step_s_p50"] >= 0.2 for device in shown["devices"])
     page = requests.get(f"{buffer.url}/metrics", timeout=30).text
     assert 'rollout_buffer_device_episodes{device_id="device-2",pool="ray"}' in page
-
-
-@contextmanager
-def engine_of_one_test(folder: Path) -> Iterator[str]:
-    """A scripted engine whose weights may be changed without a word to other tests; yields its URL."""
-    port = free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port)]
-    process = ChildProcess("engine", command, log_file=folder / "engine.log")
-    try:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the engine")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.stop(10)
-
-
-def set_weights(engine: str, version: str) -> None:
-    requests.post(f"{engine}/update_weight_version", json={"new_version": version}, timeout=30).raise_for_status()
-
-
-def test_an_evaluation_beside_a_training_leaves_it_its_share_and_names_the_weights_it_saw(
-    start_buffer: StartBuffer, tmp_path: Path
-) -> None:
-    buffer = start_buffer(
-        "--ray-num-cpus", "1",
-        "--android", "device=simulated",
-        "--android", "num_workers=4",
-        "--android", "evaluation_share=0.25",
-        environment={"ROLLOUT_BUFFER_ANDROID_WORLD__SIMULATED_LATENCY_S": "0.2", "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    tasks = tmp_path / "measured.jsonl"
-    tasks.write_text("".join(json.dumps(line) + "\n" for line in instances(6)), encoding="utf-8")
-    with engine_of_one_test(tmp_path) as engine:
-        set_weights(engine, "1")
-        start_job(buffer, int(engine.rpartition(":")[2]), "training", 500)
-        wait_until(lambda: len(played(buffer, "training")) >= 4, 240, "the training on the phones")
-        command = [
-            sys.executable, "-m", "slime_plugins.rollout_buffer", "eval", "--engine-url", engine, "--json",
-            "--task-type", "android_world", "--tasks", str(tasks), "--samples-per-task", "2",
-            "--option", 'android_world={"max_turns": 4}', "--buffer-url", buffer.url, "--output", str(tmp_path / "out"),
-        ]  # fmt: skip
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as evaluating:
-            evaluation = wait_until(
-                lambda: next((job["job_id"] for job in buffer.client.jobs() if job["job_id"] != "training"), None),
-                120,
-                "the evaluation's job",
-            )
-            wait_until(lambda: played(buffer, evaluation), 120, "its first episode")
-            set_weights(engine, "2")
-            report = json.loads(evaluating.communicate()[0])
-
-    assert report["slots"] == {"planned": 12, "played": 12, "not_played": 0}
-    assert report["weight_versions"]["message"].startswith("changed during it: weight versions 1 to 2, ")
-    of_evaluation, of_training = played(buffer, evaluation), played(buffer, "training")
-    window = min(began for began, _ in of_evaluation), max(ended for _, ended in of_evaluation)
-    had, left = seconds_within(window, of_evaluation), seconds_within(window, of_training)
-    # A quarter is its share. Unshared, or shared by jobs alone, it would be a half.
-    assert 0.1 < had / (had + left) < 0.375, (had, left)
-    assert buffer.client.job("training")["state"] == "running"

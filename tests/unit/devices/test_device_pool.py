@@ -185,21 +185,6 @@ async def test_a_runner_gets_at_most_what_it_wants_and_at_least_one() -> None:
         assert await manager.acquire("b", Purpose.TRAINING, 1, 0.01) == []
 
 
-async def test_two_waiting_runners_share_what_comes_free() -> None:
-    async with manager_of_fakes(num_workers=4) as (manager, _):
-        held = await manager.acquire("a", Purpose.TRAINING, 4, 5)
-        greedy, modest = (
-            asyncio.create_task(manager.acquire("a", Purpose.TRAINING, 4, 5)),
-            asyncio.create_task(manager.acquire("b", Purpose.TRAINING, 4, 5)),
-        )
-        await asyncio.sleep(0)
-        for grant in held[:2]:
-            await manager.release(grant.lease_id, LeaseReport())
-        (got,) = await modest
-        assert got.device_id in {held[0].device_id, held[1].device_id}
-        greedy.cancel()
-
-
 @in_virtual_time
 async def test_what_a_silent_runner_holds_goes_to_the_next_and_its_late_release_is_ignored() -> None:
     async with manager_of_fakes(num_workers=1, lease_timeout_s=0.1) as (manager, _):
@@ -566,17 +551,22 @@ async def test_a_faulty_device_rests_is_probed_and_comes_back_on_probation() -> 
         assert await states_of(manager) == ["ready", "ready"]
 
 
-@in_virtual_time
-async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> None:
-    booting = asyncio.Event()
+def boots_once_then_when_told() -> tuple[asyncio.Event, type[FakeWorker]]:
+    told = asyncio.Event()
 
-    class BootsOnceThenSlowly(FakeWorker):
+    class BootsOnceThenWhenTold(FakeWorker):
         async def boot(self) -> str:
             if self.calls[1]:
-                await booting.wait()
+                await told.wait()
             return "here"
 
-    async with manager_of_fakes(BootsOnceThenSlowly, num_workers=2, spare_devices=1) as (manager, _):
+    return told, BootsOnceThenWhenTold
+
+
+@in_virtual_time
+async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> None:
+    booting, kind = boots_once_then_when_told()
+    async with manager_of_fakes(kind, num_workers=2, spare_devices=1) as (manager, _):
         assert await states_of(manager) == ["ready"] * 3
         first, second = await manager.acquire("a", Purpose.TRAINING, 5, 5)
         assert await manager.acquire("b", Purpose.TRAINING, 1, 0.01) == []
@@ -595,15 +585,8 @@ async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> Non
 
 
 async def test_old_devices_are_recycled_one_after_the_other() -> None:
-    booting = asyncio.Event()
-
-    class BootsOnceThenSlowly(FakeWorker):
-        async def boot(self) -> str:
-            if self.calls[1]:
-                await booting.wait()
-            return "here"
-
-    async with manager_of_fakes(BootsOnceThenSlowly, num_workers=3, recycle_after_episodes=2) as (manager, workers):
+    booting, kind = boots_once_then_when_told()
+    async with manager_of_fakes(kind, num_workers=3, recycle_after_episodes=2) as (manager, workers):
         await play(manager, 3)
         await play(manager, 3)
         assert sorted(await states_of(manager)) == ["ready", "ready", "recycling"]
@@ -649,9 +632,6 @@ async def test_an_evaluation_gets_its_share_from_a_training_run_that_wants_every
         assert {name: len(grants) for name, grants in held.items()} == {"training": 6, "evaluation": 2}
         for task in asking.values():
             task.cancel()
-
-
-# ---- where workers fit -----------------------------------------------------------------------------------------------
 
 
 # ---- the worker ------------------------------------------------------------------------------------------------------
