@@ -292,10 +292,6 @@ class TestRetries:
         assert reply.output_ids == (7,)
         assert len(server.bodies) == 21
 
-    async def test_one_server_error_is_survived(self) -> None:
-        reply, _ = await play(web.Response(status=500), answered([7]))
-        assert reply.output_ids == (7,)
-
     @pytest.mark.parametrize(
         "body",
         [

@@ -17,7 +17,6 @@ from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_jo
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "🙂"}}\n</tool_call>'
 REPLY = f"<think>\nI thínk 🙂.\n</think>\n\nI lóok.\n{CALL}"
-INTERLEAVED = f"<think>hm</think> One {CALL} two."
 QUESTION: Any = [{"role": "user", "content": "What is there?"}]
 SCHEMA: Any = {"type": "object", "properties": {"at": {"type": "string"}}}
 FUNCTION: Any = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
@@ -178,27 +177,6 @@ async def test_arguments_of_a_call_leave_before_the_engines_last_tokens(tmp_path
         assert len([kind for kind, _ in heard if kind == "arguments"]) > 3
 
 
-async def test_a_call_that_was_cut_comes_back_as_the_turn_that_it_was(tmp_path: Path) -> None:
-    engine = HeldEngine(CALL[: CALL.index("}}")], finish_reason="length")
-    engine.may_go_on.set()
-    async with gateway_on(tmp_path, engine) as gateway:
-        job = start_session_job(gateway.buffer, n=1, message_matching="strict")
-        opened = await gateway.open(job)
-        asked: Any = {"model": "p", "max_tokens": 200, "tools": [{"name": "look", "input_schema": SCHEMA}]}
-        client = gateway.anthropic_client(opened)
-        async with client.messages.stream(messages=QUESTION, **asked) as stream:
-            said = await stream.get_final_message()
-        assert (said.stop_reason, [block.type for block in said.content]) == ("max_tokens", ["tool_use"])
-        echo: Any = {"role": "assistant", "content": said.content}
-        async with client.messages.stream(messages=[*QUESTION, echo, *QUESTION], **asked) as stream:
-            await stream.until_done()
-        assert (await gateway.close(opened, reward=1)).body["branches"] == 1
-        recorded = gateway.item(job, opened["session_id"])["messages"][-1]
-        assert recorded["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at":"🙂"'}
-        first, _ = gateway.generations(job, opened["session_id"])
-        assert list(first.output_ids) == engine.ids
-
-
 async def test_a_call_that_was_cut_is_rendered_by_templates_that_take_objects_only(tmp_path: Path) -> None:
     strict: Any = type(tokenizer).from_pretrained(tokenizer.name_or_path, local_files_only=True)
     strict.chat_template = tokenizer.chat_template.replace(
@@ -336,39 +314,6 @@ async def test_a_retry_of_a_stored_turn_is_streamed_from_the_store(tmp_path: Pat
         for kind in ("thought", "text", "arguments", "end"):
             assert joined(again, kind) == joined(first, kind)
         assert (await turns_of(gateway, opened), engine.calls) == (1, 1)
-
-
-async def test_messages_with_text_after_a_call_come_back_as_the_turn_that_they_were(tmp_path: Path) -> None:
-    engine = HeldEngine(INTERLEAVED)
-    engine.may_go_on.set()
-    tools: Any = [{"name": "look", "description": "Looks.", "input_schema": SCHEMA}]
-    async with session_with(tmp_path, engine) as (gateway, opened):
-        client = gateway.anthropic_client(opened)
-        asked: Any = {"model": "p", "max_tokens": 200, "tools": tools}
-        async with client.messages.stream(messages=QUESTION, **asked) as stream:
-            said = (await stream.get_final_message()).content
-        assert [block.type for block in said] == ["thinking", "text", "tool_use", "text"]
-        (call,) = (block for block in said if block.type == "tool_use")
-        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "a cat"}
-        echo: Any = {"role": "assistant", "content": said}
-        await client.messages.create(messages=[*QUESTION, echo, {"role": "user", "content": [result]}], **asked)
-        assert (await gateway.close(opened, reward=1)).body["branches"] == 1
-
-
-async def test_a_response_with_text_after_a_call_comes_back_as_the_turn_that_it_was(tmp_path: Path) -> None:
-    engine = HeldEngine(INTERLEAVED)
-    engine.may_go_on.set()
-    tools: Any = [{"type": "function", **FUNCTION}]
-    async with session_with(tmp_path, engine) as (gateway, opened):
-        client = gateway.client(opened)
-        async with client.responses.stream(model="p", input=QUESTION, tools=tools) as stream:
-            said = (await stream.get_final_response()).output
-        assert [item.type for item in said] == ["reasoning", "message", "function_call", "message"]
-        (call,) = (item for item in said if item.type == "function_call")
-        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "a cat"}
-        sent: Any = [*QUESTION, *(item.model_dump(exclude={"parsed_arguments"}) for item in said), result]
-        await client.responses.create(model="p", input=sent, tools=tools)
-        assert (await gateway.close(opened, reward=1)).body["branches"] == 1
 
 
 async def test_a_streamed_response_is_a_previous_one(tmp_path: Path) -> None:

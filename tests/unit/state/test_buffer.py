@@ -10,7 +10,6 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
-from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -72,27 +71,6 @@ def test_one_more_member_than_slots_is_late_and_opens_no_new_group(buffer: Buffe
     described = describe_job(buffer.store, job)
     assert described["late"] == 1
     assert described["slots"]["submitted"] == 2
-
-
-def test_the_next_members_of_an_instance_fill_its_next_epoch(buffer: Buffer) -> None:
-    job = start_external(buffer, ids=("i",), num_epoch=2)
-    write(buffer, job, *(written(f"u{i}", reward=i % 2) for i in range(4)))
-    assert uids(buffer, poll(buffer, job)) == ["u0", "u1", "u2", "u3"]
-
-
-def test_an_instance_that_the_input_does_not_have_is_refused(buffer: Buffer) -> None:
-    job = start_external(buffer, ids=("i",))
-    with pytest.raises(ConflictError, match="no instance 'other'"):
-        write(buffer, job, written("u", "other"))
-
-
-def test_items_of_one_call_are_kept_all_or_none(buffer: Buffer) -> None:
-    job = start_external(buffer, ids=("i",))
-    big = written("big", messages=[{"role": "user", "content": "x" * 100_000}])
-    with pytest.raises(ConflictError):
-        write(buffer, job, big, written("u", "other"))
-    assert write(buffer, job, big) == ["stored"]
-    assert describe_job(buffer.store, job)["outcomes"] == {"completed": 1}
 
 
 def test_without_a_job_id_the_only_open_job_is_meant_and_of_several_none(buffer: Buffer) -> None:
@@ -167,18 +145,6 @@ def test_an_acknowledged_delivery_never_comes_back_and_acks_are_idempotent(
     assert slots(buffer, job)["delivered"] == 4
 
 
-def test_a_late_ack_counts_only_while_nobody_else_has_the_groups(buffer: Buffer, clock: SettableClock) -> None:
-    job = ready_job(buffer)
-    first = poll(buffer, job, lease_s=10)
-    assert first is not None
-    clock.advance(11)
-    part = poll(buffer, job, lease_s=10, max_groups=1)
-    assert part is not None
-    assert part.delivery_id != first.delivery_id
-    assert buffer.acknowledge([first.delivery_id])["expired"] == [first.delivery_id]
-    assert slots(buffer, job) | {"leased": 2, "ready": 2, "delivered": 0} == slots(buffer, job)
-
-
 def test_a_late_ack_of_groups_that_still_wait_is_taken(buffer: Buffer, clock: SettableClock) -> None:
     job = ready_job(buffer)
     first = poll(buffer, job, lease_s=10)
@@ -228,32 +194,7 @@ def test_the_name_of_a_superseded_job_is_one_that_can_be_asked_for(buffer: Buffe
     assert (len(name), name[-4:]) == (256, f"jj~{old.key}")
 
 
-def test_a_resumed_trainer_gets_again_what_it_had_received_but_not_trained(buffer: Buffer) -> None:
-    job = start_external(buffer, job_id="j")
-    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "abc" for i in (0, 1)))
-    for _ in range(2):
-        delivery = poll(buffer, job, lease_s=60, max_groups=1)
-        assert delivery is not None
-        buffer.acknowledge([delivery.delivery_id])
-    start_external(buffer, job_id="j", skip_instance_ids=["a"], start_id="second process")
-    assert uids(buffer, poll(buffer, job)) == ["b0", "b1", "c0", "c1"]
-
-
 # --- runners ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_runner_fills_slots_and_closes_the_group(buffer: Buffer) -> None:
-    job = start_math(buffer)
-    fence = buffer.begin_running(job.key)
-    (group, _) = buffer.open_groups(job.key, after=(-1, -1), limit=10)
-    for slot in (0, 1):
-        attempt = buffer.begin_attempt(fence, group, slot)
-        assert attempt == 1
-        result = buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", reward=slot))
-        assert result.status == "stored"
-    assert buffer.judge_and_close(group, group_policy(job), fence=fence) is not None
-    assert buffer.judge_and_close(group, group_policy(job), fence=fence) is None
-    assert uids(buffer, poll(buffer, job)) == ["t0", "t1"]
 
 
 def test_a_result_of_an_attempt_that_was_given_up_is_refused(buffer: Buffer) -> None:
@@ -285,18 +226,6 @@ def test_a_result_that_came_while_its_group_was_skipped_fills_no_slot_when_it_is
     assert buffer.begin_attempt(fence, group, 0) == 2
 
 
-def test_a_failed_attempt_has_an_error_and_no_reward(buffer: Buffer) -> None:
-    job = start_math(buffer)
-    fence = buffer.begin_running(job.key)
-    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
-    attempt = buffer.begin_attempt(fence, group, 0)
-    assert attempt is not None
-    buffer.fail_attempt(fence, group, 0, attempt, code="device", message="it hung")
-    assert buffer.slot_progress(group.key) == {0: (False, 1)}
-    assert describe_job(buffer.store, job)["attempts"] == {"failed": 1, "failed:device": 1}
-    assert buffer.count_trajectories(job.key) == 0
-
-
 def test_cancelling_gives_up_open_slots_and_keeps_what_is_ready(buffer: Buffer) -> None:
     job = ready_job(buffer)
     write(buffer, job, written("c0", "c"))
@@ -304,13 +233,6 @@ def test_cancelling_gives_up_open_slots_and_keeps_what_is_ready(buffer: Buffer) 
     accounting = slots(buffer, job)
     assert (accounting["ready"], accounting["skipped"]) == (4, 2)
     assert len(uids(buffer, poll(buffer, job))) == 4
-
-
-def test_a_failed_job_goes_on_when_somebody_attaches(buffer: Buffer) -> None:
-    job = start_math(buffer, job_id="j")
-    buffer.fail_job(job.key, "no tokenizer")
-    assert buffer.job("j").cause == "no tokenizer"
-    assert start_math(buffer, job_id="j").state.value == "running"
 
 
 # --- the clock -------------------------------------------------------------------------------------------------------
@@ -338,18 +260,6 @@ def sampled_by(version: str) -> dict[str, Any]:
     return {"generations": [{"prompt_ids": [1], "output_ids": [2], "weight_version": version}]}
 
 
-def test_groups_sampled_by_weights_too_old_are_dropped_and_counted(buffer: Buffer) -> None:
-    job = start_external(buffer, max_weight_version_lag=2)
-    write(buffer, job, written("a0", "a", reward=0, **sampled_by("3")), written("a1", "a", **sampled_by("5")))
-    write(buffer, job, written("b0", "b", reward=0, **sampled_by("5")), written("b1", "b", **sampled_by("6")))
-    delivery = poll(buffer, job)
-    assert uids(buffer, delivery) == ["b0", "b1"]
-    assert delivery is not None
-    assert delivery.meta_info["finished_groups"] == ["a", "b"]
-    assert list(describe_job(buffer.store, job)["causes"]["filtered"]) == [STALE.message]
-    assert slots(buffer, job)["filtered"] == 2
-
-
 def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
     job = start_external(buffer, max_weight_version_lag=0, staleness_policy="flag")
     write(buffer, job, written("a0", "a", reward=0, **sampled_by("default")), written("a1", "a", **sampled_by("1")))
@@ -358,13 +268,6 @@ def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
     (first, _) = delivered_items(buffer, delivery)
     assert first[0]["weight_version"] == 0
     assert delivery.meta_info["stale_groups"] == [first[0]["group_index"]]
-
-
-def test_the_trainer_may_say_which_version_it_is_at(buffer: Buffer) -> None:
-    job = start_external(buffer, max_weight_version_lag=3)
-    write(buffer, job, written("a0", "a", reward=0, **sampled_by("1")), written("a1", "a", **sampled_by("1")))
-    assert poll(buffer, job, weight_version=5) is None
-    assert slots(buffer, job)["filtered"] == 2
 
 
 def idle_job(buffer: Buffer, clock: SettableClock, **settings: Any) -> JobRecord:

@@ -111,20 +111,6 @@ def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> N
     assert describe_job(buffer.store, job)["attempts"] == {"given_up": 1}
 
 
-def test_a_group_whose_runner_died_before_closing_it_is_found_by_the_next(buffer: Buffer) -> None:
-    job = start_played(buffer)
-    fence = buffer.begin_running(job.key)
-    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=1)
-    for slot in (0, 1):
-        attempt = buffer.begin_attempt(fence, group, slot)
-        assert attempt is not None
-        buffer.add_trajectory(fence, group, slot, attempt, played(f"t{slot}", reward=slot))
-    buffer.begin_running(job.key)
-    (found,) = buffer.open_groups(job.key, after=(-1, -1), limit=1)
-    assert buffer.slot_progress(found.key) == {0: (True, 0), 1: (True, 0)}
-    assert buffer.count_trajectories(job.key) == 2
-
-
 def while_judging(happens: Callable[[], object]) -> GroupFunctions:
     """Functions of a generator, during whose first call something happens."""
     left = [happens]
@@ -197,15 +183,6 @@ def test_a_heartbeat_from_the_future_is_none(buffer: Buffer, clock: SettableCloc
     found = buffer.heartbeat("supervisor")
     assert found is not None
     assert found[0] == 3600
-
-
-def test_what_an_earlier_skip_list_skipped_comes_when_the_trainer_goes_back(buffer: Buffer) -> None:
-    job = start_played(buffer, ("a", "b"), skip_instance_ids=["a", "b"])
-    assert buffer.finish_if_done(job.key)
-    start_played(buffer, ("a", "b"), skip_instance_ids=["b"])
-    assert buffer.job(job.job_id).state.value == "running"
-    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)
-    assert group.instance_id == "a"
 
 
 def test_what_was_cancelled_is_not_started_by_a_skip_list(buffer: Buffer) -> None:

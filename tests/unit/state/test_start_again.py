@@ -105,18 +105,6 @@ def test_what_was_written_before_any_trainer_came_is_the_first_trainers(buffer: 
     buffer.store.close()
 
 
-def test_a_trainers_input_comes_beside_what_was_written(buffer: Buffer) -> None:
-    made = start_external(buffer, job_id="j")
-    write_groups(buffer, made, "b", "not of the input")
-    job = start_external(buffer, ids=("a", "b", "c"), num_epoch=2, **TRAINER)
-    assert (job.key, job.instance_count) == (made.key, 4)
-    with pytest.raises(ConflictError, match="has no instance"):
-        write(buffer, job, written("d0", "d"))
-    write_groups(buffer, job, "a", "c")
-    write(buffer, job, written("b2", "b", reward=0), written("b3", "b"))
-    assert slots(buffer, job) == {**slots(buffer, job), "submitted": 14, "ready": 10, "open": 4}
-
-
 def test_a_job_that_was_filled_to_its_end_is_delivered(buffer: Buffer) -> None:
     made = start_external(buffer, job_id="j", ids=("a", "b"))
     write_groups(buffer, made, "a", "b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sqlite3
 import subprocess
 import sys
@@ -18,17 +17,15 @@ from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, StorageFullError
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
-from slime_plugins.rollout_buffer.storage.pack_reader import PackReader
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     Blob,
     BlobRef,
     Disk,
-    PackWriter,
     pack_path,
 )
 from slime_plugins.rollout_buffer.storage.store import Store, Work
@@ -403,21 +400,6 @@ def test_of_one_uid_twice_in_one_call_the_first_counts_as_a_whole(buffer: Buffer
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------
-
-
-def test_records_of_any_size_come_back_as_they_were(tmp_path: Path) -> None:
-    writer, reader = PackWriter(tmp_path, limit_bytes=9_000_000), PackReader(tmp_path)
-    blobs = [Blob(os.urandom(size)) for size in (0, 1, 4083, 4084, 4096, 5_000_000, 12, 6_000_000)]
-    places = [place for blob in blobs for place in writer.append([blob])] + writer.append(blobs)
-    assert [bytes(reader.read(place)) for place in places] == [bytes(blob.data) for blob in (*blobs, *blobs)]
-    assert len({place.pack for place in places}) > 1, "a full pack is followed by another"
-    with pytest.raises(DamagedError):
-        reader.read(places[-1]._replace(offset=places[-1].offset + 1))
-    with pytest.raises(DamagedError):
-        reader.read(BlobRef(99, 0, 5, b"owner of"))
-    assert BlobRef.parse(str(places[1])) == places[1]
-    writer.close()
-    reader.close()
 
 
 def test_work_that_waits_is_done_together_and_each_caller_gets_its_own(tmp_path: Path) -> None:

@@ -150,16 +150,6 @@ def test_what_the_buffer_refuses_is_not_tried_again(buffer: LoopbackBuffer) -> N
     assert len(buffer.requests) == 1
 
 
-def test_a_delivery_that_comes_back_is_not_trained_twice(buffer: LoopbackBuffer) -> None:
-    """As after an acknowledgement that was lost for longer than the lease."""
-    trainer = trainer_of(buffer)
-    first = trainer.train(1)
-    for group in buffer.only_job().groups[:2]:
-        group.state = "ready"
-
-    assert instances(first + trainer.train(3)) == [f"task-{number}" for number in range(8)]
-
-
 @pytest.mark.parametrize("most_of_a_poll", [None, 1])
 def test_groups_acknowledged_too_late_are_left_to_who_has_them_now(
     buffer: LoopbackBuffer, most_of_a_poll: int | None
@@ -369,14 +359,6 @@ def test_surplus_in_the_data_buffer_is_used_first_and_counted_when_used(buffer: 
     assert instances(trainer.train(1)) == ["task-2", "task-3"]
     assert buffer.bodies("/get_rollout_data")[-1]["max_groups"] == 1
     assert trainer.data_source.get_metadata()["1"] == ["task-2", "task-3"]
-
-
-def test_groups_that_ended_without_being_delivered_are_remembered_too(buffer: LoopbackBuffer) -> None:
-    buffer.also_finished = ["task-7", "task-0"]
-    trainer = trainer_of(buffer)
-    trainer.train(1)
-
-    assert sorted(trainer.data_source.get_metadata()["0"]) == ["task-0", "task-0", "task-1", "task-7"]
 
 
 def only_even_tasks(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
