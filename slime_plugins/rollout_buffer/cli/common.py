@@ -47,8 +47,11 @@ EXIT_CODES = (
     "3 the buffer does not answer; 4 the buffer refuses it in its present state (conflict, busy, full)."
 )
 WIDTH_OF_A_FILE = 120
-console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else WIDTH_OF_A_FILE)
-errors = Console(stderr=True)
+# Names and messages of others are printed as they are: "[/x]" is no markup, ":x:" no emoji.
+console = Console(
+    width=None if sys.stdout is not None and sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False, emoji=False
+)
+errors = Console(stderr=True, markup=False, emoji=False)
 
 DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
 Url = Annotated[
@@ -170,7 +173,7 @@ def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
     """Prints an error and returns the exit to raise."""
     explanation = _with_commands(error.message)
     _print_error(error.code, explanation, error.detail)
-    errors.print(f"rollout-buffer: {explanation}", style="red", highlight=False, markup=False, soft_wrap=True)
+    errors.print(f"rollout-buffer: {explanation}", style="red", highlight=False, soft_wrap=True)
     return typer.Exit(code.value)
 
 

@@ -148,6 +148,13 @@ def test_the_folder_of_the_demo_tokenizer_can_be_asked_for() -> None:
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
+def test_names_of_others_are_printed_as_they_are(served: Served, tmp_path: Path) -> None:
+    served.client.get_rollout_data(job_id="j", max_groups=1, consumer_id="[/x]", poll_id="p")
+    assert "[/x]" in served.said("deliveries", "j")
+    delivery_id = json.loads(served.said("deliveries", "j", "--json"))["deliveries"][0]["delivery_id"]
+    assert "[b].json" in served.said("replay", delivery_id, "--output", str(tmp_path / "[b].json"))
+
+
 def test_groups_say_what_became_of_them(served: Served) -> None:
     said = served.said("groups", "j", "--state", "filtered")
     assert "max_weight_version_lag" in said

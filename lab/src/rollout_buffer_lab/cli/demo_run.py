@@ -121,7 +121,8 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     console.print(
         f"[bold]Rollout Buffer demo[/]: {_what_is_played(settings)}, a scripted engine of skill "
         f"{settings.skill:g} (a script, no model), {settings.rollouts} rollouts of "
-        f"{GROUPS_PER_ROLLOUT} groups × {SAMPLES_PER_GROUP} samples"
+        f"{GROUPS_PER_ROLLOUT} groups × {SAMPLES_PER_GROUP} samples",
+        markup=True,
     )
     started = time.monotonic()
     input_file = _input_file(settings, run)
@@ -139,8 +140,9 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     result_file = _write_results(trainer.records, run)
     console.print(_summary(trainer.records))
     _check(trainer, job)
-    console.print(f"[green]All well[/]: {_count(trainer.records)} in "
-                  f"{time.monotonic() - started:.0f} s; masks decode to exactly the policy's replies.")  # fmt: skip
+    seconds = time.monotonic() - started
+    message = f"{_count(trainer.records)} in {seconds:.0f} s; masks decode to exactly the policy's replies."
+    console.print(f"[green]All well[/]: {message}", markup=True)
     _print_paths(console, run, result_file, job["slots"])
 
 

@@ -130,7 +130,7 @@ def _serve_model(log_format: LogFormat, **settings: Any) -> None:
         from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings
     except ImportError as error:
         message = f"the embedded engine needs the extra 'embedded-engine' ({error}): {install_lab('embedded-engine')}"
-        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     set_up_logging(log_format)
     with report_errors():

@@ -156,7 +156,7 @@ def _import_learning() -> None:
         importlib.import_module("rollout_buffer_lab.learning.run")
     except ImportError as error:
         message = f"rollout-buffer: learn needs the extra 'embedded-engine' ({error}): {install_lab('embedded-engine')}"
-        errors.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print(message, style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(ExitCode.NO) from error
 
 
@@ -192,11 +192,11 @@ def _print_outcome(outcome: Outcome, folder: Path) -> None:
         sentence = outcome.verdict.sentence
     else:
         sentence = "The reward did not rise: too few steps were trained to tell."
-    console.print(sentence, style="green" if outcome.rose else "red", highlight=False, markup=False, soft_wrap=True)
+    console.print(sentence, style="green" if outcome.rose else "red", highlight=False, soft_wrap=True)
 
 
 def _print_message(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 COLUMN_KEY = (
@@ -269,7 +269,7 @@ class _StepTable:
         lines = [self.COLUMNS, self._rows[-1]] if len(self._rows) == 1 else [self._rows[-1]]
         for line in lines:
             row_text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-            console.print(row_text, highlight=False, markup=False, soft_wrap=True)
+            console.print(row_text, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table()

@@ -62,13 +62,13 @@ def attempts(
             console.print(Padding(Text(again if traceback in shown else traceback, style="red"), (1, 0, 0, 2)))
             shown.add(traceback)
         for message in failed["messages"] or ():
-            for line in message_lines(message, _named_only, LONG_TEXT):
+            for line in message_lines(message, _image_name, LONG_TEXT):
                 console.print(line)
         console.print()
     none = "no such attempt failed" if error_code or search else f"no attempt of {job_id} failed"
     print_page("" if page["attempts"] else none, page)
     if page["log"]:
-        console.print(f"The runner's log: {page['log']}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"The runner's log: {page['log']}", style="dim", highlight=False, soft_wrap=True)
 
 
 def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,6 +99,6 @@ def _failed_head(failed: Mapping[str, Any]) -> RenderableType:
     return grid
 
 
-def _named_only(url: str) -> RenderableType:
+def _image_name(url: str) -> RenderableType:
     """Returns the name of a screenshot, because those of failed attempts are not stored."""
     return Text(f"[screenshot {url.removeprefix(IMAGE_URL_PREFIX)[:80]}]", style="dim")

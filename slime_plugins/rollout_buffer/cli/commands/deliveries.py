@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import orjson
 import typer
@@ -47,7 +47,9 @@ def deliveries(
 def replay(
     delivery_id: Annotated[str, typer.Argument(help="A delivery's id, as `rollout-buffer deliveries` lists it.")],
     output: Annotated[Path, typer.Option(help="Output file for the delivery's JSON.")],
-    images: Annotated[str, typer.Option(help="Screenshots `inline` as data URIs, or by `hash`.")] = "inline",
+    images: Annotated[
+        Literal["inline", "hash"], typer.Option(help="Screenshots `inline` as data URIs, or by `hash`.")
+    ] = "inline",
     reward_version: Annotated[
         int | None, typer.Option(min=0, help="Use the rewards of this version, from `rescore`.")
     ] = None,
@@ -65,4 +67,4 @@ def replay(
     if as_json:
         print_json({"delivery_id": delivery_id, "samples": samples, "bytes": len(body), "output": str(output)})
     else:
-        console.print(f"{samples} samples, {len(body)} bytes, in {output}")
+        console.print(f"{samples} samples, {len(body)} bytes, in {output}", soft_wrap=True)

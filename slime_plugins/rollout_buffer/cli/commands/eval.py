@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.cli.common import (
@@ -312,7 +311,7 @@ def _summary(report: Report) -> Table:
         if report[name] is not None:
             table.add_row(f"mean {unit}", f"{report[name]:.3g}", "", "")
     for code, count in report["failed_tries"].items():
-        table.add_row(f"failed: {escape(code)}", str(count), "", "tries, not counted against the policy")
+        table.add_row(f"failed: {code}", str(count), "", "tries, not counted against the policy")
     return table
 
 
@@ -321,7 +320,7 @@ def _group_table(name: str, groups: Mapping[str, Report]) -> Table:
     for value, summary in groups.items():
         slots, turns = summary["slots"], summary["turns_mean"]
         numbers = (str(summary["solved"]), str(slots["played"]), str(slots["not_played"]))
-        table.add_row(escape(value), *_cells_of(summary["success"]), *numbers, "" if turns is None else f"{turns:.1f}")
+        table.add_row(value, *_cells_of(summary["success"]), *numbers, "" if turns is None else f"{turns:.1f}")
     return table
 
 

@@ -114,7 +114,7 @@ def export(
     if as_json:
         print_json({"job_id": job_id, "format": file_format.value, "output": str(output), **asdict(tally)})
         return
-    console.print(f"{tally.written} trajectories in {output}", markup=False)
+    console.print(f"{tally.written} trajectories in {output}")
     if tally.purged:
         console.print(f"{tally.purged} were left out: retention has purged their payloads")
     if tally.missing_images:

@@ -56,7 +56,7 @@ def _register_failing(app: typer.Typer, name: str, message: str) -> None:
 
 def _failing(message: str) -> Callable[[], None]:
     def command() -> None:
-        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(ExitCode.NO)
 
     return command

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.cli.common import (
@@ -43,6 +42,6 @@ def groups(
         members = [member for member in group["members"] if not member["late"]]
         rewards = " ".join(f"{member['reward']:g}" for member in members)
         numbers = (f"{len(members)}/{group['group_size']}", rewards)
-        names = (str(group["group_index"]), str(group["epoch"]), escape(group["instance_id"]), group["state"])
-        table.add_row(*names, *numbers, escape(group["message"]))
+        names = (str(group["group_index"]), str(group["epoch"]), group["instance_id"], group["state"])
+        table.add_row(*names, *numbers, group["message"])
     print_page(table if page["groups"] else "no such group", page)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Column, Table
 
 from slime_plugins.rollout_buffer.cli.commands.serve import set_android_settings
@@ -115,8 +114,8 @@ def _print_findings(findings: Sequence[Finding], device: str) -> None:
     """Prints a table of the findings, then each remedy in a line of its own, so that a command in it can be pasted."""
     table = Table("what", "state", Column("found", overflow="fold"), title=f"device: {device}")
     for finding in findings:
-        table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail)))
+        table.add_row(finding.name, finding.state.value, finding.detail)
     console.print(table)
     for finding in findings:
         if finding.remedy:
-            console.print(f"{finding.name}: {finding.remedy}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"{finding.name}: {finding.remedy}", soft_wrap=True, highlight=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.cli.common import (
@@ -49,5 +48,5 @@ def mismatch(
     for entry in found["worst"]:
         lag, advantage = ("–" if entry[key] is None else f"{entry[key]:.3g}" for key in ("weight_lag", "advantage"))
         place = (str(entry["row"]), str(entry["turn"]), str(entry["at"]))
-        table.add_row(escape(entry["uid"]), *place, f"{entry['gap']:.2g}", lag, advantage)
+        table.add_row(entry["uid"], *place, f"{entry['gap']:.2g}", lag, advantage)
     console.print(table)

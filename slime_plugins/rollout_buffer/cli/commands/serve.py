@@ -111,9 +111,7 @@ def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTok
             file,
             engine_url,
             tokenizer,
-            lambda message, passed: console.print(
-                message, style=None if passed else "red", highlight=False, markup=False
-            ),
+            lambda message, passed: console.print(message, style=None if passed else "red", highlight=False),
         )
     if failed:
         raise typer.Exit(1)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.cli.common import (
@@ -134,7 +133,6 @@ def import_list(
             errors.print(
                 f"Job {job_id} will count these {ids.total()} entries as consumed, and nothing else. Other delivered "
                 "groups will be delivered again.",
-                markup=False,
             )
             typer.confirm("Continue? (--yes skips this question)", abort=True, err=True)
         client.start_rollout(start)
@@ -150,7 +148,7 @@ def _print_payload(entries: int, output: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"entries": entries, "output": str(output)})
     else:
-        console.print(f"a start payload with {entries} entries is in {output}; no job was changed", markup=False)
+        console.print(f"a start payload with {entries} entries is in {output}; no job was changed")
 
 
 def consumed_ids(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str], Counter[str]]:
@@ -233,6 +231,6 @@ def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
 def _show(ids: Counter[str]) -> None:
     table = Table("instance", "entries")
     for name, count in sorted(ids.items()):
-        table.add_row(escape(name), str(count))
+        table.add_row(name, str(count))
     if ids:
         console.print(table)

@@ -81,11 +81,9 @@ def start(
         what = "had failed; its failed groups are played again"
     else:
         what = f"exists already and is {reply.state}; attached to it" if reply.attached else "started"
-    console.print(
-        f"{reply.job_id}: {what}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True, markup=False
-    )
+    console.print(f"{reply.job_id}: {what}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True)
     for note in reply.notes:
-        console.print(note, soft_wrap=True, markup=False)
+        console.print(note, soft_wrap=True)
 
 
 def _payload(path: Path) -> dict[str, Any]:
