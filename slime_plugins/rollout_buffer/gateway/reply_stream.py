@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -22,19 +22,18 @@ from slime_plugins.rollout_buffer.engine.streamed_calls import StreamedCall, beg
 from slime_plugins.rollout_buffer.engine.tool_call_parser import CALL, CALL_END, ToolCall, call_at
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
 from slime_plugins.rollout_buffer.gateway.replies import CONTENT, REASONING, TOOL_CALLS, ChatReply, Piece
+from slime_plugins.rollout_buffer.recording.message_matching import THINK, THINK_END
 from slime_plugins.rollout_buffer.recording.messages import JOINT, call_id, read_arguments
+from slime_plugins.rollout_buffer.recording.prompts import opens_thought
 from slime_plugins.rollout_buffer.types import Message
 
 Listener = Callable[[ChatReply | Piece], None]
 
-THINK, THINK_END = "<think>", "</think>"
 QUOTE, QUOTE_END = "<thinking>", "</thinking>"
 HALF_CHARACTER = "\ufffd"
 _CALL_MARK = re.compile(f"{CALL}|{CALL_END}")
 _THINK_END = re.compile(THINK_END)
 _UNDECIDED_IN_QUOTE = re.compile(f"{THINK}|{CALL}")
-MAX_OPENING_TOKENS: Final = 8
-"""At most so many tokens end a prompt that begins the reply with ``<think>``."""
 
 
 def first_stop(text: str, stops: Sequence[str]) -> str | None:
@@ -56,7 +55,6 @@ class ReplyStream:
         name: str,
     ) -> None:
         """``name`` is the reply's, of which its tool calls have their ids."""
-        opening = chat.decoded(prompt_ids[-MAX_OPENING_TOKENS:]).rstrip()
         self._text = _Text(chat)
         self._cut = _Cut(body.stops)
         self._scanner = _Scanner(
@@ -64,7 +62,7 @@ class ReplyStream:
             body.offered_tools,
             streams=tell is not None,
             separates=body.separate_reasoning,
-            in_thought=opening.endswith(THINK),
+            in_thought=opens_thought(chat, prompt_ids),
         )
         self._begun = begun
         self._untold: list[ChatReply | Piece] = [begun]

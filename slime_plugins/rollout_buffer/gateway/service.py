@@ -349,7 +349,15 @@ class Gateway:
         sampled = await self._sampled(session, backend, sampling)
         message = stream.end(sampled.output_ids)
         own = prompt.turn(
-            sampled, message, chat, number=0, key=asked.key, request=request, created=begun.created, name=name
+            sampled,
+            message,
+            chat,
+            number=0,
+            key=asked.key,
+            request=request,
+            created=begun.created,
+            name=name,
+            thinks_apart=body.separate_reasoning,
         )
         own.writer = self.registry.writer
         view = View((*asked.conversation.messages, message), body.offered_tools, sampled.finish_reason, name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import compress
 from operator import ne
 from typing import Any, NamedTuple
@@ -29,9 +30,20 @@ ASSISTANT, TOOL = "assistant", "tool"
 ASKED_AGAIN, OTHER_CONVERSATION, OTHER_TOOLS = "asked_again", "other_conversation", "tools"
 """Reasons for a branch other than a part: the request repeats one, shares no message with any, or has other tools."""
 OPTION = "message_matching"
-THINK_END = "</think>"
+THINK, THINK_END = "<think>", "</think>"
 
 NOTHING: frozenset[str] = frozenset()
+
+
+class Thinking(StrEnum):
+    """Where the text of a reply holds thoughts, which clients leave out."""
+
+    APART = "apart"
+    """Nowhere: they are in a field of their own."""
+    IN_BLOCKS = "in_blocks"
+    """In ``<think>`` blocks."""
+    FROM_START = "from_start"
+    """In blocks, of which the prompt has opened the first; replies in a client's history are read so, too."""
 
 
 def matching_of(options: Mapping[str, Any]) -> MessageMatching:
@@ -43,7 +55,9 @@ class Fingerprint(NamedTuple):
     """The parts of a message that are compared, those that ``differences`` names first.
 
     ``exact`` covers all of it, ``said`` the lines of its text in any order, without additions of clients,
-    ``loose_calls`` the tool calls without null arguments and with all values as text.
+    ``loose_calls`` the tool calls without null arguments and with all values as text. ``text``, ``said`` and
+    ``is_empty`` are without ``inline``, the thoughts in the text. ``as_sent`` is how the text reads in a client's
+    history, with and without its thoughts, where it quotes ``</think>``.
     """
 
     role: str
@@ -56,21 +70,33 @@ class Fingerprint(NamedTuple):
     said: int
     loose_calls: bytes
     is_empty: bool
+    inline: bytes
+    as_sent: tuple[Fingerprint, ...] = ()
 
     def differences(self, other: Fingerprint) -> frozenset[str]:
         """Returns the names of the parts that differ; ``form`` if it is none of them, such as white space."""
         if self.exact == other.exact:
             return frozenset()
+        other = other.read_as(self)
         found = frozenset(compress(_NAMED, map(ne, self, other)))
         if "text" in found and self.said == other.said:
             found = (found - {"text"}) | {"additions"}
         return found or frozenset({"form"})
 
+    def read_as(self, held: Fingerprint) -> Fingerprint:
+        """Returns a message of a request with the marks in its text as quoted as they are in the recorded one."""
+        same = next((one for one in held.as_sent if (one.said, one.inline) == (self.said, self.inline)), None)
+        if same is None:
+            return self
+        text = held.text if self.text == same.text else self.text
+        reasoning = same.reasoning if self.reasoning == self.inline else self.reasoning
+        return self._replace(text=text, said=held.said, reasoning=reasoning, inline=b"")
+
 
 _NAMED = Fingerprint._fields[: Fingerprint._fields.index("exact")]
 
 
-def fingerprint(message: Message, exact: bytes) -> Fingerprint:
+def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FROM_START) -> Fingerprint:
     """Returns the fingerprint of a normalised message, whose digest is ``exact``."""
     content = message.get("content") or ""
     text = (
@@ -79,22 +105,53 @@ def fingerprint(message: Message, exact: bytes) -> Fingerprint:
     calls = message.get("tool_calls") or []
     functions = whole_numbers_as_int([call["function"] for call in with_begun_arguments(calls)])
     ids = list(filter(None, (call.get("id") for call in calls))) or message.get("tool_call_id")
-    thoughts, is_reply = message.get("reasoning_content"), message["role"] == ASSISTANT
-    if is_reply and THINK_END in text:  # thoughts in the text are thoughts, which clients leave out
-        inline, _, text = text.rpartition(THINK_END)
-        thoughts = thoughts or inline
-    return Fingerprint(
+    thoughts = (message.get("reasoning_content") or "").strip()
+    silent = Fingerprint(
         exact=exact,
         role=message["role"],
-        text=digest(text.strip() if is_reply else text),
-        said=_said(text, is_reply=is_reply),
+        text=b"",
+        said=0,
         images=tuple(image_hashes_of([message])),
         tool_calls=digest(functions) if calls else b"",
         loose_calls=digest(_loose(functions)) if calls else b"",
         ids=digest(ids) if ids else b"",
         reasoning=digest(thoughts) if thoughts else b"",
-        is_empty=is_reply and not calls and not text.strip(),
+        is_empty=False,
+        inline=b"",
     )
+    is_reply = message["role"] == ASSISTANT
+    said, inline = _without_thoughts(text, thinking) if is_reply else (text, "")
+    found = _saying(silent, said, inline)
+    if not is_reply or THINK_END not in (text if thinking is not Thinking.FROM_START else said):
+        return found
+    forms = (found.reasoning, text), (silent.reasoning, said)
+    as_sent = [_saying(silent, *_without_thoughts(form))._replace(reasoning=kept) for kept, form in forms]
+    return found._replace(as_sent=tuple(one for one in as_sent if one.text != found.text))
+
+
+def _saying(message: Fingerprint, said: str, inline: str) -> Fingerprint:
+    """Returns the fingerprint of a message with that text, and those thoughts in it."""
+    is_reply, thoughts = message.role == ASSISTANT, digest(inline) if inline else b""
+    return message._replace(
+        text=digest(said.strip() if is_reply else said),
+        said=_said(said, is_reply=is_reply),
+        reasoning=message.reasoning or thoughts,
+        inline=thoughts,
+        is_empty=is_reply and not message.tool_calls and not said.strip(),
+    )
+
+
+def _without_thoughts(text: str, thinking: Thinking = Thinking.FROM_START) -> tuple[str, str]:
+    """Returns what a reply says, and the thoughts in its text; the whole text, if they are not what it begins with."""
+    if thinking is Thinking.APART or THINK_END not in text:
+        return text, ""
+    is_open = thinking is Thinking.FROM_START and not text.lstrip().startswith(THINK)
+    *ended, last = (THINK * is_open + text).split(THINK_END)
+    parts = [part.partition(THINK) for part in ended]
+    said = [before if mark else before + THINK_END for before, mark, _ in parts]
+    thoughts = [thought.strip() for _, mark, thought in parts if mark]
+    begins = len(thoughts) == 1 and not said[0].strip()
+    return "".join([*said, last]), thoughts[0] if begins else text.strip() if thoughts else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +207,9 @@ def is_same(rule: MessageMatching, held: Fingerprint, sent: Fingerprint) -> bool
     if held.exact == sent.exact:
         return True
     if held.role != sent.role or held.images != sent.images:
+        return False
+    sent = sent.read_as(held)
+    if sent.reasoning not in (b"", held.reasoning) or sent.inline not in (b"", held.reasoning):
         return False
     if rule is MessageMatching.ROLE_CONTENT_ONLY:
         return held.said == sent.said

@@ -6,8 +6,9 @@ messages also has one for all its orders and mergers. A turn is kept under the h
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from slime_plugins.rollout_buffer.recording.message_matching import (
@@ -30,16 +31,18 @@ class Beginning(NamedTuple):
 
 
 class PathIndex(Generic[Item]):
-    """Items by the messages that lead to them. A place, such as a parent, tells equal messages in two of them apart."""
+    """Items by the messages that lead to them, in their ``order``. A place, such as a parent, tells equal messages in
+    two of them apart."""
 
-    def __init__(self, rule: MessageMatching) -> None:
+    def __init__(self, rule: MessageMatching, order: Callable[[Item], int]) -> None:
         self._rule = rule
+        self._order = order
         self._by_whole: defaultdict[int, list[Item]] = defaultdict(list)
         self._by_beginning: defaultdict[int, list[Item]] = defaultdict(list)
 
     def add(self, place: Hashable, context: Sequence[Fingerprint], reply: Fingerprint, item: Item) -> None:
         for found, key in self._keys(place, context, reply):
-            found[key].append(item)
+            insort(found[key], item, key=self._order)
 
     def remove(self, place: Hashable, context: Sequence[Fingerprint], reply: Fingerprint, item: Item) -> None:
         for found, key in self._keys(place, context, reply):
@@ -63,11 +66,11 @@ class PathIndex(Generic[Item]):
         self, place: Hashable, context: Sequence[Fingerprint], reply: Fingerprint
     ) -> list[tuple[defaultdict[int, list[Item]], int]]:
         shared = list(_beginnings(self._rule, place, context, 0))
-        whole = [hash((shared[-1].hash, message_key(self._rule, reply)))]
+        whole = [hash((shared[-1].hash, message_key(self._rule, one))) for one in (reply, *reply.as_sent)]
+        keys = dict.fromkeys([*(one.hash for one in shared), *whole])
         if reply.is_empty:  # clients leave it out
             whole += [one.hash for one in shared if one.end == len(context)]
-        keys = dict.fromkeys([*(one.hash for one in shared), whole[0]])
-        return [*((self._by_whole, key) for key in whole), *((self._by_beginning, key) for key in keys)]
+        return [*((self._by_whole, key) for key in dict.fromkeys(whole)), *((self._by_beginning, key) for key in keys)]
 
 
 def _beginnings(

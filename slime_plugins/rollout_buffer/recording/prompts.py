@@ -16,13 +16,15 @@ from typing import Any
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
-from slime_plugins.rollout_buffer.recording.message_matching import NOTHING, Difference, Fingerprint
+from slime_plugins.rollout_buffer.recording.message_matching import NOTHING, THINK, Difference, Fingerprint, Thinking
 from slime_plugins.rollout_buffer.recording.messages import Conversation, image_hashes_of, with_begun_arguments
 from slime_plugins.rollout_buffer.recording.turns import Match, Recording, Turn, sampled_in
 from slime_plugins.rollout_buffer.types import Message
 
 MANY_CHARACTERS = 20_000
 """Longer messages are rendered in a thread, because that takes milliseconds."""
+MAX_OPENING_TOKENS = 8
+"""At most so many tokens end a prompt that begins the reply with ``<think>``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +63,13 @@ class Prompt:
         request: bytes,
         created: float,
         name: str = "",
+        thinks_apart: bool = False,
     ) -> Turn:
-        """Returns the turn that was sampled after this prompt; it is not yet recorded."""
+        """Returns the turn that was sampled after this prompt; it is not yet recorded.
+
+        ``thinks_apart``: thoughts were taken out of the text of its message.
+        """
+        in_text = Thinking.FROM_START if opens_thought(chat, self.ids) else Thinking.IN_BLOCKS
         return Turn(
             parent=self.parent,
             name=name,
@@ -80,7 +87,13 @@ class Prompt:
             is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
             tolerated=tuple(sorted(self.tolerated)),
             difference=self.difference,
+            thinking=Thinking.APART if thinks_apart else in_text,
         )
+
+
+def opens_thought(chat: ChatTokens, prompt_ids: Sequence[int]) -> bool:
+    """Returns True if a prompt ends with the beginning of a thought."""
+    return chat.decoded(prompt_ids[-MAX_OPENING_TOKENS:]).rstrip().endswith(THINK)
 
 
 async def build_prompt(

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.recording.message_matching import Difference
+from slime_plugins.rollout_buffer.recording.message_matching import Difference, Thinking
 from slime_plugins.rollout_buffer.recording.messages import digest
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.types import Message
@@ -57,6 +57,7 @@ def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
         "tolerated": turn.tolerated,
         "difference": None if turn.difference is None else astuple(turn.difference),
         "message": turn.message,
+        "thinking": turn.thinking,
         "from_start": turn.from_start,
         "is_closed": turn.is_closed,
         "is_unusable": turn.is_unusable,
@@ -99,6 +100,7 @@ def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None
                 rest, output_ids=array("i", row["output_ids"]), output_log_probs=array("d", row["log_probs"])
             ),
             message=detail["message"],
+            thinking=Thinking(detail.get("thinking", Thinking.FROM_START)),
             created=row["created_at"],
             writer=row["writer"],
             from_start=detail["from_start"],

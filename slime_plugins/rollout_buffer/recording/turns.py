@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import sys
 from array import array
+from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
@@ -28,6 +30,7 @@ from slime_plugins.rollout_buffer.recording.message_matching import (
     Comparison,
     Difference,
     Fingerprint,
+    Thinking,
     compare,
     fingerprint,
     is_same,
@@ -41,13 +44,16 @@ MAX_FINGERPRINTS = 20_000
 FEW = 3
 """So many turns after one are compared with a request; of more, those that the index names."""
 
+BY_NUMBER = attrgetter("number")
+
 
 @dataclass(slots=True, eq=False)
 class Turn:
     """One sampled turn. ``name``, if it has one, is its own in the session, also before it has a number.
 
     ``request`` is the digest of its request, ``message`` its reply in the form of a client's message, and ``created``
-    its time. ``context`` has the fingerprints of the messages since its parent, ``reply`` that of its own message.
+    its time. ``context`` has the fingerprints of the messages since its parent, ``reply`` that of its own message,
+    which has thoughts in its text as ``thinking`` says.
     ``from_start``: the context covers the whole request. This holds for roots, and for a turn whose ids continue its
     parent's path although its messages do not. ``tolerated`` names the parts in which the request differed from the
     path that it continues, ``difference`` why it continues no other one.
@@ -74,12 +80,13 @@ class Turn:
     writer: str = ""
     tolerated: tuple[str, ...] = ()
     difference: Difference | None = None
+    thinking: Thinking = Thinking.FROM_START
     sent: bool | None = None
     children: list[Turn] = field(default_factory=list)
     reply: Fingerprint = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reply = fingerprint(self.message, digest(self.message))
+        self.reply = fingerprint(self.message, digest(self.message), self.thinking)
 
     @property
     def own_length(self) -> int:
@@ -132,7 +139,7 @@ class Recording:
         self.matching = matching
         self._roots: list[Turn] = []
         self._entries: list[Turn] = []
-        self._index: PathIndex[Turn] = PathIndex(matching)
+        self._index: PathIndex[Turn] = PathIndex(matching, order=BY_NUMBER)
         self._by_message: defaultdict[tuple[int, Hashable], list[Turn]] = defaultdict(list)
         """Entries by the place and the key of their first message, and of their second."""
         self._by_request: dict[bytes, Turn] = {}
@@ -243,9 +250,8 @@ class Recording:
         """Records a turn after its parent; a turn without one begins a new tree."""
         self.last_number = max(self.last_number, turn.number)
         self._by_request[turn.request] = turn
-        self._siblings(turn).append(turn)
-        for known in self._listed(turn):
-            known.append(turn)
+        for known in (self._siblings(turn), *self._listed(turn)):
+            insort(known, turn, key=BY_NUMBER)
         self._index.add(_place(turn), turn.context, turn.reply, turn)
         self.turns += 1
         self.ids += turn.own_length
@@ -259,8 +265,7 @@ class Recording:
         turn.sent = turn.sent or sent
         if turn.sent or turn.children or not is_held:
             return
-        self._siblings(turn).remove(turn)
-        for known in self._listed(turn):
+        for known in (self._siblings(turn), *self._listed(turn)):
             known.remove(turn)
         self._index.remove(_place(turn), turn.context, turn.reply, turn)
         self.turns -= 1
@@ -285,8 +290,12 @@ class Recording:
     def _listed(self, turn: Turn) -> list[list[Turn]]:
         if not turn.from_start:
             return []
-        keys = (message_key(self.matching, one) for one in (*turn.context, turn.reply)[:2])
-        return [self._entries, *(self._by_message[place] for place in enumerate(keys))]
+        places = {
+            (place, message_key(self.matching, reading))
+            for place, one in enumerate((*turn.context, turn.reply)[:2])
+            for reading in (one, *one.as_sent)
+        }
+        return [self._entries, *(self._by_message[place] for place in places)]
 
     def forget(self, request: bytes) -> None:
         """Forgets the answer to a request that is sampled again, so that a retry gets the later answer."""

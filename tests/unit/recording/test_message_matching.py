@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slime.utils.mask_utils import Generation
 from slime_plugins.rollout_buffer.recording import turns as recorded_turns
 from slime_plugins.rollout_buffer.recording.message_matching import (
     Fingerprint,
+    Thinking,
     fingerprint,
     is_same,
     matching_of,
@@ -26,6 +29,8 @@ from slime_plugins.rollout_buffer.recording.messages import (
 )
 from slime_plugins.rollout_buffer.recording.turns import Match, Recording, Turn
 from slime_plugins.rollout_buffer.types import Message, MessageMatching
+from tests.example_counts import examples
+from tests.reply_streams import gateway_message
 
 STRICT, LOOSE, ROLES = MessageMatching
 History = list[dict[str, Any]]
@@ -250,6 +255,46 @@ def test_thoughts_in_the_text_of_a_reply_may_be_left_out_under_any_rule() -> Non
     whole, *others = (fingerprint(reply, digest(reply)) for reply in replies)
     assert [[is_same(rule, whole, one) for one in others] for rule in MessageMatching] == [[True, True, False]] * 3
     assert whole.differences(others[0]) == {"reasoning"}
+
+
+SAID = st.text("ab<`", max_size=3) | st.sampled_from(["</think>", "`</think>`", " <", "Yes.\n"])
+PLACES = st.integers(0, 99)
+
+
+@examples(300)
+@given(st.lists(SAID, min_size=1, max_size=4), SAID, st.sampled_from(Thinking), st.booleans(), PLACES, PLACES)
+def test_only_what_a_reply_thought_may_be_left_out(
+    said: list[str], thought: str, thinking: Thinking, thinks: bool, place: int, at: int
+) -> None:
+    """Whatever marks it quotes: no letter of what it said, nor of its thoughts, may change; white space at ends may."""
+    thought = thought.replace("</think>", "") + "."
+    prompt = "<think>" if thinking is Thinking.FROM_START else ""
+    place = place % (len(said) + 1) if not prompt else 0
+
+    def reply(said: Sequence[str], thought: str | None) -> Message:
+        inside = [] if thought is None else [("" if prompt else "<think>") + thought + "</think>"]
+        text = "".join([*said[:place], *inside, *said[place:]])
+        return gateway_message(text, prompt, separate_reasoning=thinking is Thinking.APART)
+
+    thinks = thinks or bool(prompt)
+    message = reply(said, thought if thinks else None)
+    held = fingerprint(message, digest(message), thinking)
+
+    def rules(sent: Message) -> set[MessageMatching]:
+        sent = {**sent, "content": f" {sent['content']}\n"}
+        return {rule for rule in MessageMatching if is_same(rule, held, fingerprint(sent, digest(sent)))}
+
+    words = "".join(said)
+    assert rules(message) == {*MessageMatching}
+    assert rules(assistant(message["content"] if thinking is Thinking.APART else words)) == {*MessageMatching}
+    at %= len(words) + 1
+    more = {"reasoning_content": thought} if thinks else {}
+    for edited in (words[:at] + "X" + words[at:], "X" + words, "X</think>" + words):
+        assert rules(assistant(edited)) == rules(assistant(edited, **more)) == set()
+    if thinks:
+        assert rules(reply(said, thought + "X")) == set()
+    said[at % len(said)] += "X"
+    assert rules(reply(said, thought if thinks else None)) == set()
 
 
 def test_of_two_replies_that_count_as_the_same_the_one_that_was_sent_back_exactly_is_gone_on_from() -> None:
