@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from itertools import groupby
 from pathlib import Path
 
@@ -31,11 +32,22 @@ def shortened(page: str) -> str:
     page = re.sub(r"\*\*(?:Arguments|Options)\*\*:\n\n", "", page)
     page = re.sub(r" <(?:list\[)?(?:str|Path|path|int|float)\]?(?: range)?>`", "`", page)
     page = re.sub(r"^(\* .*\n)\n(?=\* )", r"\1", page, flags=re.MULTILINE)
+    for command in entry_points(group="rollout_buffer.commands"):
+        page = _without_options(page, command.name, command.dist.name if command.dist else "")
     lines = page.splitlines()
     times = Counter(line for line in lines if line.startswith("* "))
     shared = [line for line, count in times.items() if count >= SHARED_BY]
     text = "\n".join(_without(shared, lines)).replace("# `rollout-buffer`", "# The command line: `rollout-buffer`", 1)
     return f"{text}\n\n## Options of several commands\n\n" + "\n".join(shared)
+
+
+def _without_options(page: str, command: str, package: str) -> str:
+    """Returns the page without the options of another package's command: its ``--help`` lists them."""
+    opening, heading, rest = page.partition(f"## `rollout-buffer {command}`\n")
+    section, next_heading, later = rest.partition("\n## ")
+    kept = re.sub(r"^\* .*\n?", "", section, flags=re.MULTILINE).rstrip()
+    options = f"Part of `{package}`; `rollout-buffer {command} --help` lists its options."
+    return f"{opening}{heading}{kept}\n\n{options}\n{next_heading}{later}"
 
 
 def _without(shared: list[str], lines: list[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,26 +21,27 @@ from slime_plugins.rollout_buffer.wire.query_params import TrajectoryFilters
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 API_OPENING = """# HTTP API
 
-Written by `python tools/write_http_api_docs.py`. The server describes every route, field and reply at `/openapi.json`
-(OpenAPI 3.1): `curl http://127.0.0.1:8889/openapi.json | jq '.components.schemas.Job.properties'`.
+Written by `python tools/write_http_api_docs.py`. The server describes every route in full, with its fields, replies and
+errors, at `/openapi.json` (OpenAPI 3.1):
+`curl http://127.0.0.1:8889/openapi.json | jq '.components.schemas.Job.properties'`.
 
 JSON in, JSON out, whatever the content type says. Bodies are sent uncompressed, up to
-[the route's limit](operations.md#anonymous-clients). No NaN and no Infinity (but in what a trainer reports), no
-half surrogates; of two equal keys the last one counts. Numbers may come as strings.
+[the route's limit](operations.md#anonymous-clients). Refused are half surrogates, and NaN and
+Infinity except in what a trainer reports. The last of two equal keys counts. Numbers may be sent as strings.
 
 With `--token-file`, every route but `/health` and the sign-in page needs `Authorization: Bearer TOKEN`.
 
 ## Retries
 
-Every POST and PUT may be sent again after a lost reply: it changes nothing the second time if it carries its id:
+Every POST and PUT may be sent again after a lost reply. It changes nothing the second time if it carries its id: the
 `uid` of a written item, `start_id` of a start with `fresh`, `consumer_id` and `poll_id` of a poll, `delivery_id` of an
-acknowledgement. A reply to a write means that the items are on disk. A 4xx changed nothing and is not to be repeated as
-it is; 429, 503 and 507 may be, after `Retry-After` where it is given.
+acknowledgement. A reply to a write means that the items are on disk. A request that got another 4xx than 429 changed
+nothing; do not repeat it unchanged. After 429, 503 and 507 repeat it, when `Retry-After` has passed.
 
 ## Errors
 
 `{"error": {"code": "…", "message": "…", "detail": {…}}}`: `code` is for programs and stays, `message` is a sentence
-that says what to do. Beside those of the table there are HTTP's own: 405, 414 and 431.
+that says what to do. HTTP's own 405, 414 and 431 occur as well.
 
 | status | when |
 |---|---|
@@ -95,15 +97,15 @@ Prometheus 2.42 answered every expression of the file and of the table above; th
 
 ## The same names elsewhere
 
-What the trainer logs of the buffer (`rollout/buffer/…`) has these names with slashes for underscores and the labels'
-values as last parts: `rollout_buffer_slots{state="ready"}` is `rollout/buffer/slots/ready`. `GET /jobs/<job_id>` has
+The trainer logs these metrics as `rollout/buffer/…`, with slashes for underscores and the labels' values as last
+parts: `rollout_buffer_slots{state="ready"}` is `rollout/buffer/slots/ready`. `GET /jobs/<job_id>` has
 the same numbers.
 """
 
 
 FILTERS = tuple(TrajectoryFilters.model_fields)
 """Of trajectories; several routes take them."""
-SENT = ("StartPayload", "SamplingPayload", "PollPayload", "AckPayload", "WrittenItemBody", "WrittenGeneration")
+SENT = ("StartPayload", "SamplingPayload", "PollPayload", "WrittenItemBody", "WrittenGeneration")
 """Records that people write by hand or in programs of their own; the page shows their fields."""
 
 
@@ -138,8 +140,8 @@ def _route(operation: Operation) -> str:
         names = list(operation.query.model_fields)
         own = [f"`{name}`" for name in names if not (set(FILTERS) <= set(names) and name in FILTERS)]
         taken.append("?" + ", ".join([*own, "filters"] if len(own) < len(names) else own))
-    does = f"{operation.summary}. {operation.description}"
-    return f"| `{operation.route}` | {does} | {', '.join(taken) or '–'} |\n"
+    first_sentence = re.split(r"(?<=\.) (?=[A-Z0-9`])", operation.description, maxsplit=1)[0]
+    return f"| `{operation.route}` | {operation.summary}. {first_sentence} | {', '.join(taken) or '–'} |\n"
 
 
 def _record(name: str) -> Iterator[str]:

@@ -60,7 +60,7 @@ ASGI_OPERATIONS = (
     Operation(
         route="POST /jobs/{job_id}/buffer/write",
         summary="Write finished items of a job",
-        description="As `/buffer/write`, for items that name no job, as those of generators of slime's form. "
+        description="As `/buffer/write`, for items that name no job, such as those of slime's generators. "
         "A `job_id` in the body comes first.",
         body=ref("WriteBody"),
         reply=WriteReply,
@@ -69,7 +69,7 @@ ASGI_OPERATIONS = (
     Operation(
         route="GET /health",
         summary="Health of the service",
-        description="Needs no token. 200 if a supervisor plays jobs. `status` is `degraded`, with 200, when the "
+        description="200 if a supervisor plays jobs; needs no token. `status` is `degraded`, with 200, when the "
         "store has a problem; with a full disk, polls and acknowledgements work and writes answer 507.",
         reply=Health,
         other_replies={

@@ -20,8 +20,8 @@ routes = Routes("deliveries")
 def ack(payload: AckPayload) -> Acknowledged:
     """Acknowledge deliveries.
 
-    Repeating an acknowledgement changes nothing. Groups of deliveries in `expired` belong to another delivery now: do
-    not train them. Give `delivery_id`, `delivery_ids` or both.
+    Groups of deliveries in `expired` belong to another delivery now: do not train them. Give `delivery_id`,
+    `delivery_ids` or both. Repeating an acknowledgement changes nothing.
     """
     result = the_buffer().acknowledge(payload.all_ids)
     if result["unknown"] and not result["acked"] and not result["expired"]:

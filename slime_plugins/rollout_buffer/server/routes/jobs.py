@@ -56,8 +56,8 @@ routes = Routes("jobs")
 def start_rollout() -> Response:
     """Start a job, or attach to it.
 
-    A call with the same payload attaches to the job, updates its engine URL, and makes delivered groups that are not in
-    the skip list ready again. Numbers may be sent as strings. Other keys are options of the generator.
+    A call with the same payload attaches to the job and updates its engine URL; with a skip list it makes delivered
+    groups outside the list ready again. Numbers may be sent as strings. Other keys are options of the generator.
     """
     content = read_bytes()
     refuse_too_many_objects(content, "the body")
