@@ -105,8 +105,8 @@ the same numbers.
 
 FILTERS = tuple(TrajectoryFilters.model_fields)
 """Of trajectories; several routes take them."""
-SENT = ("StartPayload", "SamplingPayload", "PollPayload", "WrittenItemBody", "WrittenGeneration")
-"""Records that people write by hand or in programs of their own; the page shows their fields."""
+SENT = ("StartPayload", "PollPayload", "WrittenItemBody")
+"""Records that people write by hand or in their programs; the page shows their fields."""
 
 
 def http_api_page() -> str:
@@ -115,8 +115,12 @@ def http_api_page() -> str:
     routes = "".join(map(_route, OPERATIONS))
     records = "\n".join("\n".join(_record(name)) for name in SENT)
     filters = ", ".join(f"`{name}`" for name in FILTERS)
+    others = (
+        "`/openapi.json` has the other records under `components.schemas`: `SamplingPayload`, `WrittenGeneration` "
+        "(`prompt_ids`, `output_ids`, `output_log_probs`, `weight_version` …) and all replies."
+    )
     heading = f"## Routes\n\n*filters*: {filters}.\n\n| route | what it does | takes |\n|---|---|---|\n"
-    return f"{API_OPENING}{errors}\n{heading}{routes}\n## What is sent\n\n{records}".rstrip() + "\n"
+    return f"{API_OPENING}{errors}\n{heading}{routes}\n## What is sent\n\n{others}\n\n{records}".rstrip() + "\n"
 
 
 def metrics_page() -> str:
