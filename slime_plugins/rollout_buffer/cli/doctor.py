@@ -17,7 +17,7 @@ from pathlib import Path
 
 import requests
 
-from slime_plugins.rollout_buffer.cli.host_checks import Finding, Host, State, disk, examine_host, found
+from slime_plugins.rollout_buffer.cli.host_checks import Finding, HostPlan, State, checked, examine_host, free_space
 from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.engine.factory import make_engine
@@ -105,7 +105,7 @@ def check_launch(kind: str, *, quietly: bool = False) -> tuple[int, list[str]]:
 def _python(_: Examination) -> list[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
     right = sys.version_info[:2] in _PYTHON
-    return found("Python", right, f"{version} at {sys.executable}", "use Python 3.11, 3.12 or 3.13", needed=True)
+    return checked("Python", right, f"{version} at {sys.executable}", "use Python 3.11, 3.12 or 3.13", needed=True)
 
 
 def _two_slimes(_: Examination) -> list[Finding]:
@@ -114,7 +114,7 @@ def _two_slimes(_: Examination) -> list[Finding]:
     if advice is None:
         return []
     detail, _colon, remedy = advice.partition(": ")
-    return found("one slime", False, detail, remedy, needed=True)
+    return checked("one slime", False, detail, remedy, needed=True)
 
 
 def _extras(examination: Examination) -> list[Finding]:
@@ -124,7 +124,7 @@ def _extras(examination: Examination) -> list[Finding]:
         needed = extra == "android" and not examination.settings.android_world_python
         detail = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(modules)}"
         remedy = install_extra(extra)
-        findings += found(f"extra {extra}", not missing, detail, remedy, needed=needed)
+        findings += checked(f"extra {extra}", not missing, detail, remedy, needed=needed)
     return findings
 
 
@@ -159,7 +159,7 @@ def _browser(_: Examination) -> list[Finding]:
         remedy = ""
     except ConfigError as error:
         there, (detail, _colon, remedy) = False, error.message.partition(": ")
-    return found("browser (task type miniwob)", there, detail, remedy, needed=False)
+    return checked("browser (task type miniwob)", there, detail, remedy, needed=False)
 
 
 def _ray(examination: Examination) -> list[Finding]:
@@ -169,7 +169,7 @@ def _ray(examination: Examination) -> list[Finding]:
     except importlib.metadata.PackageNotFoundError:
         detail, there = "not installed", False
     remedy = f"{install_extra('android')}, or set device_pool: local, which does not need it"
-    return found("Ray", there, detail, remedy, needed=needed)
+    return checked("Ray", there, detail, remedy, needed=needed)
 
 
 def _ray_cluster(examination: Examination) -> list[Finding]:
@@ -186,11 +186,11 @@ def _ray_cluster(examination: Examination) -> list[Finding]:
         there, output = False, f"no answer within {_CLUSTER_S:.0f} s"
     lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
     remedy = "start it, or give the address of its head; both sides need one Ray and one Python"
-    return found("Ray cluster", there, lines[-1], remedy, needed=True)
+    return checked("Ray cluster", there, lines[-1], remedy, needed=True)
 
 
 def _disk(examination: Examination) -> list[Finding]:
-    return disk("disk of the data folder", examination.data_dir, _FREE_BYTES_SERVER)
+    return free_space("disk of the data folder", examination.data_dir, _FREE_BYTES_SERVER)
 
 
 def _devices(examination: Examination) -> list[Finding]:
@@ -199,7 +199,7 @@ def _devices(examination: Examination) -> list[Finding]:
     needs_a_host = kind_of(settings.device).boots_emulators or kind_of(settings.device).uses_package
     if examination.ray_address is None or not needs_a_host:
         emulators = settings.num_workers + settings.spare_devices
-        return examine_host(Host(settings=settings, emulators=emulators, kvm=examination.kvm))
+        return examine_host(HostPlan(settings=settings, devices=emulators, kvm=examination.kvm))
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer.cli.node_checks", examination.ray_address]
     try:
         answer = subprocess.run(
@@ -208,7 +208,7 @@ def _devices(examination: Examination) -> list[Finding]:
         return [Finding(**finding | {"state": State(finding["state"])}) for finding in json.loads(answer.stdout)]
     except (subprocess.SubprocessError, ValueError) as error:
         said = (str(getattr(error, "stderr", None) or error).strip().splitlines() or ["no output"])[-1]
-        return found("nodes of the cluster", False, said, "see the finding Ray cluster", needed=True)
+        return checked("nodes of the cluster", False, said, "see the finding Ray cluster", needed=True)
 
 
 def _engine(examination: Examination) -> list[Finding]:
@@ -220,7 +220,7 @@ def _engine(examination: Examination) -> list[Finding]:
         there, detail = reply.ok, f"{url} answers {reply.status_code}"
     except requests.RequestException as error:
         there, detail = False, f"{url}: {type(error).__name__}"
-    return found(
+    return checked(
         "inference engine", there, redacted(detail), "start it, or give its address to --engine-url", needed=True
     )
 
@@ -233,12 +233,12 @@ def _prompts(examination: Examination) -> list[Finding]:
     try:
         fidelity = asyncio.run(_probed_prompts(url, path))
     except (ConfigError, OSError, ValueError) as error:
-        return found("prompts as they are sent", False, str(error), "name the folder of its model", needed=True)
+        return checked("prompts as they are sent", False, str(error), "name the folder of its model", needed=True)
     kept = "prompts of text and with images" if fidelity is not None and fidelity.images else "prompts of text"
     problem = "gives no answer" if fidelity is None else fidelity.complaint
     detail = f"the engine {problem}" if problem else f"it runs {kept} as they are sent"
     remedy = "SGLang 0.5.13 or later keeps ids and reports them; for others see docs/fidelity.md"
-    return found("prompts as they are sent", not problem, detail, remedy, needed=True)
+    return checked("prompts as they are sent", not problem, detail, remedy, needed=True)
 
 
 async def _probed_prompts(url: str, tokenizer_path: Path) -> EngineFidelity | None:

@@ -43,9 +43,9 @@ _VERSION_TIMEOUT_S = 10.0
 
 
 class State(StrEnum):
-    OK = "ok"  # present
+    OK = "ok"  # present, or passed
     MISSING = "missing"  # needed and not present
-    ABSENT = "absent"  # not present, and not needed by these settings
+    NOT_NEEDED = "not needed"  # not present, and not needed by these settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,26 +59,29 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Host:
-    """What to examine: the settings, and how many emulators this host runs. ``kvm`` is for tests."""
+class HostPlan:
+    """What to examine: the settings, and how many devices this host runs. ``kvm`` is for tests."""
 
     settings: AndroidWorldSettings
-    emulators: int
+    devices: int
     kvm: Path = Path("/dev/kvm")
 
 
-def examine_host(host: Host) -> list[Finding]:
+def examine_host(host: HostPlan) -> list[Finding]:
     """Returns the findings of all checks of this host, in the order of installation."""
     kind = kind_of(host.settings.device)
     emulators = (_disk, _memory, _kvm, _ports, _sdk, _avd) if kind.boots_emulators else ()
     package = (_package, _ffmpeg) if kind.uses_package else ()
-    return [finding for check in (*emulators, _of_the_kind, *package) for finding in check(host)]
+    return [finding for check in (*emulators, _checks_of_kind, *package) for finding in check(host)]
 
 
 def room_for_devices(settings: AndroidWorldSettings, resources: Mapping[str, float]) -> int:
     """Returns the largest number of devices that Ray can place on a node with these resources."""
     wanted = settings.resources_per_worker.as_ray_names_them()
-    room = [int(resources.get(name, 0.0) // amount) for name, amount in wanted.items()]
+    # Ray counts in ten-thousandths; 1.0 // 0.1 is 9.
+    room = [
+        round(resources.get(name, 0.0) * 10_000) // max(1, round(amount * 10_000)) for name, amount in wanted.items()
+    ]
     return min([settings.num_workers + settings.spare_devices, *room])
 
 
@@ -88,49 +91,49 @@ def examine_node(settings: AndroidWorldSettings, resources: Mapping[str, float])
     if not room:
         detail = f"no room for a device in {in_words(resources)}"
         remedy = "nothing, if this node is to hold no devices; otherwise start it with more --num-cpus or --memory"
-        return found("devices", False, detail, remedy, needed=False)
+        return checked("devices", False, detail, remedy, needed=False)
     return [
-        *found("devices", True, f"room for {room}", "", needed=True),
-        *examine_host(Host(settings=settings, emulators=room)),
+        *checked("devices", True, f"room for {room}", "", needed=True),
+        *examine_host(HostPlan(settings=settings, devices=room)),
     ]
 
 
-def found(name: str, there: bool, detail: str, remedy: str, *, needed: bool) -> list[Finding]:
-    """Returns the finding of a check; its remedy only if ``there`` is False."""
-    state = State.OK if there else State.MISSING if needed else State.ABSENT
-    return [Finding(name=name, state=state, detail=detail, remedy="" if there else remedy)]
+def checked(name: str, passed: bool, detail: str, remedy: str, *, needed: bool) -> list[Finding]:
+    """Returns the finding of a check, as a list; its remedy only if it failed."""
+    state = State.OK if passed else State.MISSING if needed else State.NOT_NEEDED
+    return [Finding(name=name, state=state, detail=detail, remedy="" if passed else remedy)]
 
 
-def disk(name: str, folder: Path, wanted: int) -> list[Finding]:
+def free_space(name: str, folder: Path, wanted: int) -> list[Finding]:
     """Checks the free space of the disk that holds the folder, or will hold it."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    detail = f"{free / 1024**3:.1f} GB free at {place}, {wanted / 1024**3:.0f} GB wanted"
-    return found(name, free >= wanted, detail, "free space, or name another folder", needed=True)
+    detail = f"{free / 1024**3:.1f} GiB free at {place}, {wanted / 1024**3:.0f} GiB wanted"
+    return checked(name, free >= wanted, detail, "free space, or name another folder", needed=True)
 
 
-def _disk(host: Host) -> list[Finding]:
+def _disk(host: HostPlan) -> list[Finding]:
     folder = Path(host.settings.android_avd_home).expanduser()
-    return disk("disk of the virtual devices", folder, host.emulators * _FREE_BYTES_PER_EMULATOR)
+    return free_space("disk of the virtual devices", folder, host.devices * _FREE_BYTES_PER_EMULATOR)
 
 
-def _memory(host: Host) -> list[Finding]:
-    """Checks the memory of the whole machine."""
+def _memory(host: HostPlan) -> list[Finding]:
+    """Checks the memory of the whole machine, in use or free."""
     settings = host.settings
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    wanted = host.emulators * (settings.resources_per_worker.memory or MIN_MEMORY_OF_AN_EMULATOR)
-    detail = f"{there / 1024**3:.0f} GB here, {wanted / 1024**3:.0f} GB wanted by {host.emulators} emulators"
+    wanted = host.devices * (settings.resources_per_worker.memory or MIN_MEMORY_OF_AN_EMULATOR)
+    detail = f"{there / 1024**3:.0f} GiB here, {wanted / 1024**3:.0f} GiB wanted by {host.devices} emulators"
     remedy = "set num_workers lower, or spread the devices over a Ray cluster"
-    return found("memory", there >= wanted, detail, remedy, needed=True)
+    return checked("memory", there >= wanted, detail, remedy, needed=True)
 
 
-def _kvm(host: Host) -> list[Finding]:
+def _kvm(host: HostPlan) -> list[Finding]:
     problem = _kvm_problem(host.kvm)
     detail = f"{host.kvm} {problem or 'can be used'}"
     remedy = "use a host with hardware virtualisation, load the module kvm_intel or kvm_amd, join the group kvm"
-    return found("KVM", not problem, detail, remedy, needed=True)
+    return checked("KVM", not problem, detail, remedy, needed=True)
 
 
 def _kvm_problem(path: Path) -> str:
@@ -148,35 +151,37 @@ def _kvm_problem(path: Path) -> str:
     return "" if version == _KVM_VERSION else f"speaks version {version}, not {_KVM_VERSION}"
 
 
-def _ports(host: Host) -> list[Finding]:
-    base, wanted = host.settings.base_console_port, host.emulators
+def _ports(host: HostPlan) -> list[Finding]:
+    base, wanted = host.settings.base_console_port, host.devices
     free = free_console_ports(base)
     detail = f"{free} pairs of console ports are free from {base} on, {wanted} wanted"
     remedy = "end other emulators or set base_console_port lower; a host has 64 pairs at most: spread the rest over Ray"
-    return found("ports of the emulators", free >= wanted, detail, remedy, needed=True)
+    return checked("ports of the emulators", free >= wanted, detail, remedy, needed=True)
 
 
-def _sdk(host: Host) -> list[Finding]:
+def _sdk(host: HostPlan) -> list[Finding]:
     findings = []
     for key, part in (("emulator_path", "emulator"), ("adb_path", "platform-tools")):
         path = Path(getattr(host.settings, key)).expanduser()
-        there = path.is_file() and os.access(path, os.X_OK)
-        version = _adb_version(path) if there and part == "platform-tools" else ""
-        detail = f"{path}{version}" if there else f"no program at {path}"
+        works = path.is_file() and os.access(path, os.X_OK)
+        detail = f"{path}" if works else f"no program at {path}"
+        if works and part == "platform-tools":
+            works, detail = _run_adb(path)
         remedy = f"install the Android SDK package {part} with sdkmanager, or set {key}"
-        findings += found(f"Android SDK: {part}", there, detail, remedy, needed=True)
+        findings += checked(f"Android SDK: {part}", works, detail, remedy, needed=True)
     return findings
 
 
-def _adb_version(adb: Path) -> str:
+def _run_adb(adb: Path) -> tuple[bool, str]:
+    """Returns whether adb runs, and its version or error."""
     try:
         done = subprocess.run([adb, "version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f", which does not run: {error}"
-    return "".join(f", {line}" for line in done.stdout.splitlines()[:1])
+        return False, f"{adb} does not run: {error}"
+    return done.returncode == 0, ", ".join([str(adb), *(done.stdout or done.stderr).splitlines()[:1]])
 
 
-def _avd(host: Host) -> list[Finding]:
+def _avd(host: HostPlan) -> list[Finding]:
     settings = host.settings
     config = Path(settings.android_avd_home).expanduser() / f"{settings.avd_name}.avd" / "config.ini"
     # Its apps can be checked only when it runs: booting fails without the forwarder.
@@ -185,37 +190,37 @@ def _avd(host: Host) -> list[Finding]:
         "create it with avdmanager (Pixel 6, API 33), run scripts/set_up_base_device once: it installs "
         f"AndroidWorld's apps and {FORWARDER_PACKAGE}; or set avd_name and android_avd_home"
     )
-    findings = found(f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=True)
+    findings = checked(f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=True)
     return [*findings, *(_clones(host, config.parent) if config.is_file() else [])]
 
 
-def _clones(host: Host, base: Path) -> list[Finding]:
+def _clones(host: HostPlan, base: Path) -> list[Finding]:
     """Checks whether the base device can be copied now, and the disk space of all copies."""
     pid = running_emulator(base)
     stands = "it is not running" if pid is None else f"the process {pid} runs it"
-    findings = found("base device can be cloned", pid is None, stands, "stop that emulator", needed=True)
+    findings = checked("base device can be cloned", pid is None, stands, "stop that emulator", needed=True)
     try:
         shared = shares_blocks(base.parent)
     except OSError as error:
-        return [*findings, *found("copies of the base device", False, str(error), "make it writable", needed=True)]
-    each, emulators = allocated_bytes(base), host.emulators
+        return [*findings, *checked("copies of the base device", False, str(error), "make it writable", needed=True)]
+    each, emulators = allocated_bytes(base), host.devices
     space = 0 if shared else emulators * each
     how = "the file system shares blocks" if shared else "XFS with reflink or Btrfs would share blocks"
     detail = (
-        f"{each / 1024**3:.1f} GB each; {emulators} of them take {space / 1024**3:.0f} GB and, at "
+        f"{each / 1024**3:.1f} GiB each; {emulators} of them take {space / 1024**3:.0f} GiB and, at "
         f"{_COPIED_PER_S / 1e6:.0f} MB/s, about {space / _COPIED_PER_S / 60:.0f} min: {how}"
     )
     enough = shutil.disk_usage(base.parent).free >= space
-    return [*findings, *found("copies of the base device", enough, detail, "free space on that disk", needed=True)]
+    return [*findings, *checked("copies of the base device", enough, detail, "free space on that disk", needed=True)]
 
 
-def _of_the_kind(host: Host) -> list[Finding]:
+def _checks_of_kind(host: HostPlan) -> list[Finding]:
     """Reports what the kind of devices itself examines."""
     checks = kind_of(host.settings.device).examine(host.settings)
-    return [line for one in checks for line in found(one.name, one.passed, one.detail, one.remedy, needed=True)]
+    return [line for one in checks for line in checked(one.name, one.passed, one.detail, one.remedy, needed=True)]
 
 
-def _package(host: Host) -> list[Finding]:
+def _package(host: HostPlan) -> list[Finding]:
     """Checks each package of the device workers' Python."""
     python, device = host.settings.android_world_python or sys.executable, host.settings.device
     packages = {name: (module, _MAKE_IT) for name, module in _PACKAGES.items()}
@@ -224,11 +229,11 @@ def _package(host: Host) -> list[Finding]:
         address = known[device].target if device in known else device
         packages[f"of the device kind {device}"] = (address.partition(":")[0], "install it there, too")
     findings = []
-    for name, (module, remedy) in packages.items():
+    for name, (module, installing) in packages.items():
         problem = _import_problem(python, module)
         detail = f"{python} cannot import {module}: {problem}" if problem else f"{python} can import it"
-        remedy = f"{remedy}; or name a Python that has it in android_world_python"
-        findings += found(f"package {name}", not problem, detail, remedy, needed=True)
+        remedy = f"{installing}; or name a Python that has it in android_world_python"
+        findings += checked(f"package {name}", not problem, detail, remedy, needed=True)
     return findings
 
 
@@ -242,7 +247,7 @@ def _import_problem(python: str, module: str) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]
 
 
-def _ffmpeg(host: Host) -> list[Finding]:
+def _ffmpeg(host: HostPlan) -> list[Finding]:
     path = shutil.which("ffmpeg")
     remedy = "install ffmpeg: tasks with music and videos make their files with it"
-    return found("ffmpeg", path is not None, path or "not on PATH", remedy, needed=True)
+    return checked("ffmpeg", path is not None, path or "not on PATH", remedy, needed=True)

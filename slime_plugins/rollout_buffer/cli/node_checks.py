@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from slime_plugins.rollout_buffer.cli.host_checks import Finding, examine_node, found, room_for_devices
+from slime_plugins.rollout_buffer.cli.host_checks import Finding, checked, examine_node, room_for_devices
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import on_every_node
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
@@ -43,14 +43,14 @@ def examine_nodes(address: str, settings: AndroidWorldSettings, timeout_s: float
     for reply in replies:
         if reply.problem:
             remedy = "restart Ray on that node, or look whether it is overloaded"
-            findings += found(f"node {reply.address}", False, reply.problem, remedy, needed=True)
+            findings += checked(f"node {reply.address}", False, reply.problem, remedy, needed=True)
         else:
             findings += [replace(one, name=f"{reply.address}: {one.name}") for one in reply.result]
     wanted = settings.num_workers + settings.spare_devices
     room = sum(room_for_devices(settings, reply.resources) for reply in replies)
     detail = f"{room} of {wanted} devices fit on the nodes at once"
     remedy = "add nodes, set num_workers lower, or resources_per_worker to what a device really takes"
-    return [*findings, *found("room for the devices", room >= wanted, detail, remedy, needed=True)]
+    return [*findings, *checked("room for the devices", room >= wanted, detail, remedy, needed=True)]
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_on_a_bare_machine_all_that_emulators_need_is_named_with_its_remedy(tmp_
 def test_an_extra_that_is_not_there_is_named_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(doctor._EXTRAS, "context-editing", ("bm25s", "no_such_parent.module"))
     lacking = examined(AndroidWorldSettings(), tmp_path)["extra context-editing"]
-    assert (lacking.state, "no_such_parent.module" in lacking.detail) == (State.ABSENT, True)
+    assert (lacking.state, "no_such_parent.module" in lacking.detail) == (State.NOT_NEEDED, True)
     assert "[context-editing]" in lacking.remedy
 
 
@@ -70,7 +70,7 @@ def test_a_browser_for_web_pages_is_found_or_told_how_to_get(tmp_path: Path, mon
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.delenv("ROLLOUT_BUFFER_CHROMIUM", raising=False)
     lacking = examined(AndroidWorldSettings(), tmp_path)["browser (task type miniwob)"]
-    assert (lacking.state, "apt install chromium" in lacking.remedy) == (State.ABSENT, True)
+    assert (lacking.state, "apt install chromium" in lacking.remedy) == (State.NOT_NEEDED, True)
     (tmp_path / "chromium").write_text("#!/bin/sh\n")
     (tmp_path / "chromium").chmod(0o755)
     there = examined(AndroidWorldSettings(), tmp_path)["browser (task type miniwob)"]
@@ -93,6 +93,18 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not [one for one in examined(settings, tmp_path).values() if one.state is State.MISSING]
 
 
+def test_an_adb_that_fails_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "adb").write_text("#!/bin/sh\necho no such library >&2\nexit 1\n")
+    (tmp_path / "adb").chmod(0o755)
+    finding = examined(bare(tmp_path), tmp_path)["Android SDK: platform-tools"]
+    assert (finding.state, finding.detail) == (State.MISSING, f"{tmp_path}/adb, no such library")
+
+
+def test_ten_devices_of_a_tenth_fit_on_one_cpu() -> None:
+    settings = AndroidWorldSettings.model_validate({"num_workers": 20, "resources_per_worker": {"num_cpus": 0.1}})
+    assert host_checks.room_for_devices(settings, {"CPU": 1.0, "memory": 2.0**40}) == 10
+
+
 def test_what_copies_of_the_base_device_take_is_computed_and_a_base_that_runs_is_named(tmp_path: Path) -> None:
     settings = bare(tmp_path).model_copy(update={"num_workers": 64, "android_avd_home": str(tmp_path / "avd")})
     base = tmp_path / "avd" / "AndroidWorldAvd.avd"
@@ -101,7 +113,7 @@ def test_what_copies_of_the_base_device_take_is_computed_and_a_base_that_runs_is
     (base / "multiinstance.lock").touch()
     findings = examined(settings, tmp_path)
     assert findings["base device can be cloned"].state is State.OK
-    assert "64 of them take 0 GB" in findings["copies of the base device"].detail
+    assert "64 of them take 0 GiB" in findings["copies of the base device"].detail
     (base / "hardware-qemu.ini.lock").write_text(f"{os.getpid()}")
     running = examined(settings, tmp_path)["base device can be cloned"]
     assert (running.state, running.detail) == (State.MISSING, f"the process {os.getpid()} runs it")
