@@ -98,8 +98,8 @@ class _SimulatedEngine(HttpEngine):
         self.simulation = simulation
 
     def sampled(self, tokens: float) -> None:
-        self._turns += 1
-        self._tokens += round(tokens)
+        self.turns += 1
+        self.tokens += round(tokens)
 
     async def load(self) -> EngineLoad | None:
         """As SGLang's route, if the setting has it."""

@@ -24,7 +24,7 @@ class GenerateRequest:
     log-probs of other tokens are computed as without the ban.
 
     ``on_tokens`` gets the next ids of the reply as they are sampled, from an engine that can stream; others never call
-    it. A call that fails after some were given is not repeated.
+    it. A call that fails after some were given is continued after those, or fails the turn.
     """
 
     input_ids: Sequence[int]
@@ -47,6 +47,7 @@ class GenerateReply:
     the sampled tokens, and experts of each token whose experts the engine has not reported before. ``prompt_receipt``
     is the result of the prompt check; ``ran_prompt_ids`` are the ids that the engine ran, if they differ from those
     sent. ``engine_s`` are the seconds that the turn took, retries included; None if the client does not measure them.
+    ``breaks`` counts how often the engine broke off its stream and was asked for the rest.
     """
 
     output_ids: tuple[int, ...]
@@ -60,6 +61,7 @@ class GenerateReply:
     prompt_receipt: PromptReceipt | None = None
     ran_prompt_ids: Sequence[int] | None = None
     engine_s: float | None = field(default=None, compare=False)
+    breaks: int = 0
 
     def as_generation(
         self, prompt_ids: Sequence[int], *, images: tuple[str, ...] | None = None, length: int | None = None

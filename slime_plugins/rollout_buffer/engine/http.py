@@ -1,9 +1,9 @@
 """Common part of engines over HTTP: retries, probes, and reports of an unreachable engine.
 
 One generation may need several calls. The trainer pauses its engines to update weights: running requests return as
-aborted with partial output, new ones wait without an answer until the engine continues. The client appends the partial
-output to the prompt and continues, so that no sampled token is lost and each token has the weight version that sampled
-it.
+aborted with partial output, new ones wait without an answer until the engine continues. The connection of a streamed
+reply may break. The client appends the partial output to the prompt and continues, so that no sampled token is lost and
+each token has the weight version that sampled it.
 """
 
 from __future__ import annotations
@@ -81,18 +81,10 @@ class HttpEngine:
         self._answered_at = -math.inf
         self._probing: asyncio.Task[bool] | None = None
         self._probe_refusal = ""
-        self._turns = 0
-        self._tokens = 0
-
-    @property
-    def turns(self) -> int:
+        self.turns = 0
         """Number of turns sampled so far."""
-        return self._turns
-
-    @property
-    def tokens(self) -> int:
+        self.tokens = 0
         """Number of tokens sampled so far."""
-        return self._tokens
 
     @property
     def fidelity(self) -> EngineFidelity | None:
@@ -181,8 +173,8 @@ class HttpEngine:
             raise EngineError(
                 f"the engine at {self._base_url} did not finish a turn within {self._settings.deadline_s:g} s"
             ) from error
-        self._turns += 1
-        self._tokens += len(reply.output_ids)
+        self.turns += 1
+        self.tokens += len(reply.output_ids)
         return replace(reply, engine_s=time.monotonic() - began)
 
     async def check_records(self, params: SamplingParams) -> None:
@@ -266,38 +258,44 @@ class HttpEngine:
     async def _generate_until_finished(self, request: GenerateRequest) -> GenerateReply:
         sampled = _Sampled()
         budget = _RetryBudget(settings=self._settings, randomness=self._random)
-        while len(sampled.ids) < request.sampling_params.max_new_tokens:
-            part = await self._sample_part(request, sampled.ids, budget)
-            self._check(part, request, sampled.ids)
-            sampled.append(part)
-            if part.finish_reason != "abort" or not self._settings.resume_aborted:
-                return await self._with_receipt(request, sampled.parts, sampled.reply(part.finish_reason))
-            if part.ids:
-                budget.renew()
-            await self._wait(budget, RefusalError(ABORTED))
-        return await self._with_receipt(request, sampled.parts, sampled.reply("length"))
-
-    async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], budget: _RetryBudget) -> SampledPart:
-        while True:
+        limit = request.sampling_params.max_new_tokens
+        while len(sampled.ids) < limit:
+            refusal = RefusalError(ABORTED)
+            part: SampledPart | None = None
             try:
-                return await self._answered_part(request, sampled)
-            except RefusalError as refusal:
+                part = await self._answered_part(request, sampled.ids)
+            except RefusalError as error:
+                part, refusal = error.part, error
+            if part is not None:
+                self._check(part, request, sampled.ids)
+                sampled.append(part)
+                if part.finish_reason != "abort" or not self._settings.resume_aborted:
+                    return await self._with_receipt(request, sampled.parts, sampled.reply(part.finish_reason))
+                if part.ids:
+                    budget.renew()
+            if len(sampled.ids) < limit:
+                sampled.breaks += refusal.part is not None
                 await self._wait(budget, refusal)
+        return await self._with_receipt(request, sampled.parts, sampled.reply("length"))
 
     async def _answered_part(self, request: GenerateRequest, sampled: Sequence[int]) -> SampledPart:
         """Returns the part of a turn from one call.
 
         Raises:
-            RefusalError: no working engine answered.
-            EngineError: the engine refused the call or sent an invalid reply.
+            RefusalError: no working engine answered, or it broke off a stream after the error's ``part``.
+            EngineError: the engine refused the call, sent an invalid reply, or broke off a stream that cannot be
+                continued.
         """
         stream = self._stream(request)
         try:
             return await self._called_part(request, sampled, stream)
         except RefusalError as refusal:
-            if stream is None or not stream.told:
-                raise
-            raise EngineError(f"the engine at {self._base_url} {refusal}, in the middle of a stream") from refusal
+            if stream is not None and stream.told:
+                refusal.part = stream.part()
+                if refusal.part is None:
+                    what = f"the engine at {self._base_url} {refusal}, in the middle of a stream"
+                    raise EngineError(what) from refusal
+            raise
 
     async def _called_part(
         self, request: GenerateRequest, sampled: Sequence[int], stream: StreamedReply | None
@@ -426,6 +424,8 @@ class RefusalError(Exception):
     def __init__(self, what: str, *, server_error: bool = False) -> None:
         super().__init__(redacted(what))
         self.server_error = server_error
+        self.part: SampledPart | None = None
+        """What was sampled before it failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -467,19 +467,16 @@ class _RetryBudget:
         return self.is_over or self.server_errors >= self.settings.server_error_tries
 
     async def pause(self) -> None:
-        pause_s = self._next_pause_s()
         self.tries += 1
-        self.waited_s += pause_s
-        await asyncio.sleep(pause_s)
-
-    def _next_pause_s(self) -> float:
-        pause_s = backoff_s(
-            self.tries + 1,
+        longer_s = backoff_s(
+            self.tries,
             first_s=self.settings.backoff_first_s,
             longest_s=self.settings.backoff_longest_s,
             jitter=self.randomness.random(),
         )
-        return min(pause_s, self.settings.retry_timeout_s - self.waited_s)
+        pause_s = min(longer_s, self.settings.retry_timeout_s - self.waited_s)
+        self.waited_s += pause_s
+        await asyncio.sleep(pause_s)
 
 
 @dataclass(slots=True)
@@ -491,10 +488,17 @@ class _Sampled:
     spans: list[WeightVersionSpan] = field(default_factory=list)
     parts: list[SampledPart] = field(default_factory=list)
     records: dict[str, list[TokenRecords]] = field(default_factory=dict)
+    breaks: int = 0
 
     def append(self, part: SampledPart) -> None:
-        """Appends a part; adjacent spans of one version are merged."""
+        """Appends a part; adjacent spans of one version are merged.
+
+        Raises:
+            EngineError: the engine told the weight version of this part only, or of those before it only.
+        """
         offset = len(self.ids)
+        if part.ids and offset and bool(part.spans) != bool(self.spans):
+            raise EngineError("the engine told the weight version of some parts of a turn only")
         for span in part.spans:
             moved = replace(span, start=span.start + offset, end=span.end + offset)
             if self.spans and (self.spans[-1].weight_version, self.spans[-1].end) == (span.weight_version, moved.start):
@@ -520,6 +524,7 @@ class _Sampled:
             prompt_tokens=self._prompt_tokens(),
             cached_tokens=next((part.cached_tokens for part in self.parts if part.cached_tokens is not None), None),
             records={kind: self._joined(kind, found) for kind, found in self.records.items()},
+            breaks=self.breaks,
         )
 
     def _joined(self, kind: str, parts: Sequence[TokenRecords]) -> TokenRecords:

@@ -39,6 +39,10 @@ class SizeRule:
         """Pixels per image token."""
         return self.factor**2
 
+    def tokens_of(self, width: int, height: int) -> int:
+        """Returns the number of tokens of an image, as ``image_tokens``."""
+        return math.prod(resized_size(width, height, self)) // self.pixels_per_token
+
 
 SIZE_RULES = {
     ImageFamily.QWEN3_VL: SizeRule(factor=32, smallest_area=65_536, largest_area=16_777_216),
@@ -53,8 +57,7 @@ def image_tokens(width: int, height: int, family: ImageFamily) -> int:
     Raises:
         ValueError: a side is not positive, or one side is more than 200 times the other.
     """
-    resized = resized_size(width, height, SIZE_RULES[family])
-    return math.prod(resized) // SIZE_RULES[family].pixels_per_token
+    return SIZE_RULES[family].tokens_of(width, height)
 
 
 def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:

@@ -38,6 +38,7 @@ class PromptChecker:
         True."""
         self._tokenizer = tokenizer
         self.placeholder_id = None if tokenizer is None else image_placeholder_of(tokenizer)
+        self.end_id: int | None = getattr(tokenizer, "eos_token_id", None)
 
     def check(self, sent: Sequence[int], ran: Sequence[int] | None, images: int) -> CheckedPrompt:
         """Compares a sent prompt with that number of images with the engine's expanded one."""

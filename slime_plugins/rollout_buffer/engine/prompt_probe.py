@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from slime_plugins.rollout_buffer.engine.image_token_counts import SizeRule, resized_size
+from slime_plugins.rollout_buffer.engine.image_token_counts import SizeRule
 from slime_plugins.rollout_buffer.engine.prompt_check import PromptChecker
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import PLAIN_TEXT, SPECIAL_TOKENS
 from slime_plugins.rollout_buffer.types import Image, PromptCheck
@@ -153,16 +153,11 @@ def prompt_probe(tokenizer: Any, rule: SizeRule | None) -> PromptProbe:
             ids=ids,
             images=(_picture(width, height),),
             size=(width, height),
-            image_tokens=None if rule is None else _tokens_by(rule, width, height),
+            image_tokens=None if rule is None else rule.tokens_of(width, height),
         )
         for width, height in IMAGE_SIZES
     )
     return PromptProbe(text=text, images=images, checker=checker)
-
-
-def _tokens_by(rule: SizeRule, width: int, height: int) -> int:
-    resized = resized_size(width, height, rule)
-    return resized[0] * resized[1] // rule.pixels_per_token
 
 
 def _system_text(tokenizer: Any) -> str:

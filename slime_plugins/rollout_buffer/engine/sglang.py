@@ -10,9 +10,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 import aiohttp
 
@@ -68,13 +68,7 @@ _ANSWERS_NO: Final = {
     "use that, or set top_p to 1",
 }
 NO_LOAD_REMEMBERED_S: Final = 60.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _KnownWorkers:
-    base_url: str
-    urls: tuple[str, ...]
-    known_at: float
+Found = TypeVar("Found")
 
 
 class SglangEngine(HttpEngine):
@@ -113,7 +107,8 @@ class SglangEngine(HttpEngine):
         self._told_experts = ReportedExperts()
         self._aborts: set[asyncio.Task[None]] = set()
         self._says_no_load: dict[str, float] = {}
-        self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
+        self._workers: dict[str, tuple[float, tuple[str, ...]]] = {}
+        """By address, when its workers were asked for, and they."""
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """As ``Engine.generate``. Sends no turn to an engine that failed the check of its tokenizer or, if required, of
@@ -134,23 +129,31 @@ class SglangEngine(HttpEngine):
             await asyncio.wait(self._aborts)
         await super().close()
 
+    async def _asked_once(
+        self, tasks: dict[str, asyncio.Task[Found | None]], ask: Callable[[str], Coroutine[Any, Any, Found | None]]
+    ) -> Found | None:
+        """Returns the result of ``ask`` for the engine's address; concurrent turns share the task, and a result."""
+        url = self._base_url
+        task = tasks.get(url)
+        if task is None:
+            task = tasks[url] = asyncio.create_task(ask(url))
+        found = await asyncio.shield(task)
+        if found is None and tasks.get(url) is task:
+            del tasks[url]  # no answer: the next turn tries again
+        return found
+
     async def _check_tokenizer(self) -> None:
-        """Compares tokenizers once per engine; concurrent turns share the request.
+        """Compares tokenizers once per engine.
 
         Raises:
             EngineError: the engine has another tokenizer.
         """
-        if self._tokenizer_probe is None or self._closed:
+        probe, url = self._tokenizer_probe, self._base_url
+        if probe is None or self._closed:
             return
-        url = self._base_url
-        check = self._tokenizer_checks.get(url)
-        if check is None:
-            check = asyncio.create_task(self._tokenizer_complaint(url, self._tokenizer_probe))
-            self._tokenizer_checks[url] = check
-        complaint = await asyncio.shield(check)
-        if complaint is None and self._tokenizer_checks.get(url) is check:
-            del self._tokenizer_checks[url]  # no answer: the next turn tries again
-        if complaint:
+        if complaint := await self._asked_once(
+            self._tokenizer_checks, lambda url: self._tokenizer_complaint(url, probe)
+        ):
             raise EngineError(
                 f"the engine at {url} has another tokenizer than the job: {complaint}; "
                 "give as tokenizer_path the folder of the model that the engine serves"
@@ -177,16 +180,10 @@ class SglangEngine(HttpEngine):
 
     async def probe_prompts(self) -> EngineFidelity | None:
         """As ``HttpEngine.probe_prompts``; concurrent turns share the probe."""
-        if self._prompt_probe is None or self._closed:
+        make_probe = self._prompt_probe
+        if make_probe is None or self._closed:
             return None
-        url = self._base_url
-        asked = self._probes.get(url)
-        if asked is None:
-            asked = self._probes[url] = asyncio.create_task(self._probed_prompts(url, self._prompt_probe))
-        fidelity = await asyncio.shield(asked)
-        if fidelity is None and self._probes.get(url) is asked:
-            del self._probes[url]  # no answer: the next turn tries again
-        return fidelity
+        return await self._asked_once(self._probes, lambda url: self._probed_prompts(url, make_probe))
 
     async def _probed_prompts(self, url: str, make_probe: Callable[[], PromptProbe]) -> EngineFidelity | None:
         probe = await asyncio.to_thread(make_probe)
@@ -290,7 +287,7 @@ class SglangEngine(HttpEngine):
             self._check_ids(ids)
             on_tokens(ids)
 
-        return StreamedReply(tell)
+        return StreamedReply(tell, request.sampling_params, self._prompts.end_id)
 
     def _experts_from(self, request: GenerateRequest, ids: Sequence[int]) -> int:
         """Returns the first position whose experts are still to be reported.
@@ -404,10 +401,10 @@ class SglangEngine(HttpEngine):
 
     async def _worker_urls(self, base_url: str) -> tuple[str, ...]:
         """Returns the engines behind ``base_url``: a router does not forward aborts, so each worker gets them."""
-        known = self._workers
-        if known.base_url == base_url and time.monotonic() - known.known_at < WORKERS_REMEMBERED_S:
-            return known.urls
+        known_at, known = self._workers.get(base_url, (-math.inf, ()))
+        if time.monotonic() - known_at < WORKERS_REMEMBERED_S:
+            return known
         async with self._open_session().get(f"{base_url}/workers", headers=key_headers(base_url)) as response:
             urls = urls_of_workers(await response.read()) if response.status == 200 else ()
-        self._workers = _KnownWorkers(base_url=base_url, urls=urls or (base_url,), known_at=time.monotonic())
-        return self._workers.urls
+        self._workers = {base_url: (time.monotonic(), urls or (base_url,))}
+        return self._workers[base_url][1]

@@ -30,6 +30,13 @@ FINISH_REASONS: Final = ("stop", "length", "abort")
 PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses after which the same request may succeed later."""
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
+_TEXT_OF_IDS: Final = {"skip_special_tokens": False, "spaces_between_special_tokens": False, "no_stop_trim": True}
+"""With these the decoded text has all ids; without, SGLang removes stop tokens and adds spaces."""
+_OF_ONE_TOKEN: Final = frozenset(
+    {"max_tokens", "min_new_tokens", "top_k", "min_p", "logit_bias", "sampling_seed", "stop_token_ids", "ignore_eos"}
+)
+"""Parameters that act alike on a token whether the tokens before it were sampled or are the prompt's."""
+_WITHOUT_EFFECT: Final = {"n": 1, "repetition_penalty": 1}
 
 
 class ForeignReplyError(Exception):
@@ -136,17 +143,22 @@ def parse_sees_images(body: bytes) -> bool:
 def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
     """Returns ``params`` under SGLang's names, without those that it does not take as sampling parameters.
 
-    The last three keep the decoded text identical to the ids; without them, SGLang removes stop tokens and adds spaces.
+    ``max_new_tokens`` are left of those of ``params``.
     """
     extra = {key: value for key, value in params.extra.items() if key not in ("max_tokens", EXPERTS_KEY)}
-    return extra | {
-        "max_new_tokens": max_new_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-        "no_stop_trim": True,
-    }
+    if isinstance(least := extra.get("min_new_tokens"), int):
+        extra["min_new_tokens"] = max(0, least - (params.max_new_tokens - max_new_tokens))
+    limits = {"max_new_tokens": max_new_tokens, "temperature": params.temperature, "top_p": params.top_p}
+    return extra | limits | _TEXT_OF_IDS
+
+
+def can_be_continued(params: SamplingParams) -> bool:
+    """Returns True if sampling goes on unchanged after a prompt that holds the reply so far.
+
+    The engine's state of a reply is lost for stop sequences, grammars, penalties and any parameter unknown here.
+    """
+    may_lose = {key: value for key, value in params.extra.items() if key not in _OF_ONE_TOKEN | _TEXT_OF_IDS.keys()}
+    return all(not value or value == _WITHOUT_EFFECT.get(key) for key, value in may_lose.items())
 
 
 def parse_generate_reply(body: bytes) -> SampledPart:
@@ -160,6 +172,10 @@ def parse_generate_reply(body: bytes) -> SampledPart:
     meta = reply.get("meta_info")
     if not isinstance(meta, dict):
         raise ForeignReplyError(f"no meta_info: {_shortened(body)}")
+    return _part_of(reply, meta)
+
+
+def _part_of(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> SampledPart:
     ids, log_probs = _sampled_tokens(reply, meta)
     log_probs = with_banned_mass(log_probs, meta.get("output_token_ids_logprobs"))
     version = meta.get("weight_version")
@@ -184,12 +200,20 @@ class StreamedReply:
     ``--incremental-streaming-output`` those since the event before.
     """
 
-    def __init__(self, tell: Callable[[Sequence[int]], None]) -> None:
+    def __init__(
+        self, tell: Callable[[Sequence[int]], None], params: SamplingParams, end_id: int | None = None
+    ) -> None:
+        """``end_id`` is the tokenizer's end of a reply."""
         self._tell = tell
+        self._params = params
+        self._end_id = end_id
         self._rest = b""
         self._reply: dict[str, Any] = {}
+        self._sampled: dict[str, Any] = {}
+        """The last event with tokens."""
         self._ids: list[Any] = []
         self._entries: list[Any] = []
+        self._versions: set[str] = set()
         self._is_cumulative = False
         self.told = 0
         """Number of ids told."""
@@ -216,14 +240,41 @@ class StreamedReply:
         return code if isinstance(code, int) and 400 <= code < 600 else 200
 
     def body(self) -> bytes:
-        """The body that the reply would have unstreamed."""
+        """The body that the reply would have unstreamed.
+
+        Raises:
+            ForeignReplyError: it ends before the reply does.
+        """
+        if self._reply is self._sampled and self._finish_reason is None:
+            raise ForeignReplyError("it has no last event")
         return orjson.dumps(self._reply) if self._reply else b""
+
+    def part(self) -> SampledPart | None:
+        """Returns the told part of a reply that broke off: aborted, unless its last event or id ends it.
+
+        None if it cannot be continued. That is also so if the weight version changed meanwhile: which tokens are of
+        which version comes with the last event.
+        """
+        reason, extra = self._finish_reason, self._params.extra
+        ends = () if extra.get("ignore_eos") else (self._end_id, *(extra.get("stop_token_ids") or ()))
+        if reason is None and self._entries[-1][1] in ends:
+            reason = {"type": "stop"}
+        if reason is None and (len(self._versions) > 1 or not can_be_continued(self._params)):
+            return None
+        meta = self._sampled["meta_info"] | {"finish_reason": reason or {"type": "abort"}}
+        return _part_of(self._sampled, meta)
+
+    @property
+    def _finish_reason(self) -> Any:
+        return self._sampled.get("meta_info", {}).get("finish_reason")
 
     def _add(self, event: dict[str, Any]) -> None:
         self._reply = event
         meta = event.get("meta_info")
         if not isinstance(meta, dict):
             return
+        self._sampled = event
+        self._versions.add(str(meta.get("weight_version")))
         total = meta.get("completion_tokens")
         if isinstance(event.get("output_ids"), list):
             self._ids = event["output_ids"] = self._joined(self._ids, event["output_ids"], total)

@@ -28,18 +28,18 @@ from slime_plugins.rollout_buffer.errors import (
     UnreadableBodyError,
     UnsupportedEncodingError,
 )
-from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, read_chat_body
+from slime_plugins.rollout_buffer.gateway.chat_requests import read_chat_body
 from slime_plugins.rollout_buffer.gateway.dialects.dialect import Dialect, dialect_of
 from slime_plugins.rollout_buffer.gateway.remote_rollout_adapter import RemoteRolloutAdapter
 from slime_plugins.rollout_buffer.gateway.replies import ChatReply, Piece, model_list, status_of
 from slime_plugins.rollout_buffer.gateway.scoring import Scorer
-from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
+from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway, TurnRequest
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Session, SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import KEEP_ALIVE_INTERVAL_S
 from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer, check_page, has_bearer
 from slime_plugins.rollout_buffer.json_bodies import json_object
-from slime_plugins.rollout_buffer.recording.messages import Conversation, read_conversation
+from slime_plugins.rollout_buffer.recording.messages import read_conversation
 from slime_plugins.rollout_buffer.serve_settings import read_token
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
@@ -197,7 +197,7 @@ async def _open(request: web.Request) -> web.Response:
 
 async def _show(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    session = await gateway.session(_named_session(request))
+    session = await gateway.registry.session(_named_session(request))
     return _json(gateway.describe(session))
 
 
@@ -228,32 +228,28 @@ async def _models(request: web.Request) -> web.Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """A validated request for a turn; ``given`` is its body as it came."""
+    """A request for a turn; ``given`` is its body as it came."""
 
     dialect: Dialect
-    session: Session
     given: Mapping[str, Any]
-    body: ChatBody
-    conversation: Conversation
-    images: Mapping[str, Image]
+    turn: TurnRequest
 
 
 async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapping[str, Image]) -> _Asked:
     dialect = dialect_of(request.path)
     assert dialect is not None
     gateway = request.app[GATEWAY]
-    session = await gateway.session(_named_session(request))
+    session = await gateway.registry.session(_named_session(request))
     previous = dialect.previous_turn(body)
     history = [] if previous is None else await gateway.messages_of(session, *previous)
     chat, more = dialect.read(body, history)
-    return _Asked(
-        dialect=dialect,
+    turn = TurnRequest(
         session=session,
-        given=body,
         body=read_chat_body(chat),
         conversation=read_conversation(chat.get("messages")),
         images={**images, **more},
     )
+    return _Asked(dialect=dialect, given=body, turn=turn)
 
 
 async def _turn(request: web.Request) -> web.StreamResponse:
@@ -264,11 +260,11 @@ async def _turn(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     asked = await _read_turn(request, body, images)
     is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
-    ask = partial(gateway.chat, asked.session, asked.body, asked.conversation, asked.images, is_retry=is_retry)
-    if asked.body.stream:
+    ask = partial(gateway.chat, asked.turn, is_retry=is_retry)
+    if asked.turn.body.stream:
         return await _streamed(request, asked, ask)
     answer = await ask()
-    with _Sending(gateway, asked.session, answer) as sending:
+    with _Sending(gateway, asked.turn.session, answer) as sending:
         response = _json(asked.dialect.encode(answer.reply, asked.given))
         await response.prepare(request)
         await response.write_eof()
@@ -279,8 +275,7 @@ async def _turn(request: web.Request) -> web.StreamResponse:
 async def _count_tokens(request: web.Request) -> web.Response:
     content, images = extract_images(await _content(request))
     asked = await _read_turn(request, json_object(content, max_nesting=MAX_NESTING), images)
-    count = await request.app[GATEWAY].count_tokens(asked.session, asked.body, asked.conversation, asked.images)
-    return _json({"input_tokens": count})
+    return _json({"input_tokens": await request.app[GATEWAY].count_tokens(asked.turn)})
 
 
 async def _streamed(
@@ -307,7 +302,7 @@ async def _streamed(
     except BaseException:
         task.cancel()
         raise
-    with _Sending(request.app[GATEWAY], asked.session, answer) as sending:
+    with _Sending(request.app[GATEWAY], asked.turn.session, answer) as sending:
         await response.send(*events.end(answer.reply))
         ended = await response.end()
         sending.check(request)
@@ -369,7 +364,7 @@ class _Sending:
             raise ConnectionResetError("the client disconnected")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        self._gateway.note_sent(self._session, self._answer.turn, sent=error is None)
+        self._gateway.registry.note_sent(self._session, self._answer.turn, sent=error is None)
 
 
 # --- reading and writing ---------------------------------------------------------------------------------------------

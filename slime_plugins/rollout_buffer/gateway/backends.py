@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker, ReportThrottle
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, resized_size, size_rule_of
+from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, size_rule_of
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.recording.message_matching import matching_of
 from slime_plugins.rollout_buffer.recording.messages import digest
@@ -27,29 +27,6 @@ from slime_plugins.rollout_buffer.wire.job_settings import JobSettings
 PIN_OPTION = "pin_sampling_params"
 TEMPLATE_OPTION = "chat_template_kwargs"
 REMEMBERED_TEMPLATES = 16
-
-RESERVED = frozenset(
-    {
-        "self",
-        "conversation",
-        "messages",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "kwargs",
-    }
-)
-"""Arguments of ``apply_chat_template`` that a request must not set."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +46,9 @@ class JobBackend:
         self.max_turns = _limit(settings.options, "max_turns")
         self.max_tokens_total = _limit(settings.options, "max_tokens_total")
         self._size_rule = size_rule_of(settings.tokenizer_path)
+        own_arguments = inspect.signature(type(tokenizer).apply_chat_template).parameters
+        self._reserved = {"messages", *own_arguments}
+        """Arguments of ``apply_chat_template`` that a request must not set."""
         self._template_options: Mapping[str, Any] = settings.options.get(TEMPLATE_OPTION) or {}
         self._chats: OrderedDict[bytes, ChatTokens] = OrderedDict()
         self.chat_for(None)
@@ -81,7 +61,7 @@ class JobBackend:
             ConfigError: the template does not work with them.
         """
         options = {**self._template_options, **(template_options or {})}
-        reserved = RESERVED & options.keys()
+        reserved = self._reserved & options.keys()
         if reserved:
             raise InvalidPayloadError(
                 f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be given",
@@ -105,7 +85,7 @@ class JobBackend:
         if size is None or self._size_rule is None:
             return 1
         try:
-            return math.prod(resized_size(*size, self._size_rule)) // self._size_rule.pixels_per_token
+            return self._size_rule.tokens_of(*size)
         except ValueError as error:
             raise InvalidPayloadError(f"the image {image.sha256}: {error}") from error
 

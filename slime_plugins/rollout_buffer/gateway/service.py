@@ -80,13 +80,13 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """A request for a turn, and the chat template that renders it."""
+class TurnRequest:
+    """A validated request for a turn."""
 
+    session: Session
     body: ChatBody
     conversation: Conversation
     images: Mapping[str, Image]
-    chat: ChatTokens
 
     @property
     def key(self) -> bytes:
@@ -172,10 +172,6 @@ class Gateway:
         session = Session(claim=claim, turns=SessionTurns(Recording(matching)))
         self.registry.add(session)
         return session
-
-    async def session(self, session_id: str) -> Session:
-        """Returns an open session with all its turns, see ``SessionRegistry.session``."""
-        return await self.registry.session(session_id)
 
     async def close(
         self, session_id: str, body: CloseBody, score: Callable[[ScoreAsked], Awaitable[Verdict]]
@@ -282,31 +278,22 @@ class Gateway:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def chat(
-        self,
-        session: Session,
-        body: ChatBody,
-        conversation: Conversation,
-        images: Mapping[str, Image],
-        *,
-        is_retry: bool = False,
-        tell: Listener | None = None,
-    ) -> Answer:
+    async def chat(self, asked: TurnRequest, *, is_retry: bool = False, tell: Listener | None = None) -> Answer:
         """Samples one turn and stores it; a repeated request gets the stored turn, see ``Recording.answered``.
 
         ``tell`` gets the reply as it begins and its pieces: while they are sampled, if the engine streams, otherwise
         once the turn is stored.
 
-        The caller calls ``note_sent`` once it has delivered the answer, or cannot: a turn that never reached its client
-        is not trained.
+        The caller calls the registry's ``note_sent`` once it has delivered the answer, or cannot: a turn that never
+        reached its client is not trained.
 
         Raises:
             RequestError: the request is invalid, or (``GoneError``) the session ended meanwhile.
             EngineError: the engine refused it or is unreachable.
         """
+        session, body = asked.session, asked.body
         backend = await self.backends.open(session.claim.job)
-        asked = _Asked(body=body, conversation=conversation, images=images, chat=_chat_of(backend, body))
-        request = asked.digest()
+        chat, request = _chat_of(backend, body), asked.digest()
         while is_retry and (other := session.answering.get(request)) is not None:
             await asyncio.wait([other])
         turn = session.recording.answered(request, is_retry=is_retry) or await self.registry.unsent(session, request)
@@ -315,28 +302,28 @@ class Gateway:
             with session.answers(request):
                 session.recording.forget(request)
                 await self._check_limits(session, backend)
-                turn, is_told = await self._sample_turn(session, backend, asked, request, tell, is_retry=is_retry)
+                turn, is_told = await self._sample_turn(asked, backend, chat, request, tell, is_retry=is_retry)
         if turn.sent is False or turn.writer != self.registry.writer:  # stored as sent before it is answered again
             await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
         if tell is not None and not is_told:
             tell(self._begun(session, body, turn.name, 0))
             for piece in pieces_of(turn.message):
                 tell(piece)
-        return Answer(turn=turn, reply=_reply(session, body, turn, asked.chat))
+        return Answer(turn=turn, reply=_reply(session, body, turn, chat))
 
     async def _sample_turn(
         self,
-        session: Session,
+        asked: TurnRequest,
         backend: JobBackend,
-        asked: _Asked,
+        chat: ChatTokens,
         request: bytes,
         tell: Listener | None,
         *,
         is_retry: bool,
     ) -> tuple[Turn, bool]:
         """Samples and stores a turn. Returns it and True, or what another process has answered meanwhile and False."""
-        body, chat, name = asked.body, asked.chat, reply_name()
-        prompt = await self._prompt(session, asked)
+        session, body, name = asked.session, asked.body, reply_name()
+        prompt = await self._prompt(asked, chat)
         begun = self._begun(session, body, name, _prompt_tokens(session, backend, prompt))
         stream = ReplyStream(chat, body, prompt.ids, begun, tell, name=name)
         sampling = GenerateRequest(
@@ -368,10 +355,11 @@ class Gateway:
             raise UnavailableError("another process has answered this request meanwhile: ask again")
         return turn, turn is own
 
-    async def _prompt(self, session: Session, asked: _Asked) -> Prompt:
+    async def _prompt(self, asked: TurnRequest, chat: ChatTokens) -> Prompt:
+        session = asked.session
         await self.registry.load_images(session, image_hashes_of(asked.conversation.messages), asked.images)
         tools = asked.body.offered_tools
-        prompt = await build_prompt(session.recording, asked.key, asked.conversation, asked.chat, tools)
+        prompt = await build_prompt(session.recording, asked.key, asked.conversation, chat, tools)
         await self.registry.load_images(session, prompt.images)
         return prompt
 
@@ -418,6 +406,8 @@ class Gateway:
                 await self.registry.refuse(session, engine_failure=backend.trouble)
             raise
         await self.registry.refuse(session)
+        if sampled.breaks:
+            await self.turns.count_continued(session.claim)
         return sampled
 
     async def _store_turn(self, session: Session, turn: Turn, view: View, *, is_retry: bool) -> Turn:
@@ -428,21 +418,18 @@ class Gateway:
         except asyncio.CancelledError:
             await asyncio.wait([storing])
             if storing.exception() is None and storing.result() is turn:
-                self.note_sent(session, turn, sent=False)
+                self.registry.note_sent(session, turn, sent=False)
             raise
 
-    async def count_tokens(
-        self, session: Session, body: ChatBody, conversation: Conversation, images: Mapping[str, Image]
-    ) -> int:
+    async def count_tokens(self, asked: TurnRequest) -> int:
         """Returns the number of prompt tokens of a request, which is not sampled.
 
         Raises:
             RequestError: the request is invalid.
         """
-        backend = await self.backends.open(session.claim.job)
-        asked = _Asked(body=body, conversation=conversation, images=images, chat=_chat_of(backend, body))
-        prompt = await self._prompt(session, asked)
-        return _prompt_tokens(session, backend, prompt)
+        backend = await self.backends.open(asked.session.claim.job)
+        prompt = await self._prompt(asked, _chat_of(backend, asked.body))
+        return _prompt_tokens(asked.session, backend, prompt)
 
     async def messages_of(self, session: Session, session_id: str, turn: str) -> Sequence[Message]:
         """Returns the messages of a stored turn, its reply last.
@@ -490,10 +477,6 @@ class Gateway:
                     raise UnavailableError(f"the turn of session {session.name} cannot be stored: ask again")
                 if is_retry and (stored := session.recording.latest(turn.request)) is not None:
                     return stored
-
-    def note_sent(self, session: Session, turn: Turn, *, sent: bool) -> None:
-        """Notes whether an answer reached its client; no effect on a closed session."""
-        self.registry.note_sent(session, turn, sent=sent)
 
     # --- maintenance in the background --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
 from slime_plugins.rollout_buffer.observability.process_status import process_status
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload
-from slime_plugins.rollout_buffer.storage.tables import attempt_rows, service_rows, turn_rows
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, prompt_rows, service_rows, turn_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.write_batcher import WriteBatcher
 
@@ -88,6 +88,10 @@ class TurnStore:
     def _commit_alone(self, work: Callable[[Connection], Result]) -> Result:
         with self._buffer.store.write() as connection:
             return work(connection)
+
+    async def count_continued(self, claim: SlotClaim) -> None:
+        """Counts a turn that was continued."""
+        await self.commit(lambda connection: prompt_rows.add(connection, prompt_rows.CONTINUED, claim.job.key, 1))
 
     def read(self, claim: SlotClaim, *, after: int = 0) -> StoredTurns:
         """Returns a session's turns with higher numbers than ``after``."""

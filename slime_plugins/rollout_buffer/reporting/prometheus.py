@@ -131,6 +131,11 @@ METRICS = (
         "statistic",
     ),
     _of_job(
+        "rollout_buffer_continued_turns",
+        "Turns of sessions whose engine broke off its stream and that were continued; statistic sum",
+        "statistic",
+    ),
+    _of_job(
         "rollout_buffer_deliveries",
         "Deliveries by state: leased, acked, popped (delivered without a lease), expired (lease ran out)",
         "state",

@@ -139,8 +139,8 @@ def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGr
 
     ``reward`` has mean, min and max; ``success`` a mean, over the episodes of which it is known; ``staleness`` (in
     weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` is that of ``bias_measures``;
-    ``prompts`` has the results of the prompt checks (``PromptCounts``), ``forks`` the sum of those of sessions; in both
-    late trajectories count as well.
+    ``prompts`` has the results of the prompt checks (``PromptCounts``), ``forks`` and ``continued_turns`` the sum of
+    those of sessions; late trajectories count as well.
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
@@ -150,8 +150,9 @@ def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGr
                 found.setdefault(measured, {})[statistic] = float(value)
     if (prompts := prompt_rows.sums_of(connection, job_key)) is not None:
         found["prompts"] = {name: float(count) for name, count in prompts.as_dict().items()}
-    if forks := prompt_rows.forks_of(connection, job_key):
-        found["forks"] = {"sum": float(forks)}
+    for counted in (prompt_rows.FORKS, prompt_rows.CONTINUED):
+        if number := prompt_rows.number_of(connection, counted, job_key):
+            found[counted] = {"sum": float(number)}
     if gaps := trainer_rows.gap_statistics(connection, job_key):
         found["log_prob_gap"] = gaps
     if bias := bias_measures(over):

@@ -46,7 +46,7 @@ def insert_trajectory(
     if (counts := prompt_counts(played.generations)) is not None:
         prompt_rows.add_counts(connection, filled.job_key, counts)
     if forks := forks_of(played.extra_info):
-        prompt_rows.add_forks(connection, filled.job_key, forks)
+        prompt_rows.add(connection, prompt_rows.FORKS, filled.job_key, forks)
     trajectory_rows.insert_trajectory(
         connection,
         job_key=filled.job_key,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,21 +17,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.http import RefusalError
+from slime_plugins.rollout_buffer.engine.prompt_check import PromptChecker
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
-from slime_plugins.rollout_buffer.engine.sglang_protocol import StreamedReply
-from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.types import SamplingParams
+from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart, StreamedReply, can_be_continued
+from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
+from slime_plugins.rollout_buffer.types import PromptCheck, SamplingParams, WeightVersionSpan
 from tests.example_counts import examples
+from tests.virtual_time import in_virtual_time
 
 QUICK = EngineSettings(retry_timeout_s=20.0, deadline_s=40.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 
-def reply_of(ids: Sequence[int], *, since: int = 0, finish: Any = None) -> dict[str, Any]:
+def reply_of(ids: Sequence[int], *, since: int = 0, finish: Any = None, version: str | None = "3") -> dict[str, Any]:
     meta = {
         "finish_reason": finish,
         "completion_tokens": len(ids),
-        "weight_version": "3",
+        "weight_version": version,
         "output_token_logprobs": [[-0.5, token_id, None] for token_id in ids[since:]],
     }
     return {"text": "", "output_ids": list(ids[since:]), "meta_info": meta}
@@ -39,14 +44,15 @@ def event(body: Any) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-def stream_of(ids: Sequence[int], ends: Sequence[int], *, incremental: bool, finish: Any = None) -> bytes:
+def stream_of(
+    ids: Sequence[int], ends: Sequence[int], *, incremental: bool, finish: Any = None, version: str | None = "3"
+) -> bytes:
     """The events of a reply whose first ``ends`` tokens each event tells."""
     content = b""
     for since, end in zip([0, *ends], ends, strict=False):
         is_last = end == len(ids)
-        told = reply_of(
-            ids[:end], since=since if incremental else 0, finish=(finish or {"type": "stop"}) if is_last else None
-        )
+        last = (finish or {"type": "stop"}) if is_last else None
+        told = reply_of(ids[:end], since=since if incremental else 0, finish=last, version=version)
         content += event(told)
     return content + b"data: [DONE]\n\n"
 
@@ -60,7 +66,7 @@ def test_any_stream_in_any_pieces_is_the_reply_that_it_replaces(
     content = stream_of(ids, ends, incremental=incremental)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)))))
     told: list[int] = []
-    stream = StreamedReply(told.extend)
+    stream = StreamedReply(told.extend, SamplingParams(max_new_tokens=12, temperature=1.0))
     for start, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
         stream.add(content[start:end])
     assert told == ids
@@ -71,7 +77,9 @@ def test_any_stream_in_any_pieces_is_the_reply_that_it_replaces(
 
 
 @asynccontextmanager
-async def engine_that_answers(*answers: bytes) -> AsyncIterator[tuple[SglangEngine, list[dict[str, Any]]]]:
+async def engine_that_answers(
+    *answers: bytes, prompts: PromptChecker | None = None
+) -> AsyncIterator[tuple[SglangEngine, list[dict[str, Any]]]]:
     """A client of a server that streams each of ``answers`` once, and breaks the connection where one has no end."""
     left, bodies = list(answers), list[dict[str, Any]]()
 
@@ -91,7 +99,7 @@ async def engine_that_answers(*answers: bytes) -> AsyncIterator[tuple[SglangEngi
     application = web.Application()
     application.router.add_post("/generate", generate)
     async with TestServer(application) as server:
-        engine = SglangEngine(str(server.make_url("")), QUICK, vocabulary_size=100)
+        engine = SglangEngine(str(server.make_url("")), QUICK, vocabulary_size=100, prompts=prompts)
         yield engine, bodies
         await engine.close()
 
@@ -110,19 +118,167 @@ async def heard_before_failing(*answers: bytes) -> tuple[list[int], str, int]:
     return heard, failed.value.message, len(bodies)
 
 
-async def test_a_stream_that_breaks_after_a_token_fails_the_turn_which_is_not_sampled_again() -> None:
-    heard, why, calls = await heard_before_failing(event(reply_of([7])))
-    assert (heard, calls) == ([7], 1)
+async def reply_of_turn(
+    engine: SglangEngine, heard: list[int], *, max_new_tokens: int = 9, **extra: Any
+) -> GenerateReply:
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, extra=extra)
+    return await engine.generate(replace(turn(heard.extend), sampling_params=sampling))
+
+
+async def reply_after(*answers: bytes, max_new_tokens: int = 9, **extra: Any) -> tuple[GenerateReply, list[Any]]:
+    """The reply to a streamed turn, which is what was told of it, and the bodies of the calls."""
+    heard: list[int] = []
+    async with engine_that_answers(*answers) as (engine, bodies):
+        reply = await reply_of_turn(engine, heard, max_new_tokens=max_new_tokens, **extra)
+    assert heard == list(reply.output_ids)
+    return reply, bodies
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_a_stream_that_breaks_is_continued_after_its_last_token(incremental: bool) -> None:
+    whole = stream_of([7, 8, 4], [1, 2, 3], incremental=incremental)
+    broken = b"\n\n".join(whole.split(b"\n\n")[:2]) + b"\n\n"
+    half_an_event = broken + b'data: {"text": "", "outp'
+    rest = stream_of([9, 5, 6], [1, 3], incremental=incremental)
+    reply, bodies = await reply_after(half_an_event, rest)
+    assert (reply.output_ids, reply.finish_reason, reply.breaks) == ((7, 8, 9, 5, 6), "stop", 1)
+    assert reply.output_log_probs == (-0.5,) * 5
+    assert reply.weight_version_spans == (WeightVersionSpan("3", 0, 5),)
+    assert [body["input_ids"] for body in bodies] == [[1], [1, 7, 8]]
+    assert [body["sampling_params"]["max_new_tokens"] for body in bodies] == [9, 7]
+    assert len({body["rid"] for body in bodies}) == 2
+
+
+async def test_each_part_has_the_weight_version_that_sampled_it() -> None:
+    reply, _ = await reply_after(event(reply_of([7])), stream_of([8], [1], incremental=False, version="4"))
+    assert reply.weight_version_spans == (WeightVersionSpan("3", 0, 1), WeightVersionSpan("4", 1, 2))
+
+
+async def test_the_prompt_of_a_continued_reply_is_that_of_its_first_part() -> None:
+    """The engine counts, and was checked for, the prompt and the reply so far."""
+
+    def of_prompt(reply: dict[str, Any], ran: list[int]) -> bytes:
+        reply["meta_info"] |= {"prompt_tokens": len(ran), "cached_tokens": len(ran) - 1}
+        return event(reply | {"prompt_token_ids": ran})
+
+    for ran, check in (([1, 7], PromptCheck.EQUAL), ([1, 9], PromptCheck.DIFFERING)):
+        rest = of_prompt(reply_of([8], finish={"type": "stop"}), ran) + b"data: [DONE]\n\n"
+        reply, _ = await reply_after(of_prompt(reply_of([7]), [1]), rest)
+        assert (reply.prompt_tokens, reply.cached_tokens) == (1, 0)
+        assert reply.prompt_receipt is not None
+        assert reply.prompt_receipt.check is check
+
+
+async def test_an_error_event_breaks_a_stream_and_a_stream_may_break_more_than_once() -> None:
+    full = event({"error": {"message": "the queue is full", "code": 503}}) + b"data: [DONE]\n\n"
+    without_end = event(reply_of([8])) + b"data: [DONE]\n\n"
+    rest = stream_of([9], [1], incremental=False)
+    reply, bodies = await reply_after(event(reply_of([7])) + full, without_end, full, rest)
+    assert (reply.output_ids, reply.breaks, len(bodies)) == ((7, 8, 9), 2, 4)
+
+
+async def test_a_reply_whose_last_event_came_is_whole_though_its_connection_broke() -> None:
+    whole = stream_of([7, 8], [1, 2], incremental=False).removesuffix(b"data: [DONE]\n\n")
+    reply, _ = await reply_after(whole, stop=["x"])
+    assert (reply.output_ids, reply.finish_reason, reply.breaks) == ((7, 8), "stop", 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "finish_reason"),
+    [({"max_new_tokens": 2}, "length"), ({"stop_token_ids": [8]}, "stop")],
+    ids=["its limit", "a stop token"],
+)
+async def test_a_broken_reply_that_reached_its_end_is_not_asked_for_again(
+    limits: dict[str, Any], finish_reason: str
+) -> None:
+    reply, _ = await reply_after(event(reply_of([7, 8])), **limits)
+    assert (reply.output_ids, reply.finish_reason, reply.breaks) == ((7, 8), finish_reason, 0)
+
+
+async def test_the_end_of_the_tokenizer_ends_a_broken_reply_unless_it_is_ignored() -> None:
+    tokenizer = SimpleNamespace(
+        eos_token_id=8, get_added_vocab=dict, encode=lambda *_, **options: [], decode=lambda *_, **options: ""
+    )
+    rest = stream_of([9], [1], incremental=False)
+    for ignored, output_ids in ((False, (7, 8)), (True, (7, 8, 9))):
+        sampling = SamplingParams(max_new_tokens=9, extra={"ignore_eos": ignored})
+        answers = (event(reply_of([7, 8])), rest)
+        async with engine_that_answers(*answers, prompts=PromptChecker(tokenizer)) as (engine, _):
+            reply = await engine.generate(replace(turn(lambda ids: None), sampling_params=sampling))
+        assert (reply.output_ids, reply.finish_reason) == (output_ids, "stop")
+
+
+async def test_the_least_number_of_tokens_counts_those_before_the_break() -> None:
+    rest = stream_of([9], [1], incremental=False)
+    for least, then in ((3, 1), (1, 0)):
+        _, bodies = await reply_after(event(reply_of([7, 8])), rest, min_new_tokens=least)
+        assert [body["sampling_params"]["min_new_tokens"] for body in bodies] == [least, then]
+
+
+@pytest.mark.parametrize(
+    ("extra", "is_so"),
+    [
+        ({"stop": ["x"]}, False),
+        ({"stop_regex": "x"}, False),
+        ({"json_schema": "{}"}, False),
+        ({"frequency_penalty": 0.5}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"n": 2}, False),
+        ({"unheard_of": 1}, False),
+        ({"stop": None, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "n": 1}, True),
+        ({"top_k": 20, "min_p": 0.1, "sampling_seed": 5, "ignore_eos": True, "no_stop_trim": True}, True),
+    ],
+)
+def test_a_reply_is_continued_only_if_the_engine_loses_no_state_of_it(extra: dict[str, Any], is_so: bool) -> None:
+    assert can_be_continued(SamplingParams(max_new_tokens=9, extra=extra)) is is_so
+
+
+async def test_a_broken_stream_of_two_weight_versions_fails_the_turn() -> None:
+    """Which tokens are of which version would have come with the last event."""
+    heard, why, calls = await heard_before_failing(event(reply_of([7])) + event(reply_of([7, 8], version="4")))
+    assert (heard, calls) == ([7, 8], 1)
     assert "in the middle of a stream" in why
 
 
-async def test_an_error_event_after_a_token_fails_the_turn() -> None:
-    broken = (
-        event(reply_of([7])) + event({"error": {"message": "the queue is full", "code": 503}}) + b"data: [DONE]\n\n"
+async def test_a_broken_stream_with_stop_sequences_fails_the_turn() -> None:
+    heard: list[int] = []
+    async with engine_that_answers(event(reply_of([7]))) as (engine, bodies):
+        with pytest.raises(EngineError, match="in the middle of a stream"):
+            await reply_of_turn(engine, heard, stop=["x"])
+    assert (heard, len(bodies)) == ([7], 1)
+
+
+async def test_parts_with_and_without_a_weight_version_are_not_joined() -> None:
+    rest = stream_of([8], [1], incremental=False, version=None)
+    assert "weight version of some parts" in (await heard_before_failing(event(reply_of([7])), rest))[1]
+
+
+@in_virtual_time
+async def test_an_engine_that_never_comes_back_is_waited_for_as_long_after_its_last_token_as_without_one() -> None:
+    broken = RefusalError("cannot be reached")
+    broken.part = SampledPart(
+        ids=(7,),
+        log_probs=(-0.5,),
+        finish_reason="abort",
+        weight_version=None,
+        spans=(),
+        prompt_tokens=1,
+        cached_tokens=0,
     )
-    heard, why, calls = await heard_before_failing(broken)
-    assert (heard, calls) == ([7], 1)
-    assert "the queue is full" in why
+
+    class Gone(SglangEngine):
+        """It answers at 15 s for the time of one token."""
+
+        async def _answered_part(self, request: GenerateRequest, sampled: Sequence[int]) -> SampledPart:
+            is_back = asyncio.get_running_loop().time() > 15 and not sampled
+            raise broken if is_back else RefusalError("cannot be reached")
+
+        async def answers(self) -> bool:
+            return False
+
+    with pytest.raises(EngineAwayError, match=r"the engine at http://gone:1 cannot be reached \(\d+ tries, 20 s"):
+        await Gone("http://gone:1", QUICK).generate(turn(lambda ids: None))
+    assert 34 < asyncio.get_running_loop().time() < 37
 
 
 async def test_a_token_outside_of_the_vocabulary_is_never_told() -> None:

@@ -69,7 +69,7 @@ async def test_an_agent_that_gives_up_on_a_dead_engine_earns_nothing_by_that(tmp
     async with gateway_on(tmp_path, lambda _: dead) as gateway:
         job = start_session_job(gateway.buffer, n=1, remote_engine_url=url)
         opened = await gateway.open(job)
-        session = await gateway.gateway.session(opened["session_id"])
+        session = await gateway.gateway.registry.session(opened["session_id"])
         backend = await gateway.gateway.backends.open(session.claim.job)
         backend.engine = answering
         await gateway.chat(opened, [USER])

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,18 @@ async def test_groups_that_wait_for_the_trainer_hold_new_sessions_back(gateway: 
     assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 429
     assert uids(gateway.buffer, poll(gateway.buffer, job)) == [opened["session_id"]]
     await gateway.open(job)
+
+
+async def test_turns_that_were_continued_are_a_measure_of_their_job(tmp_path: Path) -> None:
+    reply = GenerateReply(output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop")
+    script = [reply, *(replace(reply, breaks=breaks) for breaks in (1, 2))]
+    async with gateway_on(tmp_path, FakeEngine(script)) as gateway:
+        opened = await gateway.open(job := start_session_job(gateway.buffer))
+        measured = []
+        for turn in range(3):
+            await gateway.chat(opened, [{"role": "user", "content": str(turn)}])
+            measured.append(describe_job(gateway.buffer.store, job)["measures"].get("continued_turns"))
+        assert measured == [None, {"sum": 1.0}, {"sum": 2.0}]
 
 
 async def test_the_forks_of_closed_sessions_are_a_measure_of_their_job(gateway: GatewayUnderTest) -> None:

@@ -63,8 +63,8 @@ class Busy(HttpEngine):
 
     def play(self, playing: int, seconds: float) -> None:
         self.playing = playing
-        self._turns += playing
-        self._tokens += int(10 * min(playing, self.knee) * seconds)
+        self.turns += playing
+        self.tokens += int(10 * min(playing, self.knee) * seconds)
 
 
 class Steered:

@@ -1,4 +1,4 @@
-"""Rows of ``prompt_sums``: prompt checks, summed over a job; and its forks, which are a row of ``counters``."""
+"""Rows of ``prompt_sums``: prompt checks, summed over a job; and counts of its turns, each a row of ``counters``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import asdict, fields
 from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-_FORKS = "forks of job {}"
+FORKS = "forks"
+"""Branches of closed sessions."""
+CONTINUED = "continued_turns"
+"""Turns whose engine broke off its stream and that were continued."""
 _NAMES = [field.name for field in fields(PromptCounts)]
 
 
@@ -27,13 +30,13 @@ def sums_of(connection: Connection, job_key: int) -> PromptCounts | None:
     return None if row is None else PromptCounts(**dict(zip(_NAMES, row, strict=True)))
 
 
-def add_forks(connection: Connection, job_key: int, forks: int) -> None:
-    """Adds the forks of a session to those of its job."""
+def add(connection: Connection, counted: str, job_key: int, number: int) -> None:
+    """Adds to one of a job's counts, ``FORKS`` or ``CONTINUED``."""
     query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET last = last + excluded.last"
-    connection.execute(query, (_FORKS.format(job_key), forks))
+    connection.execute(query, (f"{counted} of job {job_key}", number))
 
 
-def forks_of(connection: Connection, job_key: int) -> int:
-    """Returns the forks of a job's closed sessions."""
-    row = connection.execute("SELECT last FROM counters WHERE name = ?", (_FORKS.format(job_key),)).fetchone()
+def number_of(connection: Connection, counted: str, job_key: int) -> int:
+    """Returns one of a job's counts."""
+    row = connection.execute("SELECT last FROM counters WHERE name = ?", (f"{counted} of job {job_key}",)).fetchone()
     return 0 if row is None else int(row[0])
