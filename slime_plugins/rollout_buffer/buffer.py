@@ -1,4 +1,7 @@
-"""All state changes. Every method that changes state is one transaction of the store.
+"""State changes of jobs, groups, attempts and deliveries, which decide what the trainer gets.
+
+A method that changes state is one transaction, unless its docstring names the parts. Sessions of the gateway, reports
+of trainers and runners, reward versions and the recovery at start have transactions of their own.
 
     start_job            starts a job, or attaches to one
     begin_attempt        a runner begins to fill a slot; the number fences late results
@@ -72,8 +75,8 @@ from slime_plugins.rollout_buffer.state.item_writes import (
     Written,
     groups_of_known_instance,
 )
-from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartAction, StartedJob
+from slime_plugins.rollout_buffer.state.job_transitions import cancel_job, end_job, set_state
 from slime_plugins.rollout_buffer.state.staleness import AdmissionState
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.state.transcripts import encode_kept
@@ -138,10 +141,10 @@ class Buffer:
     def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
         """``clock`` returns seconds since the epoch; the default is the store's clock."""
         self.store = store
-        self.clock = self._clock = clock or store.clock
-        self.contents = PayloadStore(store, clock=self._clock)
-        self._delivered = DeliveredMembers(store, self.contents)
-        self._item_writer = ItemWriter(store, self.contents, clock=self._clock)
+        self.clock = clock or store.clock
+        self.payloads = PayloadStore(store, clock=self.clock)
+        self._delivered_members = DeliveredMembers(store, self.payloads)
+        self._item_writer = ItemWriter(store, self.payloads, clock=self.clock)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -164,7 +167,7 @@ class Buffer:
         if start.keeps_input:
             pack()  # outside of the transaction, so that it does not block other writers
         with self.store.write() as connection:
-            return job_start.start_job(connection, self._clock(), payload, pack)
+            return job_start.start_job(connection, self.clock(), payload, pack)
 
     def job(self, job_id: str) -> JobRecord:
         """Returns a job.
@@ -206,13 +209,10 @@ class Buffer:
         with self.store.write() as connection:
             job = job_lookup.find_job(connection, job_id)
             target = job_states.next_state(job.state, verb)
-            if target is JobState.CANCELLED and job.state is not target:
-                cancel_job(connection, self._clock(), job.key, CANCELLED)
-            else:
-                if job.state is JobState.PAUSED and target is JobState.RUNNING:
-                    group_rows.restart_group_clocks(connection, job.key, self._clock())
-                cause = NO_CAUSE.columns() if target in job_states.OPEN_STATES else {}
-                job_rows.update_job(connection, job.key, state=target.value, updated_at=self._clock(), **cause)
+            if target is not JobState.CANCELLED:
+                set_state(connection, self.clock(), job, target)
+            elif job.state is not target:
+                cancel_job(connection, self.clock(), job.key, CANCELLED)
             return job_rows.get_job(connection, job.key)
 
     def drain_job(self, job_id: str, *, stop: bool = False) -> JobRecord:
@@ -226,8 +226,8 @@ class Buffer:
         with self.store.write() as connection:
             job = job_lookup.find_job(connection, job_id)
             if job.state in job_states.OPEN_STATES:
-                state, cause = job_states.next_state(job.state, "drain"), STOPPED if stop else NO_CAUSE
-                job_rows.update_job(connection, job.key, state=state.value, updated_at=self._clock(), **cause.columns())
+                state = job_states.next_state(job.state, "drain")
+                set_state(connection, self.clock(), job, state, STOPPED if stop else NO_CAUSE)
             return job_rows.get_job(connection, job.key)
 
     def pause_for_engine(self, fence: int, job_key: int, trouble: str) -> None:
@@ -243,19 +243,16 @@ class Buffer:
         with self.store.write() as connection:
             attempts.check_fence(connection, job_key, fence)
             job = job_rows.get_job(connection, job_key)
-            ours = current is JobState.RUNNING or job.cause_code is CauseCode.ENGINE_AWAY
-            if job.state is not current or not ours:
-                return
-            if target is JobState.RUNNING:
-                group_rows.restart_group_clocks(connection, job_key, self._clock())
-            job_rows.update_job(connection, job_key, state=target.value, updated_at=self._clock(), **cause.columns())
+            may_change = current is JobState.RUNNING or job.cause_code is CauseCode.ENGINE_AWAY
+            if job.state is current and may_change:
+                set_state(connection, self.clock(), job, target, cause)
 
     def fail_job(self, job_key: int, cause: str, code: CauseCode = CauseCode.NOT_PLAYED) -> None:
         """Fails a job. Its open groups stay open: attaching to it retries them."""
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
             if job.state in job_states.OPEN_STATES:
-                end_job(connection, self._clock(), job_key, JobState.FAILED, Cause(code, redacted(cause)))
+                end_job(connection, self.clock(), job_key, JobState.FAILED, Cause(code, redacted(cause)))
 
     def stop_failing_job(self, job_key: int, limit: int) -> None:
         """Fails a job in which its runner counted ``limit`` failed attempts in a row with one error code.
@@ -278,15 +275,14 @@ class Buffer:
             job = job_rows.get_job(connection, job_key)
             if job.state not in job_states.OPEN_STATES:
                 return True
-            fed_from_outside = not job.has_input
-            if fed_from_outside or delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
+            if not job.has_input or delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
                 return False
             state, cause = job_states.ending_of(
                 group_rows.count_groups(connection, job_key),
                 group_rows.most_frequent_causes(connection, job_key),
                 attempt_rows.failed_attempts(connection, job_key),
             )
-            end_job(connection, self._clock(), job_key, state, cause)
+            end_job(connection, self.clock(), job_key, state, cause)
             return True
 
     # --- runners -----------------------------------------------------------------------------------------------------
@@ -298,10 +294,10 @@ class Buffer:
         """
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
-            attempt_rows.give_up_running_attempts(connection, job_key, self._clock())
+            attempt_rows.give_up_running_attempts(connection, job_key, self.clock())
             takes_items = takes_items or not job.has_runner
             job_rows.update_job(
-                connection, job_key, fence=job.fence + 1, takes_items=takes_items, updated_at=self._clock()
+                connection, job_key, fence=job.fence + 1, takes_items=takes_items, updated_at=self.clock()
             )
             return job.fence + 1
 
@@ -321,12 +317,12 @@ class Buffer:
             group_opening.open_next(connection, job_key, limit)
             return group_rows.open_groups(connection, job_key, after=after, limit=limit)
 
-    def groups_in_play(self, job_key: int) -> list[GroupRecord]:
-        """Returns the begun open groups of a job whose staleness policy is ``admit``, oldest first; else none."""
+    def started_groups(self, job_key: int) -> list[GroupRecord]:
+        """Returns the started open groups of a job whose staleness policy is ``admit``, oldest first; else none."""
         with self.store.read() as connection:
             if not staleness.admits(job_rows.get_job(connection, job_key)):
                 return []
-            return group_rows.opened_groups(connection, job_key)
+            return group_rows.started_open_groups(connection, job_key)
 
     def instance(self, group: GroupRecord) -> Instance:
         """Returns the instance of a group."""
@@ -363,7 +359,7 @@ class Buffer:
         """Returns the inputs of admission for a group that would begin now; None without a bound on the lag."""
         with self.store.read() as connection:
             job = job_rows.get_job(connection, job_key)
-            return staleness.admission_state(connection, self._clock(), job, running=running)
+            return staleness.admission_state(connection, self.clock(), job, running=running)
 
     def count_trajectories(self, job_key: int) -> int:
         """Counts the trajectories of a job, including late ones."""
@@ -378,7 +374,7 @@ class Buffer:
             JobPausedError: the job is paused.
         """
         with self.store.write() as connection:
-            return attempts.begin_attempt(connection, self._clock(), fence, group, slot)
+            return attempts.begin_attempt(connection, self.clock(), fence, group, slot)
 
     def add_trajectory(
         self, fence: int, group: GroupRecord, slot: int, attempt: int, trajectory: Trajectory, *, turns: int = 0
@@ -400,11 +396,9 @@ class Buffer:
                 # Checked before its payload is stored: a refused trajectory must not use disk space.
                 if attempts.is_duplicate(connection, brought):
                     return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
-                self.contents.check_named(connection, pending)
-        (payload,) = self.contents.store([pending])
-        return self.store.commit(
-            lambda connection: attempts.add_trajectory(connection, self._clock(), brought, payload)
-        )
+                self.payloads.check_named(connection, pending)
+        (payload,) = self.payloads.store([pending])
+        return self.store.commit(lambda connection: attempts.add_trajectory(connection, self.clock(), brought, payload))
 
     def fail_attempt(
         self,
@@ -430,7 +424,7 @@ class Buffer:
         kept = b"" if given_up else encode_kept(transcript, redacted(traceback))
         with self.store.write() if within is None else nullcontext(within) as connection:
             attempts.check_fence(connection, group.job_key, fence)
-            attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error, kept)
+            attempts.end_running_attempt(connection, self.clock(), group, slot, attempt, state, error, kept)
 
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields every trajectory of a job as (uid, item)."""
@@ -441,11 +435,11 @@ class Buffer:
                 body = payload_rows.payload_of(connection, job.key, uid)
             yield uid, orjson.loads(self.store.get_payload(*body))
 
-    def begun_open_groups(self, job_key: int) -> list[tuple[GroupRecord, int]]:
+    def open_groups_with_items(self, job_key: int) -> list[tuple[GroupRecord, int]]:
         """Returns open groups with a written item, each with its number of members."""
         with self.store.read() as connection:
-            begun = group_rows.begun_open_groups(connection, job_key)
-            return [(group, trajectory_rows.count_members(connection, group.key)) for group in begun]
+            groups = group_rows.open_groups_with_items(connection, job_key)
+            return [(group, trajectory_rows.count_members(connection, group.key)) for group in groups]
 
     def judge_and_close(
         self,
@@ -471,11 +465,11 @@ class Buffer:
 
         if functions is not None:
             return judge_and_close_outside(
-                self.store, self._clock, group, policy, functions, shortfall=shortfall, check=check
+                self.store, self.clock, group, policy, functions, shortfall=shortfall, check=check
             )
         with self.store.write() as connection:
             check(connection)
-            return judge_and_close(connection, self._clock(), group.key, policy, shortfall=shortfall)
+            return judge_and_close(connection, self.clock(), group.key, policy, shortfall=shortfall)
 
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
@@ -503,7 +497,7 @@ class Buffer:
         Raises:
             NotFoundError, StorageFullError: as ``store_report``.
         """
-        return store_report(self.store, job_id, report, clock=self._clock)
+        return store_report(self.store, job_id, report, clock=self.clock)
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 
@@ -529,14 +523,14 @@ class Buffer:
         (consumer_id, poll_id) gets the same delivery; any other poll gets an expired delivery unchanged under a new id.
         """
         with self.store.write() as connection:
-            return deliveries.take(connection, self._clock(), job_rows.get_job(connection, job.key), poll)
+            return deliveries.take(connection, self.clock(), job_rows.get_job(connection, job.key), poll)
 
     def has_news(self, job: JobRecord, poll: PollPayload) -> bool:
         """Returns True if ``take`` would probably deliver groups; cheaper than ``take``."""
         with self.store.read() as connection:
             if delivery_rows.ready_groups(connection, job.key, 1):
                 current = job_rows.get_job(connection, job.key)
-                if not staleness.waits_for_stragglers(connection, self._clock(), current):
+                if not staleness.waits_for_stragglers(connection, self.clock(), current):
                     return True
             if poll.consumer_id is not None and poll.poll_id is not None:
                 repeated = delivery_rows.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
@@ -560,33 +554,34 @@ class Buffer:
         with self.store.read() as connection:
             return group_rows.count_groups(connection, job_key), group_rows.count_causes(connection, job_key)
 
-    def polled(self, job: JobRecord) -> None:
+    def note_poll(self, job: JobRecord) -> None:
         """Records the time of a trainer's poll; resumes a job that was paused because no trainer polled it."""
         with self.store.write() as connection:
-            job_rows.update_job(connection, job.key, last_poll_at=self._clock())
+            job_rows.update_job(connection, job.key, last_poll_at=self.clock())
             current = job_rows.get_job(connection, job.key)
             if current.state is JobState.PAUSED and current.cause_code is CauseCode.IDLE:
-                group_rows.restart_group_clocks(connection, job.key, self._clock())
-                job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, **NO_CAUSE.columns())
+                set_state(connection, self.clock(), current, JobState.RUNNING)
 
-    def empty_poll(self, job: JobRecord) -> None:
+    def note_empty_poll(self, job: JobRecord) -> None:
         """Records the time since which polls have brought no groups. A gap of more than ``MAX_GAP_BETWEEN_POLLS_S``
         between two polls restarts it."""
-        gone = self._clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
+        gone = self.clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or gone:
             with self.store.write() as connection:
-                job_rows.update_job(connection, job.key, waiting_since=self._clock())
+                job_rows.update_job(connection, job.key, waiting_since=self.clock())
 
     def pause_idle_jobs(self) -> list[str]:
-        """Pauses jobs that no trainer has polled for ``pause_when_idle_s``, which frees their devices."""
+        """Pauses jobs that no trainer has polled for ``pause_when_idle_s``, which frees their devices; returns their
+        ids. One transaction a job."""
         paused = []
         for job in self.unfinished_jobs():
             if not (self._is_idle(job) and self.waiting_groups(job.key).total):
                 continue
             with self.store.write() as connection:
                 # A poll, or a call that ends the job, may have come since the job was read.
-                if self._is_idle(job_rows.get_job(connection, job.key)):
-                    job_rows.update_job(connection, job.key, state=JobState.PAUSED.value, **IDLE.columns())
+                current = job_rows.get_job(connection, job.key)
+                if self._is_idle(current):
+                    set_state(connection, self.clock(), current, JobState.PAUSED, IDLE)
                     paused.append(job.job_id)
         return paused
 
@@ -594,7 +589,7 @@ class Buffer:
         limit_s = job.settings.pause_when_idle_s
         if not job.has_runner or job.state is not JobState.RUNNING or limit_s is None:
             return False
-        return self._clock() - (job.last_poll_at or job.created_at) > limit_s
+        return self.clock() - (job.last_poll_at or job.created_at) > limit_s
 
     def delivered_pieces(
         self, delivery: Delivery, *, inline_images: bool
@@ -603,7 +598,7 @@ class Buffer:
 
         A member whose payload is missing or damaged is a dummy with the error.
         """
-        return self._delivered.items(delivery.key, inline_images=inline_images)
+        return self._delivered_members.items(delivery.key, inline_images=inline_images)
 
     def played_pieces(
         self, delivery: Delivery, short_groups: list[ShortGroup], *, inline_images: bool
@@ -627,7 +622,7 @@ class Buffer:
 
     def with_inline_images(self, body: bytes) -> bytes:
         """Replaces the hashes of screenshots in a payload by data URIs."""
-        return b"".join(self.contents.inlined(body))
+        return b"".join(self.payloads.inlined(body))
 
     def _leave_out(self, group_key: int) -> None:
         """Fails a group of a delivery, if that can be written."""
@@ -643,7 +638,7 @@ class Buffer:
         """Acknowledges deliveries; idempotent. Returns the ids by ``AckResult``."""
         result: dict[AckResult, list[str]] = {was: [] for was in AckResult}
         with self.store.write() as connection:
-            delivery_leases.expire_leases(connection, self._clock())
+            delivery_leases.expire_leases(connection, self.clock())
             for delivery_id in delivery_ids:
                 result[delivery_leases.acknowledge(connection, delivery_id)].append(delivery_id)
         return Acknowledged(
@@ -656,8 +651,8 @@ class Buffer:
         A lease that ends later than its length from now was granted before the clock was set back: it is shortened.
         """
         with self.store.write() as connection:
-            delivery_rows.shorten_leases(connection, self._clock())
-            delivery_leases.expire_leases(connection, self._clock())
+            delivery_rows.shorten_leases(connection, self.clock())
+            delivery_leases.expire_leases(connection, self.clock())
 
     # --- the clock ---------------------------------------------------------------------------------------------------
 
@@ -675,29 +670,36 @@ class Buffer:
         return jump
 
     def timed_out_groups(self, job: JobRecord) -> list[GroupRecord]:
-        """Returns the begun groups of a running job whose group timeout has passed without a write.
+        """Returns the groups of a running job with an item whose group timeout has passed without a write.
 
         An open session of a running gateway stops the timeout. Attempts of a runner do not.
         """
         if job.group_timeout_s is None or job.state is not JobState.RUNNING:
             return []
-        now = self._clock()
+        now = self.clock()
         with self.store.read() as connection:
             beats = [] if job.has_runner else service_rows.heartbeats(connection, GATEWAY.name)
             is_alive = any(not GATEWAY.is_silent(abs(now - at)) for at, _ in beats)
             seen_at = now if is_alive else max((at for at, _ in beats), default=0.0)
             held = turn_rows.instances_of_open_rollouts(connection, job.job_id, now) if is_alive else set()
             quiet = group_rows.idle_groups(connection, job.key, now - job.group_timeout_s, seen_at)
-        return [group for group in quiet if held.isdisjoint((group.instance_id, None))]
+        if None in held:  # the instance of a session is not known yet: it may be any
+            return []
+        return [group for group in quiet if group.instance_id not in held]
 
     def close_timed_out_groups(self) -> int:
-        """Closes timed-out groups of external jobs; returns their number. Runners close those of their jobs."""
+        """Closes timed-out groups of external jobs, one transaction a group; returns their number.
+
+        Runners close those of their jobs.
+        """
         closed = 0
         for job in self.unfinished_jobs():
-            for group in [] if job.has_runner else self.timed_out_groups(job):
-                closed += (
-                    self.judge_and_close(group, job_lookup.group_policy(job), shortfall=Shortfall.TIMED_OUT) is not None
-                )
+            if job.has_runner:
+                continue
+            policy = job_lookup.group_policy(job)
+            for group in self.timed_out_groups(job):
+                if self.judge_and_close(group, policy, shortfall=Shortfall.TIMED_OUT) is not None:
+                    closed += 1
         return closed
 
     def restart_group_clocks(self) -> None:
@@ -705,17 +707,17 @@ class Buffer:
         with self.store.write() as connection:
             for job in job_rows.jobs_in_states(connection, job_states.OPEN_STATES):
                 if not job.has_runner:
-                    group_rows.restart_group_clocks(connection, job.key, self._clock())
+                    group_rows.restart_group_clocks(connection, job.key, self.clock())
 
     def restart_session_clocks(self) -> None:
         """Restarts the idle timeouts of gateway sessions, after a time without a gateway."""
         with self.store.write() as connection:
-            attempt_rows.touch_all(connection, self._clock())
+            attempt_rows.touch_all(connection, self.clock())
 
     def beat(self, name: str, pid: int, detail: Mapping[str, Any]) -> None:
         """Stores a heartbeat of a process, with its report."""
         with self.store.write() as connection:
-            service_rows.beat(connection, name, pid, self._clock(), dict(detail))
+            service_rows.beat(connection, name, pid, self.clock(), dict(detail))
 
     def report_engine(self, job_key: int, pid: int, report: EngineReport) -> None:
         """Stores the state of a job's engine, as its client process sees it."""
@@ -738,4 +740,4 @@ class Buffer:
         """
         with self.store.read() as connection:
             found = service_rows.heartbeat(connection, name)
-        return None if found is None else (abs(self._clock() - found[0]), found[1])
+        return None if found is None else (abs(self.clock() - found[0]), found[1])

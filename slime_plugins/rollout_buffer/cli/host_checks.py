@@ -78,10 +78,8 @@ def examine_host(host: HostPlan) -> list[Finding]:
 def room_for_devices(settings: AndroidWorldSettings, resources: Mapping[str, float]) -> int:
     """Returns the largest number of devices that Ray can place on a node with these resources."""
     wanted = settings.resources_per_worker.as_ray_names_them()
-    # Ray counts in ten-thousandths; 1.0 // 0.1 is 9.
-    room = [
-        round(resources.get(name, 0.0) * 10_000) // max(1, round(amount * 10_000)) for name, amount in wanted.items()
-    ]
+    # In ten-thousandths, as Ray counts: 1.0 // 0.1 is 9.
+    room = [round(resources.get(name, 0.0) * 1e4) // max(1, round(amount * 1e4)) for name, amount in wanted.items()]
     return min([settings.num_workers + settings.spare_devices, *room])
 
 

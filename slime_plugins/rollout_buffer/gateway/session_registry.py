@@ -230,7 +230,7 @@ class SessionRegistry:
                 continue
             image = (images or {}).get(sha256)
             if image is None:
-                image = Image(data=await self.stored(self._buffer.contents.image, sha256))
+                image = Image(data=await self.stored(self._buffer.payloads.image, sha256))
             session.add_image(image, self._settings.max_session_image_bytes)
 
     # --- maintenance --------------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ class SlotClaims:
         """Closes all full groups, also those whose process died before it closed them."""
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner:
-                for group, _ in self._buffer.begun_open_groups(job.key):
+                for group, _ in self._buffer.open_groups_with_items(job.key):
                     self.close_if_full(job, group)
 
     def close_if_full(self, job: JobRecord, group: GroupRecord) -> None:
@@ -268,7 +268,7 @@ def _check_room(connection: Connection, job: JobRecord) -> None:
         raise BusyError(f"{ready} groups of job {job.job_id} wait for the trainer: try again when it has fetched some")
     if limits.max_groups_ahead is None:
         return
-    if ready + leased + group_rows.count_begun(connection, job.key) >= limits.max_groups_ahead:
+    if ready + leased + group_rows.count_started(connection, job.key) >= limits.max_groups_ahead:
         raise BusyError(
             f"{limits.max_groups_ahead} groups of job {job.job_id} are being worked on or wait for the trainer: try "
             "again when it has fetched some"

@@ -141,7 +141,7 @@ class TurnStore:
             for turn in turns
             if turn.came
         ]
-        payloads = self._buffer.contents.store(pending) if pending else []
+        payloads = self._buffer.payloads.store(pending) if pending else []
 
         def insert(connection: Connection) -> list[bool]:
             for payload in payloads:

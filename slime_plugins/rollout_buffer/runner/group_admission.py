@@ -47,7 +47,7 @@ class GroupAdmission:
 
     async def groups(self) -> AsyncIterator[GroupRecord]:
         """Yields open groups until none is left; the caller starts each at once."""
-        begun = await self._stored(self._buffer.groups_in_play, self._job.key)
+        begun = await self._stored(self._buffer.started_groups, self._job.key)
         for group in begun:
             yield group
         resumed = {group.key for group in begun}

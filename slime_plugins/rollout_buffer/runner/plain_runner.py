@@ -70,7 +70,7 @@ class PlainRunner:
 
     def _close_groups(self) -> None:
         job = self._job
-        for record, count in job.buffer.begun_open_groups(job.key):
+        for record, count in job.buffer.open_groups_with_items(job.key):
             if count >= job.record.group_size:
                 job.judge_and_close(record, Shortfall.NOT_WRITTEN)
         for record in job.buffer.timed_out_groups(job.record):

@@ -13,5 +13,5 @@ In the order of a job's life:
 * ``trainer_reports`` – log-probs of the trainer against the engine's; ``runner_reports`` – state of devices
 * ``transcripts`` – messages of failed attempts
 * ``reward_versions`` – new versions of rewards of stored trajectories
-* ``job_end`` – final states of a job; ``recovery`` – repairs after a crash
+* ``job_transitions`` – other states of a job; ``recovery`` – repairs after a crash
 """

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, SUPERSEDED
 from slime_plugins.rollout_buffer.rules.skip_list import compare_with_skip_list
 from slime_plugins.rollout_buffer.state.group_opening import add_input, plan_groups, skip_planned
-from slime_plugins.rollout_buffer.state.job_end import cancel_job, reopen_finished_job
+from slime_plugins.rollout_buffer.state.job_transitions import cancel_job, reopen_finished_job
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
     delivery_rows,
@@ -265,12 +265,12 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
         _open_failed_groups(connection, now, job, settings)
     job_rows.open_trainer_run(connection, job.key, now)
     if payload.skip_instance_ids is not None:
-        _apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
+        _apply_skip_list(connection, now, job, [str(entry) for entry in payload.skip_instance_ids])
     if payload.retry_given_up and job.state is not JobState.CANCELLED:
         _retry_given_up(connection, now, job, settings)
 
 
-def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
+def _apply_skip_list(connection: Connection, now: float, job: JobRecord, skip_instance_ids: list[str]) -> None:
     """Marks the groups in a resuming trainer's skip list as consumed, and makes other delivered groups ready again."""
     known = group_rows.known_groups(connection, job.key)
     resumption = compare_with_skip_list(known, skip_instance_ids)
@@ -282,7 +282,7 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
     delivery_rows.set_groups(connection, resumption.skipped, GroupState.SKIPPED, IN_SKIP_LIST)
     skip_planned(connection, job.key, resumption.not_used)
     delivery_rows.unskip_groups(connection, resumption.not_skipped)
-    reopen_finished_job(connection, job.key)
+    reopen_finished_job(connection, now, job.key)
     # Groups in the skip list are delivered, even if their acknowledgement was lost.
     delivery_rows.set_groups(connection, resumption.consumed, GroupState.DELIVERED, IN_SKIP_LIST)
     group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
@@ -305,7 +305,7 @@ def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings
     group_rows.reopen_groups(connection, [group.key for group in short], now)
     reward_sum_rows.report_again(connection, [group.key for group in short])
     _allow_more_attempts(connection, job.key, settings)
-    reopen_finished_job(connection, job.key)
+    reopen_finished_job(connection, now, job.key)
 
 
 def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[str, Any]) -> None:

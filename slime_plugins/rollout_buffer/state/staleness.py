@@ -154,7 +154,7 @@ def _admission_state(
     ahead = GroupsAhead(
         taken=taken,
         ready=delivery_rows.count_ready_and_leased(connection, job.key)[0],
-        running=group_rows.count_begun(connection, job.key) if running is None else running,
+        running=group_rows.count_started(connection, job.key) if running is None else running,
         trainer_waits=job.waiting_since is not None,
     )
     return AdmissionState(lag=lag, pace=pace_of(seen), ahead=ahead)

@@ -190,7 +190,7 @@ async def test_images_reach_the_engine_once_each_and_the_trajectory_by_hash(
     generations = gateway.generations(job, opened["session_id"])
     assert [generation.images for generation in generations] == [(PNG_HASH,), (PNG_HASH, PNG_HASH)]
     assert gateway.item(job, opened["session_id"])["images"] == [PNG_HASH]
-    assert gateway.buffer.contents.image(PNG_HASH) == PNG
+    assert gateway.buffer.payloads.image(PNG_HASH) == PNG
 
 
 async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: GatewayUnderTest, script: Script) -> None:

@@ -100,7 +100,7 @@ async def test_token_records_of_a_killed_gateways_turns_are_in_the_trajectory(tm
         assert (await gateway.close(opened, reward=1)).status == 200
         (generation,) = gateway.generations(job, opened["session_id"])
         assert generation.records == {ROUTED_EXPERTS: RecordBytes.of(told)}
-        assert gateway.buffer.contents.image(generation.records[ROUTED_EXPERTS].sha256) == told.encode()
+        assert gateway.buffer.payloads.image(generation.records[ROUTED_EXPERTS].sha256) == told.encode()
 
 
 async def test_a_request_whose_answer_was_lost_with_the_gateway_gets_the_stored_turn(tmp_path: Path) -> None:

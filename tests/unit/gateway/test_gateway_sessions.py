@@ -84,7 +84,7 @@ async def test_what_the_engine_told_of_tokens_is_in_the_trajectory_and_counts_to
         assert (await gateway.close(opened, reward=1.0)).status == 200
         found = gateway.generations(job, opened["session_id"])
         assert [one.records for one in found] == [{ROUTED_EXPERTS: named}] * 2
-        assert gateway.buffer.contents.image(named.sha256) == named.data
+        assert gateway.buffer.payloads.image(named.sha256) == named.data
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------

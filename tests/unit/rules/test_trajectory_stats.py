@@ -63,10 +63,10 @@ def test_a_written_item_keeps_its_facts(buffer: Buffer) -> None:
 
 def test_a_delivery_knows_how_long_its_trainer_had_polled(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer, 1)
-    buffer.polled(job)
-    buffer.empty_poll(job)
+    buffer.note_poll(job)
+    buffer.note_empty_poll(job)
     clock.advance(12.0)
-    buffer.empty_poll(buffer.job(job.job_id))
+    buffer.note_empty_poll(buffer.job(job.job_id))
     write(buffer, job, written("a"))
     assert poll(buffer, job) is not None
     write(buffer, job, written("b", "j"))
@@ -78,8 +78,8 @@ def test_a_delivery_knows_how_long_its_trainer_had_polled(buffer: Buffer, clock:
 
 def test_who_comes_back_after_long_begins_to_wait_anew(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer, 1)
-    buffer.polled(job)
-    buffer.empty_poll(job)
+    buffer.note_poll(job)
+    buffer.note_empty_poll(job)
     clock.advance(3600.0)
-    buffer.empty_poll(buffer.job(job.job_id))
+    buffer.note_empty_poll(buffer.job(job.job_id))
     assert buffer.job(job.job_id).waiting_since == clock.now

@@ -484,7 +484,7 @@ async def test_with_a_lag_no_group_begins_that_the_trainer_would_get_too_late(re
         assert poll(real_time_buffer, job, weight_version=version, max_groups=2) is not None
     while not running.done():
         poll(real_time_buffer, job, weight_version=9)
-        real_time_buffer.empty_poll(real_time_buffer.job(job.job_id))
+        real_time_buffer.note_empty_poll(real_time_buffer.job(job.job_id))
         await asyncio.sleep(0.02)
     await running
     poll(real_time_buffer, job)
@@ -507,7 +507,7 @@ async def test_groups_that_another_runner_began_go_on_although_there_is_room_for
     assert real_time_buffer.open_groups(job.key, after=(-1, -1), limit=4) == [groups[2]]
     assert poll(real_time_buffer, job, weight_version=3) is not None
     assert poll(real_time_buffer, job, weight_version=4) is None
-    real_time_buffer.empty_poll(real_time_buffer.job(job.job_id))
+    real_time_buffer.note_empty_poll(real_time_buffer.job(job.job_id))
     await running
 
 

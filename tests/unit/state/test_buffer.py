@@ -289,9 +289,12 @@ def idle_job(buffer: Buffer, clock: SettableClock, **settings: Any) -> JobRecord
 def test_a_job_nobody_polls_pauses_itself_and_the_next_poll_resumes_it(buffer: Buffer, clock: SettableClock) -> None:
     job = idle_job(buffer, clock)
     assert buffer.pause_idle_jobs() == [job.job_id]
-    assert buffer.job(job.job_id).state.value == "paused"
-    buffer.polled(job)
-    assert buffer.job(job.job_id).state.value == "running"
+    paused = buffer.job(job.job_id)
+    assert (paused.state.value, paused.updated_at) == ("paused", clock())
+    clock.advance(1000)
+    buffer.note_poll(job)
+    resumed = buffer.job(job.job_id)  # its runner has START_TIMEOUT_S from here on
+    assert (resumed.state.value, resumed.updated_at) == ("running", clock())
 
 
 def test_a_job_that_ended_while_it_was_found_idle_stays_as_it_ended(
@@ -309,7 +312,7 @@ def test_groups_of_a_job_that_a_poll_resumes_get_their_whole_timeout(buffer: Buf
     job = idle_job(buffer, clock, group_timeout_seconds=100)
     buffer.pause_idle_jobs()
     clock.advance(200)
-    buffer.polled(job)
+    buffer.note_poll(job)
     clock.advance(99)
     assert buffer.timed_out_groups(buffer.job(job.job_id)) == []
     clock.advance(2)

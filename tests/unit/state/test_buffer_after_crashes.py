@@ -126,7 +126,7 @@ def while_judging(happens: Callable[[], object]) -> GroupFunctions:
 def test_a_member_that_came_after_the_judging_is_not_left_out(buffer: Buffer) -> None:
     job = start_external(buffer, n=4, ids=("a",))
     write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(3)))
-    ((group, _),) = buffer.begun_open_groups(job.key)
+    ((group, _),) = buffer.open_groups_with_items(job.key)
     functions = while_judging(lambda: write(buffer, job, written("a3", "a")))  # and with it the group is complete
     assert buffer.judge_and_close(group, group_policy(job), functions, shortfall=Shortfall.TIMED_OUT) is None
     assert len(uids(buffer, poll(buffer, job))) == 4
@@ -135,7 +135,7 @@ def test_a_member_that_came_after_the_judging_is_not_left_out(buffer: Buffer) ->
 def test_a_verdict_that_knows_too_few_members_is_no_verdict(buffer: Buffer) -> None:
     job = start_external(buffer, n=4, ids=("a",))
     write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(2)))
-    ((group, _),) = buffer.begun_open_groups(job.key)
+    ((group, _),) = buffer.open_groups_with_items(job.key)
     functions = while_judging(lambda: write(buffer, job, written("a2", "a")))
     policy = replace(group_policy(job), min_timeout_group_size_ratio=0.5)
     verdict = buffer.judge_and_close(group, policy, functions, shortfall=Shortfall.TIMED_OUT)

@@ -43,7 +43,7 @@ def test_a_played_trajectory_keeps_its_records_and_a_delivery_names_them(buffer:
     (found,) = wire.decode_generations(orjson.loads(body)["generations"])
     assert found.records == {TOP_P_TOKENS: RECORDS}
     assert found.records[TOP_P_TOKENS].data is None
-    assert buffer.contents.image(RECORDS.sha256) == RECORDS.data
+    assert buffer.payloads.image(RECORDS.sha256) == RECORDS.data
     assert list(examine(buffer.store)) == []
     with buffer.store.write() as connection:
         connection.execute("DELETE FROM images")

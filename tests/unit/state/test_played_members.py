@@ -43,7 +43,7 @@ def start_padded(client: FlaskClient, **changes: Any) -> None:
         post(client, "/buffer/write", written(f"a{i}", "a", reward=i % 2))
     context: ServerContext = client.application.extensions["rollout_buffer"]
     found = context.buffer.job("j")
-    ((group, _),) = context.buffer.begun_open_groups(found.key)
+    ((group, _),) = context.buffer.open_groups_with_items(found.key)
     context.buffer.judge_and_close(group, group_policy(found), shortfall=Shortfall.TIMED_OUT)
 
 

@@ -64,7 +64,7 @@ class Played:
     def poll(self, version: int) -> list[str]:
         delivery = poll(self.buffer, self.job, weight_version=version, max_groups=2)
         if delivery is None:
-            self.buffer.empty_poll(self.job)
+            self.buffer.note_empty_poll(self.job)
             return []
         return list(dict.fromkeys(item["instance_id"] for item, _ in delivered_items(self.buffer, delivery)))
 

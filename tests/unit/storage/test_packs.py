@@ -331,10 +331,10 @@ def test_an_item_may_name_images_that_were_put_before_and_no_others(buffer: Buff
         write(buffer, job, naming("a", shot(1).sha256))
     with pytest.raises(InvalidPayloadError, match="64 digits"):
         write(buffer, job, naming("a", "ABC"))
-    assert buffer.contents.store_image(shot(1))
+    assert buffer.payloads.store_image(shot(1))
     assert write(buffer, job, naming("a", shot(1).sha256)) == ["stored"]
     with pytest.raises(NotFoundError):
-        buffer.contents.image("../" * 5)
+        buffer.payloads.image("../" * 5)
 
 
 def test_identical_images_of_concurrent_writers_are_stored_once(buffer: Buffer) -> None:

@@ -86,11 +86,11 @@ def test_a_screenshot_lives_as_long_as_a_younger_trajectory_names_it(buffer: Buf
     buffer.store._writer.close()
     assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=2, images=0, packs=0)
     (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
-    assert buffer.contents.image(sha256) == PNG
+    assert buffer.payloads.image(sha256) == PNG
     clock.advance(100)
     purge(buffer.store, now=clock.now, retain_s=50)
     with pytest.raises(NotFoundError):
-        buffer.contents.image(sha256)
+        buffer.payloads.image(sha256)
 
 
 def test_a_screenshot_that_was_forgotten_is_kept_again_when_it_comes_again(
@@ -107,7 +107,7 @@ def test_a_screenshot_that_was_forgotten_is_kept_again_when_it_comes_again(
     assert delivery is not None
     assert len(list(delivered_items(buffer, delivery))) == 2
     (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
-    assert buffer.contents.image(sha256) == PNG
+    assert buffer.payloads.image(sha256) == PNG
 
 
 def test_a_trainer_that_goes_back_further_than_retention_gets_what_is_left(

@@ -190,7 +190,7 @@ def test_a_screenshot_that_came_alone_is_as_old_as_what_came_with_a_trajectory(
     machine: Machine, supervisor: Buffer
 ) -> None:
     machine.wall += DAY_S
-    assert supervisor.contents.store_image(Image(data=PNG))
+    assert supervisor.payloads.store_image(Image(data=PNG))
     with supervisor.store.read() as connection:
         ((written_at,),) = connection.execute("SELECT last_used FROM images").fetchall()
     assert written_at == pytest.approx(supervisor.store.clock())

@@ -1,4 +1,4 @@
-"""Kinds of Android devices: what ``device`` names, with the kind's own options, defaults, preparation and checks."""
+"""Kinds of Android devices, the values of the setting ``device``: options, defaults, preparation and checks of each."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class DeviceCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AndroidKind:
-    """A kind of devices. A plain function (settings, index) → ``Device`` is accepted too; it
-    has the defaults of all other fields.
+    """A kind of devices. A plain function (settings, index) → ``Device`` is a kind too, which accepts any options.
 
     ``create`` runs in the device worker, with ``uses_package`` in a process of ``android_world_python``; all else runs
     also in the server. ``read_options`` returns ``device_options`` as plain JSON that needs no file of this host, and
-    raises ``ConfigError`` for a mistake. ``defaults`` returns values for keys that are not set, from
-    those that are. ``prepare`` is the address of a function that makes files on the device's host before its boot.
-    ``check`` raises ``ConfigError`` for settings that do not fit together. ``examine`` looks at this machine.
+    raises ``ConfigError`` for a mistake; without it the kind accepts no options. ``defaults`` returns values for keys
+    that are not set, from those that are. ``prepare`` is the address of a function that makes files on the device's
+    host before its boot. ``check`` raises ``ConfigError`` for settings that do not fit together. ``examine`` returns
+    this machine's checks for ``rollout-buffer doctor``.
     """
 
     create: Callable[[AndroidWorldSettings, int], Device[Any]]
@@ -67,15 +67,15 @@ def kind_of(device: str) -> AndroidKind:
         shipped: AndroidKind = getattr(importlib.import_module(module), name)
         return shipped
     if device in OF_THE_LAB[Group.DEVICES] or (":" not in device and device not in installed(Group.DEVICES)):
-        return _by_address(device)
+        return _loaded_later(device)
     try:
         found = load_kind(device)
     except ConfigError:
-        return _by_address(device)
+        return _loaded_later(device)
     return found if isinstance(found, AndroidKind) else AndroidKind(create=found, read_options=dict)
 
 
-def _by_address(device: str) -> AndroidKind:
+def _loaded_later(device: str) -> AndroidKind:
     return AndroidKind(create=lambda settings, index: load_kind(device)(settings, index))
 
 

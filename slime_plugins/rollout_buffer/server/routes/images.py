@@ -26,7 +26,7 @@ def get_image(sha256: str) -> Response:
 
     Returns the bytes that the engine received, or token records of a generation.
     """
-    data = the_buffer().contents.image(sha256)
+    data = the_buffer().payloads.image(sha256)
     response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
     response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
     response.headers["X-Content-Type-Options"] = "nosniff"
@@ -53,5 +53,5 @@ def put_image(sha256: str) -> Response:
     image = Image(data=data, media_type=media_type)
     if image.sha256 != sha256:
         raise InvalidPayloadError(f"the body hashes to {image.sha256}, not to the {sha256[:80]!r} of its path")
-    created = the_buffer().contents.store_image(image)
+    created = the_buffer().payloads.store_image(image)
     return json_reply(ImageReply(sha256=sha256, created=created), 201 if created else 200)

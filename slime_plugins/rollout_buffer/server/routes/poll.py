@@ -47,10 +47,10 @@ def begin_poll(context: ServerContext, content: bytes) -> Poll:
     if job is None:
         return Poll(payload=payload, job=None, acknowledged=acknowledged)
     if buffer.store.clock() - (job.last_poll_at or 0.0) > POLL_NOTE_INTERVAL_S:
-        buffer.polled(job)
+        buffer.note_poll(job)
     delivery = buffer.take(job, payload)
     if delivery is None:
-        buffer.empty_poll(job)
+        buffer.note_empty_poll(job)
     attended = buffer.heartbeat(SUPERVISOR.name) is not None
     return Poll(payload=payload, job=job, acknowledged=acknowledged, delivery=delivery, attended=attended)
 

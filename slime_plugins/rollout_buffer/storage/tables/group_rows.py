@@ -159,7 +159,7 @@ def failed_groups(connection: Connection, job_key: int) -> list[int]:
     return [int(row[0]) for row in connection.execute(query, (job_key,))]
 
 
-def begun_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
+def open_groups_with_items(connection: Connection, job_key: int) -> list[GroupRecord]:
     """Returns open groups with a written item."""
     query = "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
     return [as_group(row) for row in connection.execute(query, (job_key,))]
@@ -177,7 +177,7 @@ def idle_groups(connection: Connection, job_key: int, since: float, sessions_see
     return [as_group(row) for row in connection.execute(query, (job_key, since, sessions_seen_at, since))]
 
 
-def opened_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
+def started_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
     """Returns open groups with an attempt or a written item, oldest first."""
     query = (
         "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL "
@@ -228,7 +228,7 @@ def count_groups(connection: Connection, job_key: int) -> dict[GroupState, int]:
     return counted
 
 
-def count_begun(connection: Connection, job_key: int) -> int:
+def count_started(connection: Connection, job_key: int) -> int:
     """Counts the open groups of a job with an attempt or a written item."""
     query = "SELECT count(*) FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL"
     return int(connection.execute(query, (job_key,)).fetchone()[0])
