@@ -153,7 +153,6 @@ class Exchange:
     def _end(self) -> None:
         if self._reply is not None:
             self._reply.end()
-        self._reply = None
         if self._requests.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
             self._requests.start_next_cycle()
             self._replies.start_next_cycle()

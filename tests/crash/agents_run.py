@@ -269,12 +269,14 @@ class AgentsTest:
                 _say(f"    {number} x {cause}; {causes[cause]}, for example")
         for sentence in findings[:SHOWN]:
             _say(f"  {sentence}")
-        total = len(comparison.sessions)
-        share = sum(map(comparison.ended_well, comparison.sessions)) / total if total else 0.0
+        total = len(comparison.sessions) or 1
+        share = sum(map(comparison.ended_well, comparison.sessions)) / total
+        never_again = sum(not comparison.again(one) for one in comparison.sessions) / total
+        _say(f"without an answered turn that was sampled again: {never_again:.1%} of the sessions")
         lost, doubled = (sum(word in sentence for sentence in findings) for word in ("LOST", "DOUBLED"))
         verdict = "NOT BALANCED" if findings else "BALANCED"
         _say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} kills; "
-             f"{share:.1%} of {total} sessions ended well (goal {GOAL:.0%})")  # fmt: skip
+             f"{share:.1%} of {len(comparison.sessions)} sessions ended well (goal {GOAL:.0%})")  # fmt: skip
         return 0 if not findings and share >= GOAL else 1
 
 

@@ -118,6 +118,14 @@ def test_errors_are_no_answers(path: str) -> None:
     assert all("cannot be reached" in note["error"] for note in noted.notes)
 
 
+def test_chat_completions_that_end_without_a_reason_are_no_answers() -> None:
+    begun, *_ = events(CHAT)
+    noted = Noted()
+    noted.exchange.asked(request(CHAT))
+    noted.exchange.told(STREAM + chunk(begun) + chunk(TERMINAL[CHAT]) + chunk(b""))
+    assert noted.answers == [False]
+
+
 def test_only_requests_for_turns_are_noted() -> None:
     noted = Noted()
     for path in ("/v1/messages/count_tokens", "/close"):
