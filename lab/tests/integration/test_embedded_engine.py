@@ -182,17 +182,6 @@ async def test_a_turn_on_a_cached_prefix_has_the_same_log_probs(engine: Engine, 
     assert second.output_log_probs == pytest.approx(recomputed(policies.first, longer, second.output_ids), abs=1e-4)
 
 
-async def test_an_aborted_and_resumed_turn_has_the_same_log_probs(
-    engine: Engine, base_url: str, policies: Policies
-) -> None:
-    waiting = asyncio.create_task(engine.generate(turn(most=1000, ignore_eos=True)))
-    await until_running(base_url)
-    await post(base_url, "abort_request", {"abort_all": True})
-    reply = await waiting
-    assert len(reply.output_ids) == 1000
-    assert reply.output_log_probs == pytest.approx(recomputed(policies.first, PROMPT, reply.output_ids), abs=1e-4)
-
-
 async def test_a_seeded_turn_says_the_same_alone_in_company_and_resumed(engine: Engine, base_url: str) -> None:
     request = turn(most=600, ignore_eos=True, sampling_seed=5)
     alone = await engine.generate(request)
@@ -227,18 +216,6 @@ async def test_each_token_has_the_log_prob_of_the_weights_that_its_version_names
     by_second = recomputed(policies.second, [*PROMPT, *reply.output_ids[:cut]], reply.output_ids[cut:])
     assert reply.output_log_probs == pytest.approx(by_first + by_second, abs=1e-4)
     assert reply.output_log_probs != pytest.approx(recomputed(policies.first, PROMPT, reply.output_ids), abs=1e-2)
-
-
-async def test_a_turn_kept_in_place_is_one_call_with_two_versions(base_url: str, policies: Policies) -> None:
-    waiting = asyncio.create_task(generate(base_url, max_new_tokens=1000, ignore_eos=True))
-    await until_running(base_url)
-    await post(base_url, "pause_generation", {"mode": "in_place"})
-    update = {"model_path": str(policies.paths[1]), "weight_version": "9"}
-    assert (await post(base_url, "update_weights_from_disk", update))[0] == 200
-    await post(base_url, "continue_generation", {})
-    meta = (await waiting)["meta_info"]
-    assert [span["version"] for span in meta["weight_versions"]] == ["default", "9"]
-    assert meta["completion_tokens"] == 1000
 
 
 async def test_keys_of_old_weights_are_no_prefix_for_the_new_ones(
@@ -318,7 +295,6 @@ async def test_weights_for_which_no_room_comes_are_answered_within_the_limit_and
     new = {"model_path": str(policies.paths[1]), "weight_version": "2"}
     status, said = await post(base_url, "update_weights_from_disk", new)
     assert (status, said["success"]) == (400, False)
-    assert "requests still run" in said["message"]
     monkeypatch.undo()
     await post_raw(base_url, "abort_request", {"rid": "r"})
     await long
@@ -477,56 +453,24 @@ async def test_a_prompt_longer_than_one_pass_is_read_in_several(policies: Polici
 
 # --- refusals --------------------------------------------------------------------------------------------------------
 
-WRONG_PARAMS: list[Any] = [
-    [],
-    "hot",
-    {"max_tokens": 3},
-    {"max_new_tokens": -1},
-    {"max_new_tokens": "9"},
-    {"max_new_tokens": 1.5},
-    {"temperature": -1},
-    {"temperature": "hot"},
-    {"top_p": 0},
-    {"top_p": 1.5},
-    {"top_k": 0},
-    {"top_k": 2.5},
-    {"min_p": 2},
-    {"n": 2},
-    {"stop": 5},
-    {"stop": [5]},
-    {"stop_token_ids": 5},
-    {"stop_token_ids": ["a"]},
-    {"logit_bias": [1]},
-    {"logit_bias": {"a": 1}},
-    {"logit_bias": {"1": "a"}},
-    {"logit_bias": {"999999": 1}},
-    {"sampling_seed": "x"},
-    {"repetition_penalty": 1.5},
-    {"frequency_penalty": 0.5},
-    {"regex": "a+"},
-]
 NO_IMAGE = base64.b64encode(b"nothing").decode()
 WRONG_BODIES: list[Any] = [
-    [],
-    "text",
-    {},
-    {"input_ids": []},
-    {"input_ids": "1,2"},
-    {"input_ids": [[1, 2], [3]]},
-    {"input_ids": [1.5]},
-    {"input_ids": [True]},
-    {"input_ids": [-1]},
-    {"input_ids": [10**30]},
-    {"input_ids": [len(TOKENIZER) + 10_000]},
-    {"input_ids": [None]},
-    {"text": 7},
     {"text": ""},
+    *({"input_ids": [wrong]} for wrong in (1.5, True, -1, 10**30, len(TOKENIZER) + 10_000, None, [1, 2])),
     {"input_ids": [1], "image_data": [NO_IMAGE]},
-    {"input_ids": [1], "image_data": "http://127.0.0.1/x.png"},
     {"input_ids": [1] * (CONTEXT + 1)},
-    {"input_ids": [1], "sampling_params": {"max_new_tokens": CONTEXT}},
-    *({"input_ids": [1], "sampling_params": params} for params in WRONG_PARAMS),
+    *(
+        {"input_ids": [1], "sampling_params": params}
+        for params in (
+            {"max_new_tokens": CONTEXT},
+            {"logit_bias": {"999999": 1}},
+            {"repetition_penalty": 1.5},
+            {"frequency_penalty": 0.5},
+            {"regex": "a+"},
+        )
+    ),
 ]
+"""What the routes, which it shares with the scripted engine, leave to it."""
 
 
 async def test_a_wrong_request_is_refused_in_a_sentence_and_the_engine_goes_on(base_url: str) -> None:
@@ -535,13 +479,8 @@ async def test_a_wrong_request_is_refused_in_a_sentence_and_the_engine_goes_on(b
         assert status == 400, (body, status, said)
         sentence = said["error"] if isinstance(said["error"], str) else said["error"]["message"]
         assert 10 < len(sentence) < 1000
-    for route, body in (
-        ("pause_generation", {"mode": "sleep"}),
-        ("update_weights_from_disk", {}),
-        ("update_weights_from_disk", {"model_path": 5}),
-        ("update_weight_version", {}),
-    ):
-        assert (await post(base_url, route, body))[0] == 400, route
+    for body in ({}, {"model_path": 5}):
+        assert (await post(base_url, "update_weights_from_disk", body))[0] == 400
     assert (await generate(base_url, max_new_tokens=2))["output_ids"]
 
 
@@ -591,7 +530,7 @@ def test_a_model_that_does_not_look_at_all_tokens_is_refused(tmp_path: Path) -> 
 
 
 def test_a_folder_without_a_model_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+    with pytest.raises(ConfigError, match=r"config\.json"):
         EmbeddedEngineSettings(model_path=tmp_path)
 
 
