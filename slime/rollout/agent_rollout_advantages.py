@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from slime.rollout.agent_rollout_argument_checks import STD_ESTIMATORS
+from slime.rollout.agent_rollout_argument_checks import NORMALIZING_ESTIMATORS, STD_ESTIMATORS
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH, RowName
 from slime.rollout.agent_rollout_sample_fields import execution_of
 from slime.utils.types import Sample
@@ -28,7 +28,6 @@ from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out
 
 logger = logging.getLogger(__name__)
 
-NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
 MAX_SUMMABLE_REWARD = 1e30
 """The sum over a hundred million tokens is then below the limit of 32-bit floats, 3.4e38."""
 

@@ -40,6 +40,8 @@ ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
 """These assert that every sequence has a trained token."""
 STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
 """These divide rewards by the standard deviation of their group."""
+NORMALIZING_ESTIMATORS = STD_ESTIMATORS | {"reinforce_plus_plus_baseline"}
+"""These compare rewards within their group."""
 REMOTE_ROLLOUT = "remote_rollout"
 UNSUPPORTED_HOOKS = {
     "rollout_sample_filter_path": "give the buffer a filter_item of the generator, or use --buffer-filter-path",

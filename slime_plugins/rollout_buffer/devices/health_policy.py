@@ -8,6 +8,8 @@
     hung or died ──────────────▶ a new worker
     the new worker fails, too ─▶ the same, with a pause before it that doubles every time
 
+Boots that fail lead to no quarantine: after ``boot_attempts`` of them a device is broken (``boot_schedule``).
+
 One episode without a failure resets the record. At most half of the devices pause at the same time: if more fail, the
 cause is probably not the devices, and pausing all of them would not help.
 """

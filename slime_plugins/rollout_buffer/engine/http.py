@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, 
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
-    PASSING_STATUSES,
+    RETRIED_STATUSES,
     ForeignReplyError,
     SampledPart,
     StreamedReply,
@@ -564,7 +564,7 @@ def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) ->
     if answer.status == 503 and (partial := _partial_output(answer.body)) is not None:
         return partial
     sentence = engine_sentence(answer.body)
-    if answer.status in PASSING_STATUSES:
+    if answer.status in RETRIED_STATUSES:
         raise RefusalError(f"answers HTTP {answer.status}: {sentence}")
     if answer.status == 500 and not answer.body.lstrip().startswith(b"<"):
         raise RefusalError(f"answers HTTP 500: {sentence}", server_error=True)

@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.engine.prompt_check import (
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, ProbePrompt, PromptIntegrity, PromptProbe
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
-    PASSING_STATUSES,
+    RETRIED_STATUSES,
     ForeignReplyError,
     SampledPart,
     StreamedReply,
@@ -223,7 +223,7 @@ class SglangEngine(HttpEngine):
                 f"{url}{self.route}", data=body, headers=headers, allow_redirects=False
             ) as response:
                 answer = await response.read()
-                if response.status in PASSING_STATUSES:
+                if response.status in RETRIED_STATUSES:
                     raise ForeignReplyError(f"HTTP {response.status}")
                 ran = parse_probe_reply(answer) if response.status == 200 else None
             if ran is not None:

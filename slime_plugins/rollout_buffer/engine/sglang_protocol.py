@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.rules.validity import LOWEST_LOG_PROB, checked
 from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Image, SamplingParams, WeightVersionSpan
 
 FINISH_REASONS: Final = ("stop", "length", "abort")
-PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
+RETRIED_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses after which the same request may succeed later."""
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
 _TEXT_OF_IDS: Final = {"skip_special_tokens": False, "spaces_between_special_tokens": False, "no_stop_trim": True}
@@ -410,7 +410,7 @@ def _finish_reason(meta: Mapping[str, Any]) -> str:
     if not isinstance(reason, dict) or kind not in FINISH_REASONS:
         raise EngineError(f"the engine's finish_reason is {str(reason)[:200]}, not one of {', '.join(FINISH_REASONS)}")
     status = reason.get("status_code")
-    if kind == "abort" and isinstance(status, int) and 400 <= status < 500 and status not in PASSING_STATUSES:
+    if kind == "abort" and isinstance(status, int) and 400 <= status < 500 and status not in RETRIED_STATUSES:
         raise EngineError(f"the engine refused the request: {reason.get('message')}", {"status": status})
     return str(kind)
 

@@ -5,6 +5,8 @@ A call is the text between ``<tool_call>`` and ``</tool_call>``. Its first chara
     hermes       {"name": …, "arguments": {…}}                            Hermes, Qwen2.5, Qwen3, mobile_use
     qwen3_coder  <function=NAME><parameter=KEY>value</parameter>…</function>   Qwen3-Coder, Qwen3.5
 
+``streamed_calls`` reads the same dialects of a reply that is still sampled.
+
 Rules for incomplete or ambiguous output, for all callers:
 
 * A call inside a thought is ignored. Thoughts are ``<think>`` blocks: one that was never closed goes to the end, and

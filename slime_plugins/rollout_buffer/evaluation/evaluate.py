@@ -39,6 +39,7 @@ from slime_plugins.rollout_buffer.rules.weight_versions import versions_of
 from slime_plugins.rollout_buffer.serve_settings import token_from_environment
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
+from slime_plugins.rollout_buffer.trainer.settings import DEFAULT_LEASE_S
 from slime_plugins.rollout_buffer.types import Instance, Outcome
 
 REPORT_FILE = "report.json"
@@ -220,7 +221,9 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
 def _take_delivery(client: RolloutBufferClient, job_id: str) -> None:
     """Takes and acknowledges the job's groups on a shared buffer: no other client polls them."""
     while True:
-        data = client.get_rollout_data(job_id=job_id, max_groups=MAX_GROUPS_PER_POLL, lease_s=600, images="hash")
+        data = client.get_rollout_data(
+            job_id=job_id, max_groups=MAX_GROUPS_PER_POLL, lease_s=DEFAULT_LEASE_S, images="hash"
+        )
         if data.delivery_id is None:
             return
         client.ack([data.delivery_id])

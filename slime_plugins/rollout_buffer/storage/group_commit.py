@@ -1,7 +1,7 @@
 """Group commit: the waiting work of many threads is processed as one batch with one fsync.
 
-There is no writer thread. The first caller becomes the leader: it processes all waiting work as one batch and wakes the
-other callers. The first caller that waits then leads the next batch. A single caller does not wait for others.
+There is no writer thread and no gathering time. The first caller becomes the leader: it processes all waiting work as
+one batch and wakes the other callers. The first caller that waits then leads the next batch.
 """
 
 from __future__ import annotations

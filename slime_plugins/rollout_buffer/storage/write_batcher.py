@@ -1,4 +1,7 @@
-"""Group commit of an event loop: the bodies that arrive during a commit share the next one, with one fsync."""
+"""Group commit of an event loop: the bodies that arrive during a commit share the next one, with one fsync.
+
+There is no gathering time: a body that finds no commit under way is committed at once.
+"""
 
 from __future__ import annotations
 

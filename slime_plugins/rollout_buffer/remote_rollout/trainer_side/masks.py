@@ -27,7 +27,7 @@ class AddedTokens:
     others: tuple[tuple[CountMethod, Callable[[], int]], ...] = ()
 
 
-def check_mask(mask: Any, turn: int, entered: AddedTokens) -> CountMethod:
+def check_entered_mask(mask: Any, turn: int, entered: AddedTokens) -> CountMethod:
     """Returns the counting method of a mask that is one 0 for each added token.
 
     Raises:

@@ -38,7 +38,7 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError, SessionEndedError
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import check_mask
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import check_entered_mask
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import LIMIT_REACHED, SessionLog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     PlannedTurn,
@@ -308,7 +308,7 @@ class TrainerSide:
             plan = await plan_turn(session, asked.messages, tools, text_counts=self.settings.text_counts)
         except InvalidPayloadError as error:
             raise InvalidPayloadError(f"turn {number}: {error.message}", error.detail) from error
-        return plan, await asyncio.to_thread(check_mask, asked.response_mask, number, plan.entered)
+        return plan, await asyncio.to_thread(check_entered_mask, asked.response_mask, number, plan.entered)
 
     def _sampling(
         self, session: TrainerSession, asked: CompletionBody, number: int, prompt_tokens: int
