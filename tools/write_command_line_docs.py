@@ -36,7 +36,7 @@ def shortened(page: str) -> str:
         page = _without_options(page, command.name, command.dist.name if command.dist else "")
     lines = page.splitlines()
     times = Counter(line for line in lines if line.startswith("* "))
-    shared = [line for line, count in times.items() if count >= SHARED_BY]
+    shared = [line for line, count in times.items() if count >= SHARED_BY and "--help" not in line]
     text = "\n".join(_without(shared, lines)).replace("# `rollout-buffer`", "# The command line: `rollout-buffer`", 1)
     return f"{text}\n\n## Options of several commands\n\n" + "\n".join(shared)
 
@@ -54,8 +54,8 @@ def _without(shared: list[str], lines: list[str]) -> Iterator[str]:
     """The lines; in each list the shared options are one last entry of their names."""
     for is_list, block in groupby(lines, key=lambda line: line.startswith("* ")):
         entries = list(block)
-        yield from (line for line in entries if line not in shared)
-        names = [line.split("`")[1].split(" ")[0] for line in entries if line in shared and "--help" not in line]
+        yield from (line for line in entries if line not in shared and "`--help`" not in line)
+        names = [line.split("`")[1].split(" ")[0] for line in entries if line in shared]
         if is_list and names:
             yield f"* {', '.join(f'`{name}`' for name in names)}: [below](#options-of-several-commands)"
 

@@ -52,8 +52,10 @@ METRICS_OPENING = """# Prometheus metrics
 Written by `python tools/write_http_api_docs.py` from the table of metrics.
 
 `GET /metrics` answers in Prometheus' text format. Every number is a gauge, read from the store when it is asked for, so
-it survives restarts. Jobs that are over stay in the list. In `prometheus.yml` (`authorization` only if the server has a
-token):
+it survives restarts. Jobs that are over stay in the list. The trainer logs the same metrics of its job as
+`rollout/buffer/…`, with slashes for underscores: `rollout_buffer_slots{state="ready"}` is `rollout/buffer/slots/ready`.
+
+In `prometheus.yml` (`authorization` only if the server has a token):
 
 ```yaml
 scrape_configs:
@@ -64,7 +66,7 @@ scrape_configs:
 
 Metrics with *job* have the labels `job_id` and `task_type`, those with *device* `pool` and `device_id`.
 
-| metric | labels | what it says |
+| metric | labels | meaning |
 |---|---|---|
 """
 COMMON_LABELS: Mapping[tuple[str, ...], str] = {("job_id", "task_type"): "*job*", ("pool", "device_id"): "*device*"}
@@ -75,7 +77,7 @@ Worth an alarm:
 
 | expression | it means |
 |---|---|
-| `absent(rollout_buffer_supervisor_heartbeat_age_seconds)` | the supervisor has ended: nobody plays episodes |
+| `absent(rollout_buffer_supervisor_heartbeat_age_seconds)` | the supervisor has ended: no episodes are played |
 | `rollout_buffer_supervisor_heartbeat_age_seconds > 15` | the supervisor hangs or was killed |
 | `rollout_buffer_slots_submitted != sum without (state) (rollout_buffer_slots)` | slots do not add up: a defect |
 | `rollout_buffer_oldest_ready_group_age_seconds > 3600` | groups wait, and no trainer fetches them |
@@ -94,12 +96,6 @@ jq '{dashboard: ., overwrite: true}' deploy/grafana_dashboard.json |
 ```
 
 Prometheus 2.42 answered every expression of the file and of the table above; the file was not loaded into a Grafana.
-
-## The same names elsewhere
-
-The trainer logs these metrics as `rollout/buffer/…`, with slashes for underscores and the labels' values as last
-parts: `rollout_buffer_slots{state="ready"}` is `rollout/buffer/slots/ready`. `GET /jobs/<job_id>` has
-the same numbers.
 """
 
 

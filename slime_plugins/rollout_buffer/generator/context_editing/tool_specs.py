@@ -93,7 +93,7 @@ _own: dict[str, tuple[Tool, ToolHandler]] = {}
 def register_tool(tool: Tool, handler: ToolHandler) -> None:
     """Adds a tool to those of every episode of this process.
 
-    Call it in a generator file (``--generator-dir``), before the job starts.
+    Call it in the generator file of the job's task type: a job loads no other file.
 
     Raises:
         ValueError: the name is taken.
