@@ -116,10 +116,12 @@ class Comparison:
             if status in STORED or answered:
                 yield f"LOST: {uid} is not trained: {status}"
         else:
-            for place, turns in (("stored", self.stored.get(uid, ())), ("trained", self.trained[uid])):
-                lost = answered.keys() - self._names(turns)
-                yield from (f"LOST: {uid}: {name} was answered and is not {place}" for name in sorted(lost))
-            yield from self._about_unanswered(uid, set(self._names(self.trained[uid])) - answered.keys())
+            places = {"stored": self.stored.get(uid, ()), "trained": self.trained[uid]}
+            names = {place: self._names(turns) for place, turns in places.items()}
+            for name in answered:
+                if missing := [place for place, found in names.items() if name not in found]:
+                    yield f"LOST: {uid}: {name} was answered and is not {' and not '.join(missing)}"
+            yield from self._about_unanswered(uid, set(names["trained"]) - answered.keys())
             for ids in self.trained[uid]:
                 yield from self._about_turn(uid, ids, answered)
 
