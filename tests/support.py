@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage import migrations
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import Instance
+from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
@@ -59,6 +59,30 @@ def start_external(buffer: Buffer, n: int = 2, ids: tuple[str, ...] = (), **chan
     if ids:
         body["instances"] = [dict(instance.data) for instance in instances]
     return buffer.start_job(parse(StartPayload, body), instances).job
+
+
+def start_played(buffer: Buffer, ids: Sequence[str] = ("a",), **changes: Any) -> JobRecord:
+    """Starts a job that a runner plays, in groups of two."""
+    body = {
+        "task_type": "math",
+        "instances": [{"instance_id": name} for name in ids],
+        "remote_engine_url": "http://127.0.0.1:9",
+        "num_repeat_per_sample": 2,
+        **changes,
+    }
+    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+    return buffer.start_job(parse(StartPayload, body), instances).job
+
+
+def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0, **changes: Any) -> Trajectory:
+    """What a generator brings of an episode that came to its end."""
+    values: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
+        "outcome": Outcome.COMPLETED,
+        "stop_reason": StopReason.STOP,
+        **changes,
+    }
+    return Trajectory(uid=uid, instance_id=instance_id, reward=reward, **values)
 
 
 def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list[str]:

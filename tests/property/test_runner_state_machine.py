@@ -22,16 +22,11 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord, 
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
-    Instance,
-    Outcome,
-    StopReason,
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire import job_settings
-from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.example_counts import examples
-from tests.support import poll, slots, uids
+from tests.support import poll, slots, start_played, trajectory, uids
 
 NAMES = ("a", "b", "c")
 GROUP_SIZE = 2
@@ -65,22 +60,19 @@ class PlayedJobMachine(RuleBasedStateMachine):
         self.leases: dict[str, tuple[list[str], float]] = {}
 
     def _start_job(self, skip: set[str] | None, *, retry_given_up: bool = False) -> JobRecord:
-        body = {
-            "task_type": "math",
-            "job_id": "j",
-            "num_repeat_per_sample": GROUP_SIZE,
-            "instances": [{"instance_id": name} for name in NAMES],
-            "remote_engine_url": "http://e:1",
-            "evaluation": True,  # groups whose rewards are equal are delivered too
-            "min_timeout_group_size_ratio": 0.5,
-            "min_valid_group_size_ratio": 0.5,
-            "min_valid_item_size_ratio": 0.5,
-            "max_attempts": MAX_ATTEMPTS,
-            "retry_given_up": retry_given_up,
-            "skip_instance_ids": None if skip is None else sorted(skip),
-        }
-        instances = [Instance(instance_id=name, data={"instance_id": name}) for name in NAMES]
-        return self.buffer.start_job(parse(StartPayload, body), instances).job
+        return start_played(
+            self.buffer,
+            NAMES,
+            job_id="j",
+            num_repeat_per_sample=GROUP_SIZE,
+            evaluation=True,  # groups whose rewards are equal are delivered too
+            min_timeout_group_size_ratio=0.5,
+            min_valid_group_size_ratio=0.5,
+            min_valid_item_size_ratio=0.5,
+            max_attempts=MAX_ATTEMPTS,
+            retry_given_up=retry_given_up,
+            skip_instance_ids=None if skip is None else sorted(skip),
+        )
 
     def _all_groups(self) -> dict[str, GroupRecord]:
         self.buffer.open_groups(self.job.key, after=(-1, -1), limit=len(NAMES))
@@ -285,14 +277,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
 
     def _trajectory(self, name: str, slot: int, number: int, reward: float) -> Trajectory:
         uid = str(AttemptUid(job_key=self.job.key, epoch=0, position=NAMES.index(name), slot=slot, attempt=number))
-        return Trajectory(
-            uid=uid,
-            instance_id=name,
-            messages=[{"role": "assistant", "content": uid}],
-            reward=reward,
-            outcome=Outcome.COMPLETED,
-            stop_reason=StopReason.STOP,
-        )
+        return trajectory(uid, name, reward)
 
     def _expire(self) -> None:
         for delivery_id, (names, until) in list(self.leases.items()):

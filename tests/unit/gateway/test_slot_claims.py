@@ -10,8 +10,8 @@ from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotCla
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
-from tests.support import Claims, poll, slots, start_external, uids, write, written
+from slime_plugins.rollout_buffer.types import Trajectory
+from tests.support import Claims, poll, slots, start_external, trajectory, uids, write, written
 
 
 @pytest.fixture
@@ -20,14 +20,7 @@ def claims(buffer: Buffer) -> Claims:
 
 
 def brought(claim: SlotClaim, reward: float = 1.0) -> Trajectory:
-    return Trajectory(
-        uid=claim.uid,
-        instance_id=claim.group.instance_id,
-        messages=[{"role": "user", "content": "2 + 2?"}],
-        reward=reward,
-        outcome=Outcome.COMPLETED,
-        stop_reason=StopReason.STOP,
-    )
+    return trajectory(claim.uid, claim.group.instance_id, reward)
 
 
 def test_a_slot_that_is_spent_in_every_group_before_does_not_hide_the_free_one(buffer: Buffer, claims: Claims) -> None:

@@ -16,15 +16,7 @@ from slime_plugins.rollout_buffer.observability.liveness import (
     HeartbeatMonitor,
     send_heartbeats,
 )
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 
 
 class Kernel:
@@ -37,7 +29,7 @@ class Kernel:
 
 
 def test_a_process_is_frozen_once_its_last_heartbeat_is_older_than_the_timeout() -> None:
-    clock = Clock()
+    clock = SettableClock()
     heartbeat = Heartbeat(clock=clock)
     monitor = HeartbeatMonitor(heartbeat, Kernel(), clock=clock)
     for _ in range(3):
@@ -51,7 +43,7 @@ def test_a_process_is_frozen_once_its_last_heartbeat_is_older_than_the_timeout()
 
 
 def test_a_process_without_heartbeats_is_frozen_once_it_was_stopped_for_long_without_a_break() -> None:
-    clock, kernel = Clock(), Kernel()
+    clock, kernel = SettableClock(), Kernel()
     monitor = HeartbeatMonitor(None, kernel, clock=clock)
     clock.now += 10_000
     kernel.stopped = True

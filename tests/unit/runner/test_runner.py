@@ -41,14 +41,10 @@ from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
     Outcome,
-    SamplingParams,
-    StopReason,
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
-from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import delivered_items, poll, slots, uids
+from tests.support import delivered_items, poll, slots, start_played, trajectory, uids
 
 Play = Callable[[EpisodeRequest], Any]
 
@@ -92,18 +88,7 @@ class ScriptedGenerator:
 
 
 def trajectory_for(episode: EpisodeRequest, reward: float) -> Trajectory:
-    return _trajectory(episode.uid, episode.instance.instance_id, reward)
-
-
-def _trajectory(uid: str, instance_id: str, reward: float) -> Trajectory:
-    return Trajectory(
-        uid=uid,
-        instance_id=instance_id,
-        messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
-        reward=reward,
-        outcome=Outcome.COMPLETED,
-        stop_reason=StopReason.STOP,
-    )
+    return trajectory(episode.uid, episode.instance.instance_id, reward)
 
 
 @pytest.fixture
@@ -118,16 +103,7 @@ def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def start(buffer: Buffer, count: int = 2, **changes: Any) -> JobRecord:
-    ids = [f"i{number}" for number in range(count)]
-    body = {
-        "task_type": "scripted",
-        "instances": [{"instance_id": name} for name in ids],
-        "remote_engine_url": "http://127.0.0.1:9",
-        "num_repeat_per_sample": 2,
-        **changes,
-    }
-    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(parse(StartPayload, body), instances).job
+    return start_played(buffer, [f"i{number}" for number in range(count)], **{"task_type": "scripted", **changes})
 
 
 def plugin_of(generator: ScriptedGenerator, **changes: Any) -> Plugin:
@@ -516,7 +492,7 @@ def _play(buffer: Buffer, fence: int, group: GroupRecord) -> None:
         attempt = buffer.begin_attempt(fence, group, slot)
         assert attempt is not None
         uid = group.attempt_uid(slot, attempt)
-        buffer.add_trajectory(fence, group, slot, attempt, _trajectory(uid, group.instance_id, float(slot)))
+        buffer.add_trajectory(fence, group, slot, attempt, trajectory(uid, group.instance_id, float(slot)))
     assert buffer.judge_and_close(group, group_policy(buffer.job_by_key(group.job_key))) is not None
 
 
@@ -577,16 +553,7 @@ async def test_settled_slots_of_a_group_that_was_never_closed_are_closed_by_the_
     for slot in (0, 1):
         attempt = real_time_buffer.begin_attempt(fence, group, slot)
         assert attempt is not None
-        request = EpisodeRequest(
-            uid=f"t{slot}",
-            job_id=job.job_id,
-            instance=Instance(instance_id="i0", data={}),
-            epoch=0,
-            slot=slot,
-            attempt=attempt,
-            sampling_params=SamplingParams(max_new_tokens=1),
-        )
-        real_time_buffer.add_trajectory(fence, group, slot, attempt, trajectory_for(request, float(slot)))
+        real_time_buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", "i0", slot))
     generator = ScriptedGenerator(by_slot)
     await run(real_time_buffer, job, generator)
     assert generator.requests == []

@@ -15,42 +15,20 @@ from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
-    Generation,
     Image,
-    Instance,
-    Outcome,
-    StopReason,
-    Trajectory,
 )
-from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import PNG, delivered_items, poll, slots, start_external, uids, write, written
-
-
-def start_math(buffer: Buffer, ids: tuple[str, ...] = ("a", "b"), **changes: object) -> JobRecord:
-    body = {
-        "task_type": "math",
-        "instances": [{"instance_id": name} for name in ids],
-        "remote_engine_url": "http://engine:1",
-        "num_repeat_per_sample": "2",
-        **changes,
-    }
-    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(parse(StartPayload, body), instances).job
-
-
-def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0) -> Trajectory:
-    return Trajectory(
-        uid=uid,
-        instance_id=instance_id,
-        messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
-        reward=reward,
-        outcome=Outcome.COMPLETED,
-        stop_reason=StopReason.STOP,
-        generations=[Generation([1, 2], [3], [-0.5])],
-        images=[Image(data=PNG)],
-    )
-
+from tests.support import (
+    PNG,
+    delivered_items,
+    poll,
+    slots,
+    start_external,
+    start_played,
+    trajectory,
+    uids,
+    write,
+    written,
+)
 
 # --- writing and delivering ------------------------------------------------------------------------------------------
 
@@ -158,24 +136,24 @@ def test_a_late_ack_of_groups_that_still_wait_is_taken(buffer: Buffer, clock: Se
 
 
 def test_the_same_payload_attaches_and_takes_over_the_new_engine(buffer: Buffer) -> None:
-    job = start_math(buffer)
-    again = start_math(buffer, remote_engine_url="http://engine:2")
+    job = start_played(buffer)
+    again = start_played(buffer, remote_engine_url="http://engine:2")
     assert again.key == job.key
     assert again.engine_url == "http://engine:2"
-    assert start_math(buffer, ids=("c",)).key != job.key
+    assert start_played(buffer, ids=("c",)).key != job.key
 
 
 def test_how_fast_the_work_is_done_may_change_when_a_trainer_attaches(buffer: Buffer) -> None:
-    job = start_math(buffer, job_id="j", num_process=4)
-    again = start_math(buffer, job_id="j", num_process=64, tokenizer_path="/moved")
+    job = start_played(buffer, job_id="j", num_process=4)
+    again = start_played(buffer, job_id="j", num_process=64, tokenizer_path="/moved")
     assert again.key == job.key
     assert (again.settings.kept["num_process"], again.settings.tokenizer_path) == (64, "/moved")
 
 
 def test_another_payload_under_the_same_id_is_refused_with_what_differs(buffer: Buffer) -> None:
-    start_math(buffer, job_id="j")
+    start_played(buffer, job_id="j")
     with pytest.raises(ConflictError, match="num_epoch"):
-        start_math(buffer, job_id="j", num_epoch=7)
+        start_played(buffer, job_id="j", num_epoch=7)
 
 
 def test_a_fresh_start_finds_a_free_name_for_the_old_job_also_beside_one_that_is_called_so(buffer: Buffer) -> None:
@@ -198,29 +176,29 @@ def test_the_name_of_a_superseded_job_is_one_that_can_be_asked_for(buffer: Buffe
 
 
 def test_a_result_of_an_attempt_that_was_given_up_is_refused(buffer: Buffer) -> None:
-    job = start_math(buffer)
+    job = start_played(buffer)
     old = buffer.begin_running(job.key)
     group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
     attempt = buffer.begin_attempt(old, group, 0)
     assert attempt is not None
-    new = buffer.begin_running(job.key)
+    new, brought = buffer.begin_running(job.key), trajectory("t", images=[Image(data=PNG)])
     with pytest.raises(StaleAttemptError, match="was replaced by runner 2"):
-        buffer.add_trajectory(old, group, 0, attempt, trajectory("t"))
+        buffer.add_trajectory(old, group, 0, attempt, brought)
     with pytest.raises(StaleAttemptError, match="was given up"):
-        buffer.add_trajectory(new, group, 0, attempt, trajectory("t"))
+        buffer.add_trajectory(new, group, 0, attempt, brought)
     assert buffer.begin_attempt(new, group, 0) == 2
     assert not list(buffer.store.packs_dir.iterdir()), "what is refused takes no place on the disk"
 
 
 def test_a_result_that_came_while_its_group_was_skipped_fills_no_slot_when_it_is_wanted_again(buffer: Buffer) -> None:
-    job = start_math(buffer, job_id="j")
+    job = start_played(buffer, job_id="j")
     fence = buffer.begin_running(job.key)
     group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
     attempt = buffer.begin_attempt(fence, group, 0)
     assert attempt is not None
-    start_math(buffer, job_id="j", skip_instance_ids=[group.instance_id])
+    start_played(buffer, job_id="j", skip_instance_ids=[group.instance_id])
     assert buffer.add_trajectory(fence, group, 0, attempt, trajectory("t")).status == "late"
-    start_math(buffer, job_id="j", skip_instance_ids=[])
+    start_played(buffer, job_id="j", skip_instance_ids=[])
     assert buffer.open_groups(job.key, after=(-1, -1), limit=1)[0].key == group.key
     assert buffer.slot_progress(group.key) == {0: (False, 0)}, "it would never be played again, nor be whole"
     assert buffer.begin_attempt(fence, group, 0) == 2
@@ -272,7 +250,7 @@ def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
 
 def idle_job(buffer: Buffer, clock: SettableClock, **settings: Any) -> JobRecord:
     """A job with one ready group and one begun one that nobody has polled for longer than it waits."""
-    job = start_math(buffer, pause_when_idle_s=60, **settings)
+    job = start_played(buffer, ("a", "b"), pause_when_idle_s=60, **settings)
     fence = buffer.begin_running(job.key)
     first, second = buffer.open_groups(job.key, after=(-1, -1), limit=2)
     for group, slot in ((first, 0), (first, 1), (second, 0)):

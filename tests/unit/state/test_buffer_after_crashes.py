@@ -4,38 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
-from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
-from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import poll, start_external, uids, write, written
-
-
-def start_played(buffer: Buffer, ids: tuple[str, ...] = ("a",), **changes: Any) -> JobRecord:
-    lines = [{"instance_id": name} for name in ids]
-    body: dict[str, Any] = {"task_type": "math", "num_repeat_per_sample": 2, "instances": lines}
-    body |= {"remote_engine_url": "http://e:1", "job_id": "j", **changes}
-    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(parse(StartPayload, body), instances).job
-
-
-def played(uid: str, instance_id: str = "a", reward: float = 1.0) -> Trajectory:
-    return Trajectory(
-        uid=uid,
-        instance_id=instance_id,
-        messages=[{"role": "assistant", "content": uid}],
-        reward=reward,
-        outcome=Outcome.COMPLETED,
-        stop_reason=StopReason.STOP,
-    )
+from tests.support import poll, start_external, start_played, uids, write, written
 
 
 def test_a_job_is_not_exhausted_while_somebody_else_may_lose_his_lease(buffer: Buffer, clock: SettableClock) -> None:

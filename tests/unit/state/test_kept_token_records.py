@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 
 import orjson
 import pytest
@@ -17,24 +16,22 @@ from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.payload_store import INLINE_BODY_BYTES
 from slime_plugins.rollout_buffer.types import Generation
 from tests.stored_bytes import examine
-from tests.support import delivered_items, poll, start_external, write, written
-from tests.unit.state.test_buffer import start_math, trajectory
+from tests.support import delivered_items, poll, start_external, start_played, trajectory, write, written
 
 RECORDS = RecordBytes.of(TokenRecords.of_int32(2, array("i", [3, 4]).tobytes(), ends=(2,)))
 TURN = {"prompt_ids": [1, 2], "output_ids": [3], "output_log_probs": [-0.5]}
 
 
 def test_a_played_trajectory_keeps_its_records_and_a_delivery_names_them(buffer: Buffer) -> None:
-    job = start_math(buffer, ids=("a",))
+    job = start_played(buffer)
     played = Generation([1, 2], [3], [-0.5], records={TOP_P_TOKENS: RECORDS})
     fence = buffer.begin_running(job.key)
     (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=10)
     for slot in range(2):
         attempt = buffer.begin_attempt(fence, group, slot)
         assert attempt is not None
-        brought = replace(
-            trajectory(f"{slot}", reward=slot), generations=[played], extra_info={"note": "x" * INLINE_BODY_BYTES}
-        )
+        note = {"note": "x" * INLINE_BODY_BYTES}
+        brought = trajectory(f"{slot}", reward=slot, generations=[played], extra_info=note)
         buffer.add_trajectory(fence, group, slot, attempt, brought)
     buffer.judge_and_close(group, group_policy(job), fence=fence)
     delivery = poll(buffer, job)

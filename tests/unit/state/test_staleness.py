@@ -11,11 +11,11 @@ from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.types import Generation, Instance, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.types import Generation
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import delivered_items, poll, slots
+from tests.support import delivered_items, poll, slots, start_played, trajectory
 
 
 class Played:
@@ -23,17 +23,8 @@ class Played:
 
     def __init__(self, buffer: Buffer, clock: SettableClock, **changes: object) -> None:
         ids = [f"i{number}" for number in range(40)]
-        body = {
-            "task_type": "math",
-            "instances": [{"instance_id": name} for name in ids],
-            "remote_engine_url": "http://engine:1",
-            "num_repeat_per_sample": 2,
-            "max_weight_version_lag": 2,
-            **changes,
-        }
-        instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
         self.buffer, self.clock = buffer, clock
-        self.key = buffer.start_job(parse(StartPayload, body), instances).job.key
+        self.key = start_played(buffer, ids, **{"max_weight_version_lag": 2, **changes}).key
         self.fence = buffer.begin_running(self.key)
         self.groups = iter(buffer.open_groups(self.key, after=(-1, -1), limit=40))
 
@@ -49,16 +40,9 @@ class Played:
 
     def end(self, group: GroupRecord, version: int) -> None:
         for slot in (0, 1):
-            trajectory = Trajectory(
-                uid=group.attempt_uid(slot, 1),
-                instance_id=group.instance_id,
-                messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
-                reward=float(slot),
-                outcome=Outcome.COMPLETED,
-                stop_reason=StopReason.STOP,
-                generations=[Generation([1], [2], [-0.5], weight_version=str(version))],
-            )
-            self.buffer.add_trajectory(self.fence, group, slot, 1, trajectory)
+            turn = Generation([1], [2], [-0.5], weight_version=str(version))
+            brought = trajectory(group.attempt_uid(slot, 1), group.instance_id, slot, generations=[turn])
+            self.buffer.add_trajectory(self.fence, group, slot, 1, brought)
         self.buffer.judge_and_close(group, group_policy(self.job))
 
     def poll(self, version: int) -> list[str]:

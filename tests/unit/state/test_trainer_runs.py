@@ -16,15 +16,10 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
     Generation,
-    Instance,
-    Outcome,
-    StopReason,
-    Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import poll, start_external, uids, write, written
+from tests.support import poll, start_external, start_played, trajectory, uids, write, written
 
 TIMESTAMP = 1_763_800_000
 
@@ -87,22 +82,15 @@ def test_a_straggler_of_the_last_run_does_not_make_the_new_one_stale(buffer: Buf
 def test_an_attempt_that_began_before_the_trainer_resumed_belongs_to_the_run_before(
     buffer: Buffer, clock: SettableClock
 ) -> None:
-    payload = {"task_type": "math", "job_id": "j", "remote_engine_url": "http://e:1", "max_weight_version_lag": 1}
-    body = parse(StartPayload, {**payload, "instances": [{"instance_id": "i"}]})
-    instances = [Instance(instance_id="i", data={"instance_id": "i"})]
-    job = buffer.start_job(body, instances).job
+    job = start_played(buffer, job_id="j", max_weight_version_lag=1)
     fence = buffer.begin_running(job.key)
     (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)
     attempt = buffer.begin_attempt(fence, group, 0)
     assert attempt == 1
     clock.advance(1)
-    buffer.start_job(body, instances)
-    generation = Generation(prompt_ids=[1], output_ids=[2], finish_reason="stop", weight_version="5")
-    trajectory = Trajectory(
-        uid="u", instance_id="i", messages=[], reward=1.0, outcome=Outcome.COMPLETED, stop_reason=StopReason.STOP,
-        generations=[generation],
-    )  # fmt: skip
-    buffer.add_trajectory(fence, group, 0, attempt, trajectory)
+    start_played(buffer, job_id="j", max_weight_version_lag=1)
+    turn = Generation([1], [2], finish_reason="stop", weight_version="5")
+    buffer.add_trajectory(fence, group, 0, attempt, trajectory("u", generations=[turn]))
     assert buffer.job("j").weight_version is None
 
 

@@ -10,15 +10,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.supervisor.periodic_tasks import STUCK_AFTER_S, PeriodicTasks, PeriodicThread
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 
 
 class Disk:
@@ -43,7 +35,7 @@ ERRORS = [
 
 
 def test_each_duty_is_done_at_its_own_interval() -> None:
-    often, seldom, clock = Disk(), Disk(), Clock()
+    often, seldom, clock = Disk(), Disk(), SettableClock()
     tasks = PeriodicTasks({often.write_rows: 1.0, seldom.write_rows: 3.0}, clock=clock)
     for _ in range(6):
         tasks.run_due()
@@ -85,7 +77,7 @@ def test_a_defect_in_the_thread_is_raised_by_check() -> None:
 
 
 def test_a_task_that_hangs_is_named_and_blocks_only_its_thread() -> None:
-    clock, hanging, released = Clock(), threading.Event(), threading.Event()
+    clock, hanging, released = SettableClock(), threading.Event(), threading.Event()
 
     def write_rows() -> None:
         hanging.set()

@@ -19,17 +19,9 @@ from slime_plugins.rollout_buffer.supervisor.supervised_child import (
     ChildState,
     SupervisedChild,
 )
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 
 POLICY = RestartPolicy(first_s=1.0, longest_s=8.0, max_crashes=4, steady_after_s=100.0, heartbeat_timeout_s=10.0)
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -80,7 +72,7 @@ class Nursery:
         return cast("ChildProcess", self.started[-1])
 
 
-def child_of(nursery: Nursery, clock: Clock, policy: RestartPolicy = POLICY, **more: Any) -> SupervisedChild:
+def child_of(nursery: Nursery, clock: SettableClock, policy: RestartPolicy = POLICY, **more: Any) -> SupervisedChild:
     return SupervisedChild(ChildSpec(name="child", start=nursery, policy=policy, **more), clock=clock)
 
 
@@ -98,7 +90,7 @@ def crash(child: SupervisedChild, nursery: Nursery) -> None:
 
 
 def test_a_child_that_crashes_is_started_again_after_waits_that_double_and_given_up_at_its_limit() -> None:
-    nursery, clock = Nursery(), Clock()
+    nursery, clock = Nursery(), SettableClock()
     child = child_of(nursery, clock)
     for crashes, wait_s in ((1, 1.0), (2, 2.0), (3, 4.0)):
         child.reconcile()
@@ -120,7 +112,7 @@ def test_a_child_that_crashes_is_started_again_after_waits_that_double_and_given
 
 
 def test_a_machine_that_cannot_start_it_now_is_no_crash_and_never_ends_the_trying() -> None:
-    nursery, clock = Nursery(), Clock()
+    nursery, clock = Nursery(), SettableClock()
     child = child_of(nursery, clock)
     nursery.refuse = OSError(28, "No space left on device")
     for _ in range(50):
@@ -133,7 +125,7 @@ def test_a_machine_that_cannot_start_it_now_is_no_crash_and_never_ends_the_tryin
 
 
 def test_a_child_that_the_kernel_does_not_let_go_of_is_waited_for_without_waiting() -> None:
-    nursery, clock = Nursery(), Clock()
+    nursery, clock = Nursery(), SettableClock()
     child = child_of(nursery, clock)
     child.reconcile()
     nursery.started[0].stubborn = True
@@ -148,7 +140,7 @@ def test_a_child_that_the_kernel_does_not_let_go_of_is_waited_for_without_waitin
 
 
 def test_a_frozen_child_is_killed_and_started_again() -> None:
-    nursery, clock = Nursery(), Clock()
+    nursery, clock = Nursery(), SettableClock()
     child = child_of(nursery, clock, heartbeats=True)
     child.reconcile()
     heartbeat = nursery.heartbeats[0]
@@ -170,7 +162,7 @@ def test_a_frozen_child_is_killed_and_started_again() -> None:
 
 
 def test_a_child_that_is_not_ready_in_time_counts_as_crashed() -> None:
-    nursery, clock, answers = Nursery(), Clock(), [False]
+    nursery, clock, answers = Nursery(), SettableClock(), [False]
     policy = RestartPolicy(start_timeout_s=30.0, max_crashes=2, longest_s=1.0)
     child = child_of(nursery, clock, policy, is_ready=lambda: all(answers))
     child.reconcile()
@@ -193,7 +185,7 @@ def test_a_child_that_is_not_ready_in_time_counts_as_crashed() -> None:
 
 
 def test_a_child_waits_for_what_it_needs() -> None:
-    nursery, clock, there = Nursery(), Clock(), False
+    nursery, clock, there = Nursery(), SettableClock(), False
     child = child_of(nursery, clock, may_start=lambda: there)
     child.reconcile()
     assert state_of(child) is ChildState.WAITING
@@ -203,7 +195,7 @@ def test_a_child_waits_for_what_it_needs() -> None:
 
 
 def test_a_stop_is_no_crash_and_kills_only_what_does_not_end_in_time() -> None:
-    nursery, clock = Nursery(), Clock()
+    nursery, clock = Nursery(), SettableClock()
     child = child_of(nursery, clock)
     child.reconcile()
     child.stop("its cluster is gone", within_s=5)

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.restart_policies import MAX_CRASHES
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-from tests.unit.state.test_buffer_after_crashes import played, start_played
+from tests.support import start_played, trajectory
 from tests.unit.supervisor.test_supervised_child import Process
 
 
@@ -74,7 +74,7 @@ def state_of(buffer: Buffer, job: JobRecord) -> str:
 def test_a_job_goes_on_while_its_generator_file_does_not_load_and_fails_only_when_its_runner_ends(
     supervisor: Supervisor, buffer: Buffer, started: Started
 ) -> None:
-    job = start_played(buffer, task_type="math")
+    job = start_played(buffer)
     reconcile(supervisor)
     assert supervisor._discovery.catalog is not None
     broken = {"my.py": "my.py, line 3: SyntaxError: invalid syntax"}
@@ -122,7 +122,7 @@ def test_when_it_says_that_it_serves_servers_accept_jobs(supervisor: Supervisor,
 def test_a_runner_that_crashes_again_and_again_fails_its_job(
     supervisor: Supervisor, buffer: Buffer, started: Started
 ) -> None:
-    job = start_played(buffer, task_type="math")
+    job = start_played(buffer)
     for _ in range(MAX_CRASHES):
         reconcile(supervisor)
         started.processes[-1].code = 1
@@ -140,13 +140,13 @@ def test_a_runner_that_crashes_again_and_again_fails_its_job(
 def test_runners_that_are_killed_while_they_get_on_never_fail_their_job(
     supervisor: Supervisor, buffer: Buffer, started: Started
 ) -> None:
-    job = start_played(buffer, tuple(f"i{n}" for n in range(2 * MAX_CRASHES)), task_type="math")
+    job = start_played(buffer, tuple(f"i{n}" for n in range(2 * MAX_CRASHES)))
     for group in buffer.open_groups(job.key, after=(-1, -1), limit=2 * MAX_CRASHES):
         reconcile(supervisor)
         fence = buffer.begin_running(job.key)
         attempt = buffer.begin_attempt(fence, group, 0)
         assert attempt is not None
-        buffer.add_trajectory(fence, group, 0, attempt, played(f"t{group.key}", group.instance_id))
+        buffer.add_trajectory(fence, group, 0, attempt, trajectory(f"t{group.key}", group.instance_id))
         started.processes[-1].code = -9
         reconcile(supervisor)
         assert supervisor._runners[job.key].child.crashes == 1
@@ -160,7 +160,7 @@ def ray_says(supervisor: Supervisor, address: str) -> None:
 def test_a_ray_that_never_starts_fails_the_jobs_that_wait_for_it_and_a_later_job_tries_anew(
     supervisor: Supervisor, buffer: Buffer, started: Started
 ) -> None:
-    job, other = start_played(buffer, task_type="phones"), start_played(buffer, task_type="math", job_id="other")
+    job, other = start_played(buffer, task_type="phones"), start_played(buffer, job_id="other")
     while job.key not in supervisor._to_fail:
         reconcile(supervisor)
         started.of("local_ray")[-1].code = 1
@@ -179,7 +179,7 @@ def test_while_ray_hangs_everybody_else_is_looked_after(
 ) -> None:
     """For 300 s nothing is heard of it, and a gunicorn that died meanwhile is up again at the next look."""
     start_played(buffer, task_type="phones")
-    start_played(buffer, task_type="math", job_id="other")
+    start_played(buffer, job_id="other")
     supervisor._reconcile_services()
     for _ in range(5):
         reconcile(supervisor)
@@ -240,7 +240,7 @@ def test_a_store_that_hangs_holds_up_no_child(
 def test_a_runner_whose_job_is_over_may_end_by_itself_and_is_killed_when_it_does_not(
     supervisor: Supervisor, buffer: Buffer, started: Started
 ) -> None:
-    job = start_played(buffer, task_type="math")
+    job = start_played(buffer)
     reconcile(supervisor)
     buffer.change_job(job.job_id, "cancel")
     reconcile(supervisor)

@@ -17,23 +17,14 @@ from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, Writ
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 
 ASLEEP = WriteLockOwner(pid=1, started=1, held_s=100.0, state="T", cpu_ticks=5)
 
 
 def watch(*owners: WriteLockOwner | None) -> list[bool]:
     """What a watch of 10 s says of holders that it sees 6 s apart."""
-    clock = Clock()
+    clock = SettableClock()
     found = WriteLockWatch(10.0, clock=clock)
     said = []
     for owner in owners:
