@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import openai
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 
 
 def start_session_job(buffer: Buffer, n: int = 2, ids: Sequence[str] = ("a",), **changes: Any) -> JobRecord:
@@ -59,6 +61,19 @@ class Reply:
     status: int
     body: Any
     retry_after: str | None = None
+
+
+def said(reply: Reply) -> dict[str, Any]:
+    """The message of a chat reply."""
+    assert reply.status == 200, reply.body
+    message: dict[str, Any] = reply.body["choices"][0]["message"]
+    return message
+
+
+def counting() -> FakeEngine:
+    """An engine that never says the same twice."""
+    engine = FakeEngine(lambda request: f"Answer {len(engine.requests)}.", tokenizer=tokenizer)
+    return engine
 
 
 class GatewayUnderTest:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_check import NOT_PROVEN, OTHER_LENGTH, RESUMED_ELSEWHERE, PromptChecker
-from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 from slime_plugins.rollout_buffer.wire import decode_generations, encode_generations
+from tests.unit.engine.test_engine_sglang_client import QUICK, ScriptedSglang
 
-QUICK = EngineSettings(retry_timeout_s=20.0, deadline_s=40.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
 CHECKER = PromptChecker(TOKENIZER)
 PAD = CHECKER.placeholder_id or 0
@@ -147,22 +143,9 @@ def answered(ids: list[int], *, prompt: list[int] | None = None, finish: str = "
 
 async def played(prompt: list[int], *answers: dict[str, Any]) -> GenerateReply:
     request = GenerateRequest(input_ids=prompt, sampling_params=SamplingParams(max_new_tokens=20), session_id="one")
-    async with answering(*answers) as url:
+    async with ScriptedSglang([web.json_response(answer) for answer in answers]).serving() as url:
         engine = SglangEngine(url, QUICK, prompts=CHECKER)
         try:
             return await engine.generate(request)
         finally:
             await engine.close()
-
-
-@asynccontextmanager
-async def answering(*answers: dict[str, Any]) -> AsyncIterator[str]:
-    left = list(answers)
-
-    async def generate(_: web.Request) -> web.Response:
-        return web.json_response(left.pop(0))
-
-    application = web.Application()
-    application.router.add_post("/generate", generate)
-    async with TestServer(application) as server:
-        yield str(server.make_url("")).rstrip("/")

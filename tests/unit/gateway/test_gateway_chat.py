@@ -14,13 +14,12 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import PNG, PNG_HASH
 
 if TYPE_CHECKING:
     pass
 
-USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 TOOLS: Any = [
     {
         "type": "function",

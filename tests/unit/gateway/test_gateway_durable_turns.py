@@ -14,10 +14,17 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequ
 from slime_plugins.rollout_buffer.errors import StorageFullError
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from tests.gateway_support import GatewayUnderTest, Reply, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import (
+    USER,
+    GatewayUnderTest,
+    counting,
+    gateway_on,
+    said,
+    start_session_job,
+    tokenizer,
+)
 from tests.support import PNG, poll, uids
 
-USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 LOOK: Any = {
     "role": "user",
     "content": [
@@ -26,12 +33,6 @@ LOOK: Any = {
     ],
 }
 RETRY = {"x-stainless-retry-count": "1"}
-
-
-def counting() -> FakeEngine:
-    """Never says the same twice."""
-    engine = FakeEngine(lambda request: f"Answer {len(engine.requests)}.", tokenizer=tokenizer)
-    return engine
 
 
 class HeldEngine(FakeEngine):
@@ -46,12 +47,6 @@ class HeldEngine(FakeEngine):
         self.asked.set()
         await self.may_answer.wait()
         return await super().generate(request)
-
-
-def said(reply: Reply) -> dict[str, Any]:
-    assert reply.status == 200, reply.body
-    message: dict[str, Any] = reply.body["choices"][0]["message"]
-    return message
 
 
 def stored_turns(gateway: GatewayUnderTest) -> int:

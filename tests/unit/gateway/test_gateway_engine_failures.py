@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp.test_utils import unused_port
@@ -13,10 +12,9 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequ
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
-from tests.gateway_support import gateway_on, start_session_job
+from tests.gateway_support import USER, gateway_on, start_session_job
 from tests.support import slots
 
-USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 FAILURES = [
     EngineAwayError("the engine at http://e cannot be reached"),
     EngineError("the engine sent 3 output ids and log-probs of 2: they do not belong together"),

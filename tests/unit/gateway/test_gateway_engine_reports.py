@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -21,9 +20,8 @@ from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation
-from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job
+from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job
 
-USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 PATIENT = EngineSettings(retry_timeout_s=600.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import USER, GatewayUnderTest, counting, gateway_on, start_session_job, tokenizer
 from tests.support import poll, start_external, uids, write, written
-
-USER = {"role": "user", "content": "What is 2 + 2?"}
 
 
 @pytest.fixture
@@ -76,12 +74,6 @@ async def test_a_rollout_id_of_null_is_none(gateway: GatewayUnderTest) -> None:
     turn = await gateway.call("POST", "/v1/chat/completions", body, bearer=session["api_key"])
     assert turn.status == 200, turn.body
     assert (await gateway.close(session, reward=1)).body["turns"] == 1
-
-
-def counting() -> FakeEngine:
-    """Never says the same twice."""
-    engine = FakeEngine(lambda request: f"Answer {len(engine.requests)}.", tokenizer=tokenizer)
-    return engine
 
 
 async def opened(gateway: GatewayUnderTest, **options: Any) -> str:

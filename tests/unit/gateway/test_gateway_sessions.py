@@ -24,10 +24,8 @@ from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import poll, slots, start_external, uids, write, written
-
-USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 
 
 class HeldEngine:

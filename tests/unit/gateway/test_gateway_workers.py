@@ -17,10 +17,9 @@ from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import encode_data_uri
-from tests.gateway_support import GatewayUnderTest, Reply, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import USER, GatewayUnderTest, gateway_on, said, start_session_job, tokenizer
 from tests.support import PNG
 
-USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 LOOK: Any = {
     "role": "user",
     "content": [{"type": "image_url", "image_url": {"url": encode_data_uri(PNG)}}],
@@ -77,12 +76,6 @@ async def two_workers(folder: Path, **settings: Any) -> AsyncIterator[Workers]:
 async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
     async with two_workers(tmp_path) as found:
         yield found
-
-
-def said(reply: Reply) -> dict[str, Any]:
-    assert reply.status == 200, reply.body
-    message: dict[str, Any] = reply.body["choices"][0]["message"]
-    return message
 
 
 def numbers(gateway: GatewayUnderTest) -> list[tuple[int, int | None]]:
