@@ -15,9 +15,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.rollout.agent_rollout_advantages import group_normalized_rewards
-from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, rows_of
-from slime.utils.mask_utils import Generation, pack_training_rows, pack_training_rows_within
+from slime.utils.mask_utils import Generation, pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.generator.context_editing.history import stub_of
@@ -243,18 +241,6 @@ def test_the_same_script_gives_the_same_episode_and_ids_are_never_used_again(scr
 
 
 @few
-@given(scripts, st.integers(1200, 2500))
-def test_truncation_drops_whole_turns_and_names_them(script: list[Any], limit: int) -> None:
-    """C9."""
-    generations = played(script).trajectory.generations
-    rows, dropped = pack_training_rows_within(generations, limit)
-    assert dropped == [at for at, one in enumerate(generations) if len(whole(one)) > limit]
-    kept = [one for at, one in enumerate(generations) if at not in dropped]
-    assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.output_ids) for one in kept)
-    assert all(len(row.token_ids) <= limit for row in rows)
-
-
-@few
 @given(scripts)
 def test_the_strict_form_trains_only_what_came_after_the_last_deletion(script: list[Any]) -> None:
     game = played(script, train_before_deletion=False)
@@ -264,35 +250,3 @@ def test_the_strict_form_trains_only_what_came_after_the_last_deletion(script: l
     rows = pack_training_rows(over_the_wire(game.trajectory).generations)
     assert all(1 in row.loss_mask for row in rows)
     assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.output_ids) for one in generations[last + 1 :])
-
-
-@examples(15)
-@given(st.lists(scripts, min_size=2, max_size=4), st.lists(st.floats(-1, 1), min_size=4, max_size=4))
-def test_baseline_and_weight_are_per_trajectory_however_many_rows_it_has(
-    group: list[list[Any]], rewards: list[float]
-) -> None:
-    """C8: the rows of a trajectory share one rollout_id and one advantage; the baseline counts each trajectory once."""
-    items = []
-    for slot, script in enumerate(group):
-        trajectory = played(script).trajectory
-        body = wire.encode_body(trajectory)
-        items.append(
-            wire.decode_item(
-                {**body, "uid": f"u{slot}", "instance_id": "i", "reward": rewards[slot], "group_index": 3, "slot": slot}
-            )
-        )
-    args = Namespace(hf_checkpoint="", reward_key=None, advantage_estimator="grpo", rewards_normalization=True,
-                     grpo_std_normalization=False)  # fmt: skip
-    batch = finish_batch(SampleConverter(args, samples_per_group=len(group)).groups(items), 0)
-    members = [rows_of(member) for member in batch[0]]
-    samples = [sample for rows in members for sample in rows]
-    _, advantages = group_normalized_rewards(args, samples)
-    mean = sum(rewards[: len(group)]) / len(group)
-    by_sample = iter(advantages)
-    for slot, rows in enumerate(members):
-        assert len({sample.rollout_id for sample in rows}) == 1
-        assert [sample.metadata["row"] for sample in rows] == list(range(rows[0].metadata["rows"]))
-        shown = [next(by_sample) for _ in rows]
-        expected = 0.0 if len(set(rewards[: len(group)])) == 1 else rewards[slot] - mean
-        assert all(abs(value - expected) < 1e-9 for value in shown)
-    assert len({rows[0].rollout_id for rows in members}) == len(group)

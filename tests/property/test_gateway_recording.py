@@ -19,7 +19,7 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, pack_training_rows_within
+from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
@@ -235,15 +235,6 @@ def rows_of(client: Client) -> tuple[list[Generation], list[TrainingRow]]:
     return generations, pack_training_rows(generations)
 
 
-def places(generations: Sequence[Generation], row: TrainingRow) -> list[tuple[int, int]]:
-    """Where in a row the output of each of its generations lies."""
-    found = []
-    for index in row.generation_indices:
-        start = len(generations[index].prompt_ids)
-        found.append((start, start + len(generations[index].output_ids)))
-    return found
-
-
 @bounded
 @any_client
 def test_generations_are_what_was_sent_and_sampled(moves: Any, seed: int) -> None:
@@ -274,27 +265,6 @@ def test_a_prompt_says_what_its_client_said_in_order(moves: Any, seed: int) -> N
 
 @bounded
 @any_client
-def test_each_emission_is_trained_once_in_its_context_and_nothing_else_is(moves: Any, seed: int) -> None:
-    """C1 to C4, C6, C7."""
-    generations, rows = rows_of(played(moves, seed))
-    assert sorted(index for row in rows for index in row.generation_indices) == list(range(len(generations)))
-    for row in rows:
-        mask = [0] * len(row.token_ids)
-        assert row.log_probs is not None
-        for index, (start, end) in zip(row.generation_indices, places(generations, row), strict=True):
-            generation = generations[index]
-            assert row.token_ids[:start] == list(generation.prompt_ids)
-            assert row.token_ids[start:end] == list(generation.output_ids)
-            assert row.log_probs[start:end] == list(generation.output_log_probs or ())
-            mask[start:end] = [1] * (end - start)
-        assert row.loss_mask == mask
-        assert 1 in mask
-        assert [p for p, m in zip(row.log_probs, mask, strict=True) if not m] == [0.0] * mask.count(0)
-    assert sum(sum(row.loss_mask) for row in rows) == sum(len(g.output_ids) for g in generations)
-
-
-@bounded
-@any_client
 def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_gone_on_from(moves: Any, seed: int) -> None:
     """C5: as many rows as there are turns that no other turn goes on from."""
     client = played(moves, seed)
@@ -310,27 +280,6 @@ def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_gone_on_from(moves
         if earlier:
             gone_on_from.add(max(earlier)[1])
     assert len(rows) == len(client.sent) - len(gone_on_from) == client.recording.branches()
-
-
-@bounded
-@any_client
-def test_weights_of_all_rows_sum_to_the_trajectorys_whatever_their_number(moves: Any, seed: int) -> None:
-    """C8: a token weighs 1 / (trained tokens of the trajectory), so rows of one trajectory weigh 1 together."""
-    generations, rows = rows_of(played(moves, seed))
-    trained = sum(len(generation.output_ids) for generation in generations)
-    assert abs(sum(sum(row.loss_mask) / trained for row in rows) - 1.0) < 1e-9
-
-
-@bounded
-@given(moves=MOVES, seed=st.integers(0, 1000), most=st.integers(5, 120))
-def test_a_limit_drops_whole_emissions_and_names_them(moves: Any, seed: int, most: int) -> None:
-    """C9."""
-    generations, _ = rows_of(played(moves, seed))
-    rows, dropped = pack_training_rows_within(generations, most)
-    kept = [index for row in rows for index in row.generation_indices]
-    assert sorted([*kept, *dropped]) == list(range(len(generations)))
-    assert all(len(row.token_ids) <= most for row in rows)
-    assert sum(sum(row.loss_mask) for row in rows) == sum(len(generations[index].output_ids) for index in kept)
 
 
 @bounded
