@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker, 
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, size_rule_of
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.recording.message_matching import matching_of
 from slime_plugins.rollout_buffer.recording.messages import digest
@@ -36,6 +37,8 @@ class JobBackend:
 
     def __init__(self, settings: JobSettings, engine: Engine, tokenizer: Any) -> None:
         self.engine = engine
+        self.probing: asyncio.Task[EngineFidelity | None] | None = None
+        """Its first turn waits for it, and raises its error."""
         self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
         self._reports = ReportThrottle()
         self._prompt_findings: tuple[str, ...] | None = None
@@ -140,7 +143,7 @@ class JobBackends:
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
 
     async def open(self, job: JobRecord) -> JobBackend:
-        """Returns the backend of a job; concurrent calls for one job share its creation.
+        """Returns the backend of a job, whose engine is being probed; concurrent calls for one job share its creation.
 
         Raises:
             ConflictError: the job has no engine or tokenizer, or the tokenizer does not load.
@@ -154,9 +157,11 @@ class JobBackends:
     async def _keep_made(self, job: JobRecord) -> JobBackend:
         try:
             backend = self._backends[job.key] = await self._make(job)
-            return backend
         finally:
             del self._making[job.key]
+        if isinstance(backend.engine, HttpEngine):
+            backend.probing = asyncio.create_task(backend.engine.probe_prompts())
+        return backend
 
     def engine_moved(self, job: JobRecord) -> None:
         """Changes the engine's address after the trainer named a new one."""

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,6 +53,7 @@ from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
     Generation,
@@ -125,12 +126,13 @@ class Gateway:
             await self.registry.beat()
         with contextlib.suppress(RolloutBufferError, TimeoutError):  # the first turn does it again
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                await self._open_backends()
+                with_sessions = {one.uid.job_key for one in (await self.stored(self.claims.open_sessions)).values()}
+                await self._open_backends(await self.stored(self.buffer.unfinished_jobs), with_sessions)
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
-    async def _open_backends(self) -> None:
-        with_sessions = {one.uid.job_key for one in (await self.stored(self.claims.open_sessions)).values()}
-        for job in await self.stored(self.buffer.unfinished_jobs):
+    async def _open_backends(self, jobs: Iterable[JobRecord], with_sessions: Set[int]) -> None:
+        """Opens them before a turn needs them: whichever process opened a session, any may sample its next turn."""
+        for job in jobs:
             if job.key in with_sessions:
                 with contextlib.suppress(Exception):  # a broken tokenizer stops no other job; its turns say why
                     await self.backends.open(job)
@@ -505,7 +507,9 @@ class Gateway:
             await self.stored(self.buffer.report_engine, job_key, os.getpid(), report)
         for job_key, findings in self.backends.new_prompt_findings().items():
             await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
-        await self.backends.keep_only(jobs.keys() | {one.uid.job_key for one in open_now.values()})
+        with_sessions = {one.uid.job_key for one in open_now.values()}
+        await self.backends.keep_only(jobs.keys() | with_sessions)
+        await self._open_backends(jobs.values(), with_sessions)
         if now - self._closed_full_groups_at > CLOSE_FULL_GROUPS_INTERVAL_S:
             self._closed_full_groups_at = now
             await self.stored(self.claims.close_all_full_groups)

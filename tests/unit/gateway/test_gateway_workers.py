@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -70,6 +71,37 @@ async def two_workers(folder: Path, **settings: Any) -> AsyncIterator[Workers]:
         gateway_on(folder, engine, workers=2, worker=2, **settings) as second,
     ):
         yield Workers(first, second, engine)
+
+
+class ProbedEngine(HttpEngine):
+    """Notes that it is probed."""
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__(base_url)
+        self.probed = asyncio.Event()
+
+    async def probe_prompts(self) -> None:
+        self.probed.set()
+
+
+async def test_a_process_loads_tokenizer_and_probes_engine_for_sessions_of_another_before_their_turns(
+    tmp_path: Path,
+) -> None:
+    engine, loaded = ProbedEngine("http://127.0.0.1:9"), asyncio.Event()
+
+    def load(path: str) -> Any:
+        loaded.set()
+        return tokenizer
+
+    async with (
+        gateway_on(tmp_path, HeldEngine(), workers=2) as first,
+        gateway_on(tmp_path, engine, load=load, workers=2, worker=2) as second,
+    ):
+        await first.open(start_session_job(first.buffer, n=1))
+        await second.gateway.reconcile()
+        assert loaded.is_set()
+        async with asyncio.timeout(10):
+            await engine.probed.wait()
 
 
 @pytest.fixture
