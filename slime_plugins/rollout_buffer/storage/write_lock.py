@@ -109,6 +109,8 @@ class WriteLock:
             self._mark(b"1")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_LOCK_PAUSE_S)
+        if not self._held_last:
+            self._mark(b"0")  # it may be its own; others that wait set it again
         self._held_last = True
         self._note(f"{self._me} {time.monotonic():.3f}")
 

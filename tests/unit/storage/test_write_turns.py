@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -136,6 +136,23 @@ def test_who_held_the_lock_last_lets_in_who_waits_once(
     for _ in range(2):
         with lock.hold():
             assert pauses == [write_lock.MAX_LOCK_PAUSE_S]
+    other.close()
+
+
+def test_who_has_waited_takes_the_lock_again_without_a_pause(
+    lock: WriteLock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, pauses, holding = WriteLock(tmp_path), list[float](), ExitStack()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        holding.close()
+
+    monkeypatch.setattr(time, "sleep", pause)
+    holding.enter_context(lock.hold())
+    for _ in range(2):
+        with other.hold():
+            assert pauses == [write_lock.MIN_LOCK_PAUSE_S]
     other.close()
 
 
