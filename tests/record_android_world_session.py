@@ -25,7 +25,6 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.device import
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 
-PLACES = {"app": (204, 632), "add": (949, 2100), "field": (540, 521)}
 EPISODES = {
     "SystemWifiTurnOff": (
         Action(kind=ActionKind.OPEN, text="Settings"),

@@ -173,15 +173,6 @@ async def test_a_mask_of_the_wrong_length_is_refused_and_the_right_one_follows(
         assert trainer.get_session("r").response_mask.count(0) == expected
 
 
-async def test_a_context_that_was_cut_without_a_mask_is_refused() -> None:
-    async with trainer_with_an_engine() as (_, url):
-        _, first = await asked(url, [SYSTEM, SUM], None)
-        status, refusal = await asked(url, [SUM, first["choices"][0]["message"], RESULT], None)
-
-    assert status == 422
-    assert "the context was edited" in refusal["error"]["message"]
-
-
 # --- the tests of the guide, as somebody's file ----------------------------------------------------------------------
 
 TESTS = '''

@@ -95,22 +95,6 @@ def test_a_killed_runner_or_supervisor_is_replaced_and_nothing_is_lost_or_played
     assert job["attempts"]["finished"] == 120
 
 
-@pytest.mark.large
-@pytest.mark.slow
-def test_a_frozen_runner_is_replaced_and_nothing_is_lost_or_played_twice(
-    start_buffer: StartBuffer, stand_in_engine: int
-) -> None:
-    buffer = start_buffer("--runner-heartbeat-timeout-s", "6")
-    job_id = start_math(buffer, stand_in_engine, 60)
-    wait_until(lambda: buffer.client.job(job_id)["outcomes"].get("completed", 0) > 5, 60)
-    frozen = buffer.runner_pid()
-    os.kill(frozen, signal.SIGSTOP)
-    wait_until(lambda: frozen not in buffer.children(), 60, "end of the frozen runner")
-    got = poll_all(buffer.client, job_id)
-    assert len(got) == len(set(got)) == 120
-    assert buffer.client.job(job_id)["attempts"]["finished"] == 120
-
-
 def test_cancelling_ends_the_runner(served: BufferProcess, stand_in_engine: int) -> None:
     buffer = served
     job_id = start_math(buffer, stand_in_engine, 500)

@@ -25,7 +25,6 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.trainer import job_feed
-from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError
 from slime_plugins.rollout_buffer.wire import decode_item
 from tests.asgi_client import create_app
 
@@ -181,24 +180,6 @@ def test_three_rollouts_of_four_groups_of_four_are_48_samples(url: str, tmp_path
     assert accounting["submitted"] == accounting["delivered"] == 48
 
 
-def test_a_trainer_killed_after_its_checkpoint_resumes_with_the_rest(url: str, tmp_path: Path) -> None:
-    first = train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES)
-    reset_jobs()
-    rest = trainer_of(url, tmp_path, start=1).train(2)
-
-    assert sorted(instances(first + rest)) == sorted(INSTANCES)
-
-
-def test_a_trainer_killed_before_its_checkpoint_gets_it_again(url: str, tmp_path: Path) -> None:
-    trainer = trainer_of(url, tmp_path)
-    train_with_writer(url, trainer, 1, INSTANCES)
-    lost = trainer.train(1, save_interval=None)
-    reset_jobs()
-    again = trainer_of(url, tmp_path, start=1).train(1)
-
-    assert sorted(instances(again)) == sorted(instances(lost))
-
-
 TRAINER_PROGRAM = """
 import json, sys, time
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
@@ -241,19 +222,3 @@ def test_nothing_is_lost_or_trained_twice_when_trainers_are_killed(url: str, tmp
     trained = [*first[:3], *second, *third]
     assert second[:3] == first[3:]
     assert sorted(trained) == sorted(INSTANCES)
-
-
-def test_used_up_input_is_an_error_at_once(url: str, tmp_path: Path) -> None:
-    trainer = trainer_of(url, tmp_path)
-    train_with_writer(url, trainer, 3, INSTANCES)
-
-    with pytest.raises(InputExhaustedError, match="rollout 3 has 0 of 4 groups"):
-        trainer.train(1)
-
-
-def test_an_offloaded_trainer_pauses_the_job_between_rollouts(url: str, tmp_path: Path) -> None:
-    trainer = trainer_of(url, tmp_path, offload_rollout=True)
-    train_with_writer(url, trainer, 1, INSTANCES)
-    assert RolloutBufferClient(url).job("the-job")["state"] == "paused"
-
-    assert len(instances(trainer.train(2))) == 8

@@ -175,16 +175,6 @@ def test_the_gradient_is_on_the_masked_tokens_and_on_no_other(name: str, one_ran
     assert gradient_places(one_rank[name]) == masked_places(one_rank[name])
 
 
-@pytest.mark.parametrize("name", GENERATORS)
-def test_all_rows_of_a_trajectory_have_one_advantage(name: str, one_rank: dict[str, Seen]) -> None:
-    by_trajectory: dict[int, set[float]] = {}
-    for row in rows_seen(one_rank[name]):
-        by_trajectory.setdefault(row["rollout_ids"], set()).update(row["advantages"])
-
-    assert [len(values) for values in by_trajectory.values()] == [1] * len(by_trajectory)
-    assert len(set.union(*by_trajectory.values())) > 2
-
-
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name != "statelm"] + ["dummies", "turns_rows"])
 def test_two_ranks_train_what_one_does(name: str, one_rank: dict[str, Seen], two_ranks: list[dict[str, Seen]]) -> None:
     alone, (first, second) = one_rank[name], [seen[name] for seen in two_ranks]

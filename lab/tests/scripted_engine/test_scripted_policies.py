@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TypedDict
@@ -22,7 +21,7 @@ from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone
 from rollout_buffer_lab.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.devices.interface import Observation
-from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting import prompts
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import MalformedAction, parse_reply
 from slime_plugins.rollout_buffer.types import Message
@@ -69,11 +68,6 @@ class Episode:
         self.replies.append(reply)
         self._turns.append(Turn(role="assistant", text=reply))
         self._act(reply)
-
-    def disturb(self, action: Action) -> None:
-        """Does something that the policy did not ask for; it sees the outcome instead of its own."""
-        self.seen = self.phone.step(action)
-        self._turns[-1] = replace(self._turns[-1], images=(self.seen.screenshot.data,))
 
     def _act(self, reply: str) -> None:
         action = parse_reply(reply, screen_width=1080, screen_height=2400).action

@@ -111,21 +111,6 @@ def test_the_status_says_whether_it_has_booted(phone: Phone) -> None:
     assert next(phones, None) is None
 
 
-def test_a_screenshot_is_the_whole_screen_with_four_bytes_a_pixel(phone: Phone) -> None:
-    image = phone.stub.getScreenshot(phone.messages.ImageFormat(format=1))
-    assert (image.format.width, image.format.height) == (1080, 2400)
-    assert len(image.image) == 1080 * 2400 * 4
-    phone.tap("Settings")
-    assert phone.stub.getScreenshot(phone.messages.ImageFormat(format=1)).image != image.image
-
-
-def test_a_finger_that_comes_down_and_is_lifted_taps(phone: Phone) -> None:
-    phone.tap("Settings")
-    assert phone.front == "com.android.settings"
-    phone.tap("Network & internet")
-    assert "Airplane mode" in phone.texts()
-
-
 def test_a_finger_that_stays_presses_long(phone: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
     phone.tap("Contacts")
     phone.tap("add")

@@ -152,18 +152,6 @@ async def test_a_snapshot_has_exactly_the_fields_of_the_method() -> None:
     assert snapshot.deleted_msg_ids == set()
 
 
-async def test_a_snapshot_holds_the_training_row_as_it_was_then() -> None:
-    game = await play(
-        [*READ, call("deleteContext", message_ids=[4, 5]), *READ, call("deleteContext", message_ids=9), FINISH]
-    )
-    rows = pack_training_rows(game.trajectory.generations)
-    snapshots = snapshots_of(game.trajectory)
-    for row, snapshot in zip(rows[:2], snapshots, strict=True):
-        assert snapshot.prompt_ids + snapshot.response_ids == row.token_ids
-        assert [0] * len(snapshot.prompt_ids) + snapshot.response_mask == row.loss_mask
-        assert [0.0] * len(snapshot.prompt_ids) + snapshot.response_logprobs == row.log_probs
-
-
 async def test_two_deletions_of_one_turn_give_two_snapshots_the_second_masked() -> None:
     both = call("deleteContext", message_ids=[2, 3]) + call("deleteContext", message_ids=[4, 5])
     first, second = snapshots_of((await play([*READ, both, FINISH])).trajectory)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
@@ -42,7 +40,6 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
     WeightVersionSpan,
 )
-from tests.example_counts import examples
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 chat = ChatTokens(tokenizer)
@@ -145,15 +142,6 @@ async def test_the_whole_episode_packs_into_one_row_that_trains_exactly_what_was
     assert row.token_ids[: len(trajectory.generations[0].prompt_ids)] == list(trajectory.generations[0].prompt_ids)
     whole = chat.prompt(trajectory.messages[:-1]) + list(trajectory.generations[-1].output_ids)
     assert row.token_ids == whole
-
-
-async def test_a_split_that_no_tokenizer_would_choose_is_kept_as_sampled() -> None:
-    letters = [token for letter in CLICK for token in tokenizer.encode(letter, add_special_tokens=False)]
-    sampled = (*letters, chat.end_of_turn_id)
-    played = await play([sampled, DONE])
-    assert played.trajectory.generations[0].output_ids == sampled
-    start = len(played.engine.requests[0].input_ids)
-    assert tuple(played.engine.requests[1].input_ids[start : start + len(sampled)]) == sampled
 
 
 async def test_another_stop_token_is_followed_by_the_templates_own_end_of_turn() -> None:
@@ -291,22 +279,6 @@ async def test_a_sampled_image_token_ends_the_episode_with_what_came_before_it()
 async def test_a_broken_device_is_an_error_and_never_a_reward() -> None:
     with pytest.raises(DeviceError, match="offline"):
         await play([CLICK], "Offline")
-
-
-@examples(40)
-@given(
-    st.lists(st.one_of(st.text(max_size=30), st.sampled_from([CLICK, "<tool_call>", "<|im_start|>user\n"])), max_size=6)
-)
-async def test_whatever_the_policy_says_the_episode_ends_and_packs_into_one_row(texts: list[str]) -> None:
-    played = await play([*texts, DONE], max_turns=7)
-    trajectory = played.trajectory
-    by_agent = trajectory.stop_reason in (StopReason.TERMINATED, StopReason.ANSWERED)
-    assert trajectory.reward >= 0 or by_agent
-    rows = pack_training_rows(trajectory.generations)
-    assert len(rows) == 1
-    trained = [token for token, mask in zip(rows[0].token_ids, rows[0].loss_mask, strict=True) if mask]
-    sampled = [token for generation in trajectory.generations for token in generation.output_ids]
-    assert trained == sampled
 
 
 @pytest.mark.parametrize(

@@ -82,17 +82,6 @@ async def test_the_last_screenshots_stand_again_before_the_present_one() -> None
     assert [image.sha256 for image in requests[3].images] == screenshots[2:]
 
 
-async def test_every_turn_is_a_row_of_its_own_that_trains_its_reply() -> None:
-    replies = [click("a"), "no action at all", DONE]
-    trajectory = (await play_history(replies)).trajectory
-    rows = pack_training_rows(trajectory.generations)
-    assert [row.generation_indices for row in rows] == [(0,), (1,), (2,)]
-    for row, generation, reply in zip(rows, trajectory.generations, replies, strict=True):
-        assert row.token_ids == [*generation.prompt_ids, *generation.output_ids]
-        assert row.loss_mask == [0] * len(generation.prompt_ids) + [1] * len(generation.output_ids)
-        assert tokenizer.decode(list(generation.output_ids)) == f"{reply}<|im_end|>"
-
-
 async def test_the_record_is_one_conversation_from_which_every_prompt_can_be_rebuilt() -> None:
     played = await play_history([click("a"), "junk", click("c"), DONE], history_images=2)
     trajectory = played.trajectory
@@ -207,6 +196,7 @@ async def test_no_reply_breaks_an_episode_and_every_sampled_token_is_trained_onc
 ) -> None:
     played = await play([*script, DONE], max_turns=8, rollout_mode=mode, history_images=window)
     trajectory = played.trajectory
+    assert trajectory.reward >= 0 or trajectory.stop_reason in (StopReason.TERMINATED, StopReason.ANSWERED)
     rows = pack_training_rows(trajectory.generations)
     trained = [[t for t, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask] for row in rows]
     sampled = [list(generation.output_ids) for generation in trajectory.generations]
