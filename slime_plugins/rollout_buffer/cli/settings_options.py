@@ -1,7 +1,7 @@
-"""Command options generated from the fields of settings: each field is a flag, an environment variable and a key.
+"""Commands whose options are the fields of one class, which the command gets as its first argument.
 
-A value comes from its flag, else its environment variable, else the file of ``--config``, else the field's default. The
-field validates it.
+With settings, each field is a flag, an environment variable and a key: a value comes from its flag, else its
+environment variable, else the file of ``--config``, else the field's default. The field validates it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -47,18 +47,37 @@ def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[...
             values = {name: given.pop(name) for name in fields}
             command({name: value for name, value in values.items() if value is not None}, **given)
 
-        others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [
-            _parameter("config", Annotated[Path | None, config], None),
-            *(_option(name, field, prefix) for name, field in fields.items()),
-            *(other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others),
-        ]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        return run
+        options = [_option(name, field, prefix) for name, field in fields.items()]
+        return _as_command(run, command, [_parameter("config", Annotated[Path | None, config], None), *options])
 
     return wrap
+
+
+def with_options(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replaces a command's first parameter, a dataclass of ``kind``, by its fields, which typer's options annotate."""
+    annotations = get_type_hints(kind, include_extras=True)
+    defaults = inspect.signature(kind).parameters
+    options = [_parameter(name, annotation, defaults[name].default) for name, annotation in annotations.items()]
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            command(kind(**{name: given.pop(name) for name in annotations}), **given)
+
+        return _as_command(run, command, options)
+
+    return wrap
+
+
+def _as_command(
+    run: Callable[..., None], command: Callable[..., None], options: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """Returns ``run`` with the name of ``command``, with options in place of its first parameter."""
+    others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    parameters = [*options, *(other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
 
 
 def _option(name: str, field: FieldInfo, prefix: str) -> inspect.Parameter:

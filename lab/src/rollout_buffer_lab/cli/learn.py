@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,136 +13,132 @@ from rich.live import Live
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.cli.common import ExitCode, console, errors, report_errors
+from slime_plugins.rollout_buffer.cli.settings_options import with_options
 from slime_plugins.rollout_buffer.install_hints import install_lab
 
 if TYPE_CHECKING:
     from rollout_buffer_lab.learning.arms import Arm
     from rollout_buffer_lab.learning.run import LearnSettings, Outcome
 
-Task = Annotated[str, typer.Option(help="TASK_TYPE of what is learned.")]
-TaskDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--generator-dir", help="Folder with the task's file (docs/learning.md).", show_default="tasks that come along"
-    ),
-]
-InputFile = Annotated[
-    Path | None, typer.Option("--input", help="Input lines, JSONL.", show_default="those that the task's file makes")
-]
-ArmName = Annotated[
-    str,
-    typer.Option(
-        "--arm",
-        help="What is spoilt: true (nothing), late-mask, environment, shuffled-rewards, other-version, frozen, "
-        "old-denominators, swapped-siblings or repeated.",
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Seed of policy, input and sampling.")]
-Steps = Annotated[int, typer.Option(min=2, help="How many steps are trained.")]
-Groups = Annotated[int, typer.Option(min=1, help="Groups of each step.")]
-Samples = Annotated[int, typer.Option(min=2, help="Members of each group.")]
-Model = Annotated[
-    Path | None, typer.Option(help="Folder of a model to train.", show_default="a tiny new one, warmed up")
-]
-EngineUrl = Annotated[
-    str | None,
-    typer.Option("--engine", help="An SGLang that serves --model already.", show_default="the embedded engine"),
-]
-OnlyModel = Annotated[
-    Path | None, typer.Option(help="Only make the warmed-up policy, into this folder, for an engine to serve.")
-]
-Folder = Annotated[Path, typer.Option(help="Where the run keeps its data, logs, metrics and curve.")]
-Device = Annotated[str, typer.Option(help="Where policy and engine compute: cpu or cuda.")]
-Hidden = Annotated[int, typer.Option(min=16, help="Width of the new policy, a multiple of 16.")]
-Layers = Annotated[int, typer.Option(min=1, help="Depth of the new policy.")]
-LearningRate = Annotated[float, typer.Option(min=0.0, help="Of AdamW.")]
-WarmUp = Annotated[
-    int | None,
-    typer.Option(min=0, help="Updates of the new policy on scripted episodes.", show_default="the task's own, or 600"),
-]
-Mode = Annotated[
-    str | None,
-    typer.Option(help="How episodes become prompts, where the task has modes.", show_default="the task's first"),
-]
-Lag = Annotated[
-    int,
-    typer.Option(
-        "--lag",
-        "--max-lag",
-        min=0,
-        help="Steps that playing may be ahead of training, and weight versions that a trained token may be behind.",
-        show_default="0: each waits for the other",
-    ),
-]
-MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest reply.", show_default="the task's own, or 16")]
-TolerateGap = Annotated[
-    bool, typer.Option(help="Train on although the engine's log-probs are not the trainer's, to see what comes of it.")
-]
-Wandb = Annotated[bool, typer.Option(help="Also write an offline run of W&B.")]
-Beside = Annotated[
-    list[Path] | None, typer.Option(help="metrics.jsonl of an earlier run, drawn beside this one; repeatable.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions:
+    """Options of the command."""
+
+    task: Annotated[str, typer.Option(help="TASK_TYPE of what is learned.")] = "next_digit"
+    generator_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--generator-dir",
+            help="Folder with the task's file (docs/learning.md).",
+            show_default="tasks that come along",
+        ),
+    ] = None
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", help="Input lines, JSONL.", show_default="those that the task's file makes"),
+    ] = None
+    mode: Annotated[
+        str | None,
+        typer.Option(help="How episodes become prompts, where the task has modes.", show_default="the task's first"),
+    ] = None
+    arm: Annotated[
+        str,
+        typer.Option(
+            "--arm",
+            help="What is spoilt: true (nothing), late-mask, environment, shuffled-rewards, other-version, frozen, "
+            "old-denominators, swapped-siblings or repeated.",
+        ),
+    ] = "true"
+    seed: Annotated[int, typer.Option(help="Seed of policy, input and sampling.")] = 0
+    steps: Annotated[int, typer.Option(min=2, help="How many steps are trained.")] = 20
+    groups: Annotated[int, typer.Option(min=1, help="Groups of each step.")] = 12
+    samples: Annotated[int, typer.Option(min=2, help="Members of each group.")] = 8
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a model to train.", show_default="a tiny new one, warmed up")
+    ] = None
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="An SGLang that serves --model already.", show_default="the embedded engine"),
+    ] = None
+    only_model: Annotated[
+        Path | None, typer.Option(help="Only make the warmed-up policy, into this folder, for an engine to serve.")
+    ] = None
+    folder: Annotated[Path, typer.Option(help="Where the run keeps its data, logs, metrics and curve.")] = Path(
+        ".learn"
+    )
+    device: Annotated[str, typer.Option(help="Where policy and engine compute: cpu or cuda.")] = "cpu"
+    hidden: Annotated[int, typer.Option(min=16, help="Width of the new policy, a multiple of 16.")] = 64
+    layers: Annotated[int, typer.Option(min=1, help="Depth of the new policy.")] = 2
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="Of AdamW.")] = 1e-3
+    warm_up: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Updates of the new policy on scripted episodes.", show_default="the task's own, or 600"
+        ),
+    ] = None
+    lag: Annotated[
+        int,
+        typer.Option(
+            "--lag",
+            "--max-lag",
+            min=0,
+            help="Steps that playing may be ahead of training, and weight versions that a trained token may be behind.",
+            show_default="0: each waits for the other",
+        ),
+    ] = 0
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest reply.", show_default="the task's own, or 16")
+    ] = None
+    tolerate_gap: Annotated[
+        bool,
+        typer.Option(help="Train on although the engine's log-probs are not the trainer's, to see what comes of it."),
+    ] = False
+    wandb: Annotated[bool, typer.Option(help="Also write an offline run of W&B.")] = False
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="metrics.jsonl of an earlier run, drawn beside this one; repeatable.")
+    ] = None
+
+    def settings(self) -> LearnSettings:
+        """Returns the settings of the run."""
+        from rollout_buffer_lab.learning.grpo import GrpoSettings
+        from rollout_buffer_lab.learning.policy import PolicySize
+        from rollout_buffer_lab.learning.run import LearnSettings
+
+        grpo = GrpoSettings(learning_rate=self.learning_rate)
+        return LearnSettings(
+            folder=self.folder,
+            task=self.task,
+            generator_dir=self.generator_dir,
+            input_file=self.input_file,
+            mode=self.mode,
+            arm=_arm_called(self.arm),
+            seed=self.seed,
+            steps=self.steps,
+            groups=self.groups,
+            samples=self.samples,
+            model=self.model,
+            engine_url=self.engine,
+            device=self.device,
+            size=PolicySize(hidden=self.hidden, layers=self.layers),
+            grpo=replace(grpo, max_log_prob_gap=None) if self.tolerate_gap else grpo,
+            warm_up_updates=self.warm_up,
+            lag=self.lag,
+            max_new_tokens=self.max_new_tokens,
+            wandb=self.wandb,
+            beside=tuple(self.beside or ()),
+        )
 
 
-def learn(
-    task: Task = "next_digit",
-    generator_dir: TaskDir = None,
-    input_file: InputFile = None,
-    mode: Mode = None,
-    arm: ArmName = "true",
-    seed: Seed = 0,
-    steps: Steps = 20,
-    groups: Groups = 12,
-    samples: Samples = 8,
-    model: Model = None,
-    engine: EngineUrl = None,
-    only_model: OnlyModel = None,
-    folder: Folder = Path(".learn"),
-    device: Device = "cpu",
-    hidden: Hidden = 64,
-    layers: Layers = 2,
-    learning_rate: LearningRate = 1e-3,
-    warm_up: WarmUp = None,
-    lag: Lag = 0,
-    max_new_tokens: MaxNewTokens = None,
-    tolerate_gap: TolerateGap = False,
-    wandb: Wandb = False,
-    beside: Beside = None,
-) -> None:
+@with_options(LearnOptions)
+def learn(options: LearnOptions) -> None:
     """Train a small policy by GRPO through the buffer, and say whether its reward rose.
 
     Exit code 1 when it did not, or when the trainer refused a step.
     """
     _import_learning()
-    from rollout_buffer_lab.learning.grpo import GrpoSettings
-    from rollout_buffer_lab.learning.policy import PolicySize
-    from rollout_buffer_lab.learning.run import LearnSettings
-
-    chosen, grpo = _arm_called(arm), GrpoSettings(learning_rate=learning_rate)
     with report_errors():
-        settings = LearnSettings(
-            folder=folder,
-            task=task,
-            generator_dir=generator_dir,
-            input_file=input_file,
-            mode=mode,
-            arm=chosen,
-            seed=seed,
-            steps=steps,
-            groups=groups,
-            samples=samples,
-            model=model,
-            engine_url=engine,
-            device=device,
-            size=PolicySize(hidden=hidden, layers=layers),
-            grpo=replace(grpo, max_log_prob_gap=None) if tolerate_gap else grpo,
-            warm_up_updates=warm_up,
-            lag=lag,
-            max_new_tokens=max_new_tokens,
-            wandb=wandb,
-            beside=tuple(beside or ()),
-        )
-        succeeded = _make_policy_or_learn(settings, only_model)
+        succeeded = _make_policy_or_learn(options.settings(), options.only_model)
     if not succeeded:
         raise typer.Exit(ExitCode.NO)
 

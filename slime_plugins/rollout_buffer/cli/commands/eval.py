@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     report_errors,
 )
 from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
+from slime_plugins.rollout_buffer.cli.settings_options import with_options
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,132 +50,136 @@ class EngineApi(StrEnum):
 
 # --- options ---------------------------------------------------------------------------------------------------------
 
-EngineUrl = Annotated[
-    str, typer.Option(help="SGLang server or router; for --api openai the base URL, like https://host/v1.")
-]
-TaskType = Annotated[str, typer.Option(help="Which generator plays the tasks.")]
-Tasks = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="JSONL or Parquet, one task a line, or a slice of it as for start_rollout. [default: the demo's]",
-    ),
-]
-Output = Annotated[
-    Path,
-    typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command continues it."),
-]
-SamplesPerTask = Annotated[int, typer.Option(min=1, max=4096, help="Attempts at each task.")]
-PassKs = Annotated[list[int] | None, typer.Option(help="A k of pass@k to report; repeatable. [default: powers of two]")]
-Api = Annotated[EngineApi, typer.Option(help="SGLang's /generate, or chat completions.")]
-Model = Annotated[str | None, typer.Option(help="The model. [default: the one that the engine names]")]
-ApiKeyVariable = Annotated[str, typer.Option(help="Environment variable with the key of an OpenAI-compatible server.")]
-Tokenizer = Annotated[
-    Path | None,
-    typer.Option(
-        "--tokenizer",
-        "--tokenizer-path",
-        help="The model's tokenizer folder, for --api sglang. [default: what the engine names]",
-    ),
-]
-Temperature = Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")]
-TopP = Annotated[float, typer.Option(help="Nucleus sampling.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Token limit of one reply.")]
-Sampling = Annotated[list[str] | None, typer.Option(metavar="KEY=JSON", help="Another sampling parameter; repeatable.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Each slot samples with a seed derived from it.")]
-Options = Annotated[list[str] | None, typer.Option(metavar="KEY=JSON", help="An option of the generator; repeatable.")]
-Concurrency = Annotated[int, typer.Option(min=1, help="Episodes played at once.")]
-MaxAttempts = Annotated[
-    int, typer.Option(min=1, max=100, help="Attempts at a slot whose device, engine or environment fails.")
-]
-RetryGivenUp = Annotated[
-    bool,
-    typer.Option("--retry-given-up", help="Play slots that were given up, with --max-attempts more attempts at each."),
-]
-SuccessThreshold = Annotated[
-    float, typer.Option(help="Minimum success of a solved attempt, or minimum reward where no success is reported.")
-]
-GroupBy = Annotated[
-    list[str] | None,
-    typer.Option(help="Key of a task's metadata to report by, beside app and difficulty; repeatable."),
-]
-BufferUrl = Annotated[str | None, typer.Option(help="A running buffer to use. [default: one of its own, in --output]")]
-Compare = Annotated[Path | None, typer.Option(help="An earlier report.json: report the difference, paired by task.")]
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """The command's options."""
+
+    engine_url: Annotated[
+        str, typer.Option(help="SGLang server or router; for --api openai the base URL, like https://host/v1.")
+    ]
+    task_type: Annotated[str, typer.Option(help="Which generator plays the tasks.")] = ANDROID_WORLD
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL or Parquet, one task a line, or a slice of it as for start_rollout. [default: the demo's]",
+        ),
+    ] = None
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command continues it."),
+    ] = Path("rollout_eval")
+    samples_per_task: Annotated[int, typer.Option(min=1, max=4096, help="Attempts at each task.")] = 1
+    pass_k: Annotated[
+        list[int] | None, typer.Option(help="A k of pass@k to report; repeatable. [default: powers of two]")
+    ] = None
+    api: Annotated[EngineApi, typer.Option(help="SGLang's /generate, or chat completions.")] = EngineApi.SGLANG
+    model: Annotated[str | None, typer.Option(help="The model. [default: the one that the engine names]")] = None
+    api_key_env: Annotated[
+        str, typer.Option(help="Environment variable with the key of an OpenAI-compatible server.")
+    ] = "OPENAI_API_KEY"
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            "--tokenizer-path",
+            help="The model's tokenizer folder, for --api sglang. [default: what the engine names]",
+        ),
+    ] = None
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 0.7
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0
+    max_tokens: Annotated[int, typer.Option(min=1, help="Token limit of one reply.")] = 4096
+    sampling: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=JSON", help="Another sampling parameter; repeatable.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Each slot samples with a seed derived from it.")] = None
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=JSON", help="An option of the generator; repeatable.")
+    ] = None
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes played at once.")] = 16
+    max_attempts: Annotated[
+        int, typer.Option(min=1, max=100, help="Attempts at a slot whose device, engine or environment fails.")
+    ] = 5
+    retry_given_up: Annotated[
+        bool,
+        typer.Option(
+            "--retry-given-up", help="Play slots that were given up, with --max-attempts more attempts at each."
+        ),
+    ] = False
+    success_threshold: Annotated[
+        float, typer.Option(help="Minimum success of a solved attempt, or minimum reward where no success is reported.")
+    ] = 1.0
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(help="Key of a task's metadata to report by, beside app and difficulty; repeatable."),
+    ] = None
+    generator_dir: GeneratorDirs = None
+    ray_address: RayAddress = None
+    ray_num_cpus: RayCpus = None
+    android_config: AndroidConfig = None
+    android: AndroidSetting = None
+    buffer_url: Annotated[
+        str | None, typer.Option(help="A running buffer to use. [default: one of its own, in --output]")
+    ] = None
+    compare: Annotated[
+        Path | None, typer.Option(help="An earlier report.json: report the difference, paired by task.")
+    ] = None
+
+    def settings(self) -> EvaluationSettings:
+        """Returns the settings that the options ask for.
+
+        Raises:
+            ConfigError: an option is missing for this task type, or invalid.
+        """
+        from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
+        from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
+
+        return EvaluationSettings(
+            output=self.output,
+            task_type=self.task_type,
+            tasks=self.tasks or _demo_tasks(self.task_type),
+            engine_url=self.engine_url.rstrip("/"),
+            api=self.api.value,
+            model=self.model,
+            api_key=os.environ.get(self.api_key_env) if self.api is EngineApi.OPENAI else None,
+            tokenizer=self.tokenizer,
+            samples_per_task=self.samples_per_task,
+            sampling_params={
+                "max_tokens": self.max_tokens,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                **assignments("--sampling", self.sampling),
+            },
+            seed=self.seed,
+            options=assignments("--option", self.option),
+            concurrency=self.concurrency,
+            max_attempts=self.max_attempts,
+            retry_given_up=self.retry_given_up,
+            success_threshold=self.success_threshold,
+            group_by=tuple(self.group_by or ()),
+            buffer_url=self.buffer_url,
+            serve_arguments=_serve_arguments(self.generator_dir, self.ray_address, self.ray_num_cpus),
+            environment=environment_for(self.android_config, self.android or []),
+        )
+
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def evaluate_policy(
-    engine_url: EngineUrl,
-    task_type: TaskType = ANDROID_WORLD,
-    tasks: Tasks = None,
-    output: Output = Path("rollout_eval"),
-    samples_per_task: SamplesPerTask = 1,
-    pass_k: PassKs = None,
-    api: Api = EngineApi.SGLANG,
-    model: Model = None,
-    api_key_env: ApiKeyVariable = "OPENAI_API_KEY",
-    tokenizer: Tokenizer = None,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 1.0,
-    max_tokens: MaxTokens = 4096,
-    sampling: Sampling = None,
-    seed: Seed = None,
-    option: Options = None,
-    concurrency: Concurrency = 16,
-    max_attempts: MaxAttempts = 5,
-    retry_given_up: RetryGivenUp = False,
-    success_threshold: SuccessThreshold = 1.0,
-    group_by: GroupBy = None,
-    generator_dir: GeneratorDirs = None,
-    ray_address: RayAddress = None,
-    ray_num_cpus: RayCpus = None,
-    android_config: AndroidConfig = None,
-    android: AndroidSetting = None,
-    buffer_url: BufferUrl = None,
-    compare: Compare = None,
-    as_json: AsJson = False,
-) -> None:
+@with_options(EvaluationOptions)
+def evaluate_policy(options: EvaluationOptions, as_json: AsJson = False) -> None:
     """Measure a policy: attempts at each task of a list, pass@k, success by task and app, with intervals.
 
     Played attempts are stored: after Ctrl-C, a crash or a reboot the same command continues with the missing ones.
     """
-    from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
-    from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
-
     with report_errors():
-        settings = EvaluationSettings(
-            output=output,
-            task_type=task_type,
-            tasks=tasks or _demo_tasks(task_type),
-            engine_url=engine_url.rstrip("/"),
-            api=api.value,
-            model=model,
-            api_key=os.environ.get(api_key_env) if api is EngineApi.OPENAI else None,
-            tokenizer=tokenizer,
-            samples_per_task=samples_per_task,
-            sampling_params=_sampling_params(max_tokens, temperature, top_p, sampling),
-            seed=seed,
-            options=assignments("--option", option),
-            concurrency=concurrency,
-            max_attempts=max_attempts,
-            retry_given_up=retry_given_up,
-            success_threshold=success_threshold,
-            group_by=tuple(group_by or ()),
-            buffer_url=buffer_url,
-            serve_arguments=_serve_arguments(generator_dir, ray_address, ray_num_cpus),
-            environment=environment_for(android_config, android or []),
-        )
-        _measure_and_print(settings, pass_k, compare, as_json=as_json)
-
-
-def _measure_and_print(
-    settings: EvaluationSettings, pass_k: Sequence[int] | None, compare: Path | None, *, as_json: bool
-) -> None:
-    earlier = None if compare is None else _read_report(compare)
-    report = _measure(settings, _checked_ks(pass_k, settings.samples_per_task), as_json=as_json)
-    comparison = None if earlier is None else _compared(report, earlier)
-    _print_report(report, comparison, settings.output, as_json=as_json)
+        settings = options.settings()
+        ks = _checked_ks(options.pass_k, settings.samples_per_task)
+        earlier = None if options.compare is None else _read_report(options.compare)
+        report = _measure(settings, ks, as_json=as_json)
+        comparison = None if earlier is None else _compared(report, earlier)
+        _print_report(report, comparison, settings.output, as_json=as_json)
 
 
 def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:
@@ -189,11 +195,6 @@ def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) 
 
 
 # --- the request ------------------------------------------------------------------------------------------------------
-
-
-def _sampling_params(max_tokens: int, temperature: float, top_p: float, more: list[str] | None) -> dict[str, Any]:
-    params = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
-    return {**params, **assignments("--sampling", more)}
 
 
 def _demo_tasks(task_type: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,18 +61,9 @@ def start(
         "tokenizer_path": tokenizer,
         "job_id": job_id,
     }
-    from slime_plugins.rollout_buffer.wire.start_request import SHORT_NAMES
-
     with report_errors():
-        body = {} if payload is None else _payload(payload)
         flags = {key: value for key, value in options.items() if value is not None}
-        set_keys = assignments("--set", setting)
-        replaced = {SHORT_NAMES.get(key, key) for key in (*flags, *set_keys)}
-        body = {key: value for key, value in body.items() if SHORT_NAMES.get(key, key) not in replaced} | flags
-        for key, value in set_keys.items():
-            _put(body, key.split("."), value)
-        if not body:
-            raise ConfigError("give a payload file, or --task-type with the options of that task type")
+        body = _merged({} if payload is None else _payload(payload), flags, assignments("--set", setting))
         reply = connect(url).start_rollout(body)
     if as_json:
         print_json(reply.model_dump(mode="json"))
@@ -84,6 +75,24 @@ def start(
     console.print(f"{reply.job_id}: {what}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True)
     for note in reply.notes:
         console.print(note, soft_wrap=True)
+
+
+def _merged(body: Mapping[str, Any], flags: Mapping[str, Any], set_keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a payload with what flags and ``--set`` replace, under any of a key's names.
+
+    Raises:
+        ConfigError: nothing was given, or ``--set`` names a section that is none.
+    """
+    from slime_plugins.rollout_buffer.wire.start_request import SHORT_NAMES
+
+    replaced = {SHORT_NAMES.get(key, key) for key in (*flags, *set_keys)}
+    kept = {key: value for key, value in body.items() if SHORT_NAMES.get(key, key) not in replaced}
+    merged = {**kept, **flags}
+    for key, value in set_keys.items():
+        _put(merged, key.split("."), value)
+    if not merged:
+        raise ConfigError("give a payload file, or --task-type with the options of that task type")
+    return merged
 
 
 def _payload(path: Path) -> dict[str, Any]:
