@@ -8,7 +8,7 @@ import ipaddress
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,13 +21,35 @@ MAX_TURN_BYTES = 64 * 1024 * 1024
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
 """Environment variable that passes ``ServeSettings`` to the server's processes, as JSON."""
 
-Settings = TypeVar("Settings", bound=BaseModel)
+Settings = TypeVar("Settings", bound="ListenerSettings")
 
 
-class ServeSettings(BaseModel):
-    """Settings of ``rollout-buffer serve``, also read by its gunicorn workers and runners."""
+class ListenerSettings(BaseModel):
+    """Settings of any process of this project that serves an address."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field(
+        default=DEFAULT_HOST, description="Address to serve on; anything but loopback needs --token-file."
+    )
+    token_file: Path | None = Field(
+        default=None, description="File whose first line is the bearer token that clients must send."
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Host name, in addition to loopback's, that a server without a token accepts; repeatable.",
+        json_schema_extra={"flag": "--allowed-host"},
+    )
+
+    @model_validator(mode="after")
+    def _only_loopback_without_a_token(self) -> Self:
+        if why := why_exposed(self.host, self.token_file):
+            raise ValueError(why)
+        return self
+
+
+class ServeSettings(ListenerSettings):
+    """Settings of ``rollout-buffer serve``, also read by its gunicorn workers and runners."""
 
     data_dir: Path = Field(
         default=Path("rollout_buffer_data"),
@@ -44,9 +66,6 @@ class ServeSettings(BaseModel):
         "the model hub; repeatable.",
         json_schema_extra={"flag": "--allow-tokenizer"},
     )
-    host: str = Field(
-        default=DEFAULT_HOST, description="Address to serve on; anything but loopback needs --token-file."
-    )
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="Port to serve on.")
     workers: int = Field(default=2, ge=1, le=64, description="gunicorn worker processes.")
     threads: int = Field(
@@ -54,14 +73,6 @@ class ServeSettings(BaseModel):
     )
     max_connections: int = Field(
         default=2048, ge=16, le=60_000, description="Requests under way in each worker; one more is answered 503."
-    )
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(),
-        description="Host name, in addition to loopback's, that a server without a token accepts; repeatable.",
-        json_schema_extra={"flag": "--allowed-host"},
-    )
-    token_file: Path | None = Field(
-        default=None, description="File whose first line is the bearer token that clients must send."
     )
     max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024, description="Largest request body.")
     # more than the age of the oldest checkpoint that a trainer may go back to
@@ -116,12 +127,6 @@ class ServeSettings(BaseModel):
         json_schema_extra={"flag": "--scoring-host"},
     )
 
-    @model_validator(mode="after")
-    def _only_loopback_without_a_token(self) -> ServeSettings:
-        if why := why_exposed(self.host, self.token_file):
-            raise ValueError(why)
-        return self
-
     @property
     def base_url(self) -> str:
         """URL of the server for processes on this host."""
@@ -152,8 +157,8 @@ def build_settings(kind: type[Settings], values: Mapping[str, object]) -> Settin
         settings = kind.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(validation_messages(error))) from error
-    if (token_file := dict(settings)["token_file"]) is not None:
-        read_token(token_file)
+    if settings.token_file is not None:
+        read_token(settings.token_file)
     return settings
 
 

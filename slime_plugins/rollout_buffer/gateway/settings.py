@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
-from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, why_exposed
+from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, ListenerSettings
 
 DEFAULT_GATEWAY_PORT = 8890
 DEFAULT_IDLE_TIMEOUT_S = 900.0
@@ -14,24 +14,16 @@ KEEP_ALIVE_INTERVAL_S = 10.0
 """Seconds between keep-alive comments in a stream while its turn is sampled."""
 
 
-class GatewaySettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class GatewaySettings(ListenerSettings):
     data_dir: Path = Field(
         default=Path("rollout_buffer_data"), description="The data directory of `serve`, on this host."
     )
-    host: str = Field(default="127.0.0.1", description="Address to serve on; anything but loopback needs --token-file.")
     port: int = Field(default=DEFAULT_GATEWAY_PORT, ge=0, le=65535, description="Port to serve on.")
     public_url: str | None = Field(
         default=None, description="Base URL for agents. [default: the address at which the session was opened]"
     )
     token_file: Path | None = Field(
         default=None, description="File whose first line is the bearer token that opens sessions."
-    )
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(),
-        description="Host name, besides loopback's, that a server without a token accepts; repeatable.",
-        json_schema_extra={"flag": "--allowed-host"},
     )
     scoring_hosts: tuple[str, ...] = Field(
         default=(),
@@ -54,9 +46,3 @@ class GatewaySettings(BaseModel):
     body_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds within which a request's body must arrive."""
     scoring_timeout_s: float = Field(default=120.0, gt=0)
-
-    @model_validator(mode="after")
-    def _only_loopback_without_a_token(self) -> GatewaySettings:
-        if why := why_exposed(self.host, self.token_file):
-            raise ValueError(why)
-        return self

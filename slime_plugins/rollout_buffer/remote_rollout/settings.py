@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, why_exposed
+from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, ListenerSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,21 +81,10 @@ class TrainerSettings:
     model: str = "policy"
 
 
-class RemoteRolloutSettings(BaseModel):
+class RemoteRolloutSettings(ListenerSettings):
     """Settings of ``rollout-buffer remote-rollout``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    host: str = Field(default="127.0.0.1", description="Address to serve on; anything but loopback needs --token-file.")
     port: int = Field(default=8891, ge=0, le=65535, description="Port to serve on.")
-    token_file: Path | None = Field(
-        default=None, description="File whose first line is the bearer token that requests must send."
-    )
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(),
-        description="Host name, besides loopback's, that a server without a token accepts; repeatable.",
-        json_schema_extra={"flag": "--allowed-host"},
-    )
     callback_hosts: tuple[str, ...] = Field(
         default=AgentSettings().callback_hosts,
         description="Host (host, host:port, *.domain, network) that a server_url may name; repeatable. "
@@ -144,8 +133,6 @@ class RemoteRolloutSettings(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_meant(self) -> RemoteRolloutSettings:
-        if why := why_exposed(self.host, self.token_file):
-            raise ValueError(why)
         if self.buffer_url is not None and self.engine_url is None:
             raise ValueError("--buffer-url is for the trainer's side: give --engine-url too")
         for root in self.tokenizer_roots:
