@@ -14,6 +14,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim, SlotClaims
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage import migrations
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -42,7 +43,7 @@ class Claims(SlotClaims):
 
     def lose(self, claim: SlotClaim) -> None:
         with self._store.write() as connection:
-            self.fail(connection, claim, "session_expired", "it was forgotten")
+            self.fail(connection, claim, AttemptFailure(code="session_expired", message="it was forgotten"))
 
 
 def written(uid: str, instance_id: str = "i", reward: float = 1.0, **changes: Any) -> dict[str, Any]:

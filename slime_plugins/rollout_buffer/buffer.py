@@ -65,6 +65,7 @@ from slime_plugins.rollout_buffer.state import (
     job_start,
     staleness,
 )
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, only_played
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
@@ -105,7 +106,6 @@ from slime_plugins.rollout_buffer.types import (
     GroupState,
     Instance,
     JobState,
-    Message,
     Trajectory,
     WriteStatus,
 )
@@ -406,22 +406,17 @@ class Buffer:
         group: GroupRecord,
         slot: int,
         attempt: int,
+        failure: AttemptFailure,
         *,
-        code: str,
-        message: str,
-        given_up: bool = False,
-        transcript: Sequence[Message] = (),
-        traceback: str = "",
         within: Connection | None = None,
     ) -> None:
-        """Records that an attempt had an infrastructure failure (or, ``given_up``, was stopped). It has no reward.
+        """Ends an attempt without a trajectory and without a reward.
 
-        The ``transcript`` and ``traceback`` of a failed attempt are stored, shortened, for people to read.
         ``within`` is the transaction of which this is a part; by default it has one of its own.
         """
-        state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
-        error = (code, redacted(message)[:2000])
-        kept = b"" if given_up else encode_kept(transcript, redacted(traceback))
+        state = AttemptState.GIVEN_UP if failure.given_up else AttemptState.FAILED
+        error = (failure.code, redacted(failure.message)[:2000])
+        kept = b"" if failure.given_up else encode_kept(failure.transcript, redacted(failure.traceback))
         with self.store.write() if within is None else nullcontext(within) as connection:
             attempts.check_fence(connection, group.job_key, fence)
             attempts.end_running_attempt(connection, self.clock(), group, slot, attempt, state, error, kept)

@@ -15,6 +15,7 @@ from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import attempts_by_error
@@ -117,7 +118,9 @@ class PlayedJobMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
         name, slot, number = data.draw(st.sampled_from(sorted(self.running)))
-        self.buffer.fail_attempt(self.fences[-1], self.groups[name], slot, number, code="device", message="it is gone")
+        self.buffer.fail_attempt(
+            self.fences[-1], self.groups[name], slot, number, AttemptFailure(code="device", message="it is gone")
+        )
         del self.running[(name, slot, number)]
         self.failures[(name, slot)] = self.failures.get((name, slot), 0) + 1
 
@@ -131,7 +134,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
         with pytest.raises(StaleAttemptError):
             self.buffer.add_trajectory(fence, group, slot, self.attempts.get((name, slot), 1), late)
         with pytest.raises(StaleAttemptError):
-            self.buffer.fail_attempt(fence, group, slot, 1, code="device", message="it is gone")
+            self.buffer.fail_attempt(fence, group, slot, 1, AttemptFailure(code="device", message="it is gone"))
         with pytest.raises(StaleAttemptError):
             self.buffer.judge_and_close(group, group_policy(self.job), shortfall=Shortfall.TIMED_OUT, fence=fence)
         if self.states[name] == "open":

@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.recording.messages import image_hashes_of
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, replay
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession
 from slime_plugins.rollout_buffer.types import Image, StopReason
 
@@ -289,11 +290,8 @@ class SessionRegistry:
                     await self.read_new(session)
         try:
             transcript = session.view.messages
-            await self.turns.commit(
-                lambda connection: self.claims.fail(
-                    connection, session.claim, code, f"the session {why}", given_up=given_up, transcript=transcript
-                )
-            )
+            failure = AttemptFailure(code=code, message=f"the session {why}", given_up=given_up, transcript=transcript)
+            await self.turns.commit(lambda connection: self.claims.fail(connection, session.claim, failure))
             await self.stored(self.claims.close_if_full, session.claim.job, session.claim.group)
         except StaleAttemptError:
             logger.info("session %s was taken over", session.name, extra=log_fields(session))

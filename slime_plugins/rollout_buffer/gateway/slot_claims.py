@@ -15,6 +15,7 @@ from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFou
 from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_IDLE_TIMEOUT_S
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.group_opening import instance_of, is_planned, open_next, open_next_of_instance
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -33,7 +34,6 @@ from slime_plugins.rollout_buffer.types import (
     GroupState,
     Instance,
     JobState,
-    Message,
     Trajectory,
     WriteStatus,
 )
@@ -159,34 +159,15 @@ class SlotClaims:
         self.close_if_full(claim.job, claim.group)
         return result.status
 
-    def fail(
-        self,
-        connection: Connection,
-        claim: SlotClaim,
-        code: str,
-        message: str,
-        *,
-        given_up: bool = False,
-        transcript: Sequence[Message] = (),
-    ) -> None:
-        """Ends a claim without a trajectory and without a reward. ``given_up`` does not count towards ``max_attempts``.
+    def fail(self, connection: Connection, claim: SlotClaim, failure: AttemptFailure) -> None:
+        """Ends a claim without a trajectory and without a reward.
 
-        ``transcript`` is stored, shortened, for people. The caller calls ``close_if_full`` after the transaction.
+        The caller calls ``close_if_full`` after the transaction.
 
         Raises:
             StaleAttemptError: the job was taken over by another process.
         """
-        self._buffer.fail_attempt(
-            claim.job.fence,
-            claim.group,
-            claim.slot,
-            claim.attempt,
-            code=code,
-            message=message,
-            given_up=given_up,
-            transcript=transcript,
-            within=connection,
-        )
+        self._buffer.fail_attempt(claim.job.fence, claim.group, claim.slot, claim.attempt, failure, within=connection)
 
     def find(self, uid: str) -> SlotClaim | ClaimState | None:
         """Returns an open claim, also of another process; how it ended, if it has; None if it never existed."""

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -35,12 +34,12 @@ from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyControlle
 from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch
 from slime_plugins.rollout_buffer.runner.group_admission import GroupAdmission
 from slime_plugins.rollout_buffer.runner.played_job import FencedError, PlayedJob
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
     JobState,
-    Message,
     Outcome,
     SamplingParams,
     Trajectory,
@@ -50,6 +49,8 @@ RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
 
 logger = logging.getLogger(__name__)
+
+_STOPPED = AttemptFailure(code="aborted", message="stopped", given_up=True)
 
 
 class _StoppedError(Exception):
@@ -225,26 +226,28 @@ class EpisodeRunner:
         except FencedError:
             raise
         except _StoppedError:
-            await self._give_up(record, slot, number, "aborted", "stopped", given_up=True)
+            await self._give_up(record, slot, number, _STOPPED)
             return _Tried.NOT_COUNTED
         except EpisodeError as error:
             away = isinstance(error, EngineAwayError)
             if isinstance(error, EngineError):
                 self._engine.breaker.failed(record.instance_id, error)
-            await self._give_up(
-                record, slot, number, error.code, error.message, given_up=away, transcript=request.transcript
+            failure = AttemptFailure(
+                code=error.code, message=error.message, given_up=away, transcript=request.transcript
             )
+            await self._give_up(record, slot, number, failure)
             return _Tried.NOT_COUNTED if away else _Tried.FAILED
         except asyncio.CancelledError:
-            await asyncio.shield(self._give_up(record, slot, number, "aborted", "stopped", given_up=True))
+            await asyncio.shield(self._give_up(record, slot, number, _STOPPED))
             raise
         except Exception as error:
             # An error of the generator fails this attempt only.
             logger.exception("job %s: episode %s raised", self._job.record.job_id, request.uid)
             reason, own = with_place(error, self._job.generator_file), own_traceback(error)
-            await self._give_up(
-                record, slot, number, GeneratorError.code, reason, transcript=request.transcript, traceback=own
+            failure = AttemptFailure(
+                code=GeneratorError.code, message=reason, transcript=request.transcript, traceback=own
             )
+            await self._give_up(record, slot, number, failure)
             return _Tried.FAILED
         self._admission.episode_took(request.instance, asyncio.get_running_loop().time() - began)
         if self._controller is not None:
@@ -296,36 +299,14 @@ class EpisodeRunner:
         own = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big") >> 1  # 31 bits: fits every engine
         return replace(params, extra={**params.extra, "sampling_seed": own})
 
-    async def _give_up(
-        self,
-        record: GroupRecord,
-        slot: int,
-        attempt: int,
-        code: str,
-        message: str,
-        *,
-        given_up: bool = False,
-        transcript: Sequence[Message] = (),
-        traceback: str = "",
-    ) -> None:
-        if not given_up:
-            logger.warning("job %s: slot %d of %s, attempt %d: %s: %s",
-                           self._job.record.job_id, slot, record.instance_id, attempt, code, message)  # fmt: skip
-        await self._job.stored(
-            lambda: self._job.buffer.fail_attempt(
-                self._job.fence,
-                record,
-                slot,
-                attempt,
-                code=code,
-                message=message,
-                given_up=given_up,
-                transcript=transcript,
-                traceback=traceback,
-            )
-        )
-        if not given_up:
-            await self._stop_when_all_fail(code, record.instance_id)
+    async def _give_up(self, record: GroupRecord, slot: int, attempt: int, failure: AttemptFailure) -> None:
+        if not failure.given_up:
+            job_id, instance_id = self._job.record.job_id, record.instance_id
+            about = (job_id, slot, instance_id, attempt, failure.code, failure.message)
+            logger.warning("job %s: slot %d of %s, attempt %d: %s: %s", *about)
+        await self._job.stored(self._job.buffer.fail_attempt, self._job.fence, record, slot, attempt, failure)
+        if not failure.given_up:
+            await self._stop_when_all_fail(failure.code, record.instance_id)
 
     async def _has_evaluation_results(self) -> bool:
         """Returns True for an evaluation with results: it goes on, and reports the tasks that could not be played."""

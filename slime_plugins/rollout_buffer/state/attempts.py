@@ -5,6 +5,7 @@ Rules on an open transaction; ``buffer.py`` opens it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -17,7 +18,7 @@ from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload, S
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, trajectory_rows, turn_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
-from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Trajectory, WriteStatus
+from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Message, Trajectory, WriteStatus
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 
 
@@ -34,6 +35,20 @@ class AttemptResult:
     attempt: int
     trajectory: Trajectory
     turns: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptFailure:
+    """An infrastructure failure of an attempt or, with ``given_up``, why it was stopped, which is not counted.
+
+    ``transcript`` and ``traceback`` of a failed attempt are stored, shortened, for people to read.
+    """
+
+    code: str
+    message: str
+    given_up: bool = False
+    transcript: Sequence[Message] = ()
+    traceback: str = ""
 
 
 def check_fence(connection: Connection, job_key: int, fence: int) -> JobState:

@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.cli.commands import export, trajectories
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
 from tests.asgi_client import create_app
 from tests.support import PNG, PNG_HASH, stored_image, written
@@ -176,10 +177,10 @@ def failing_job(served: Served, attempts: int, transcript: list[dict[str, Any]])
     for number in range(attempts):
         attempt = buffer.begin_attempt(fence, group, 0)
         assert attempt is not None
-        buffer.fail_attempt(
-            fence, group, 0, attempt, code="device", message=f"phone {number} hung", transcript=transcript,
-            traceback="Traceback: my.py, line 3",
-        )  # fmt: skip
+        failure = AttemptFailure(
+            code="device", message=f"phone {number} hung", transcript=transcript, traceback="Traceback: my.py, line 3"
+        )
+        buffer.fail_attempt(fence, group, 0, attempt, failure)
 
 
 def test_failed_attempts_are_listed_with_their_error_and_what_was_said(served: Served) -> None:

@@ -7,6 +7,7 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from tests.support import start_external
 
@@ -17,7 +18,7 @@ def fail_some(buffer: Buffer, job: JobRecord, slots: int, code: str) -> None:
     for slot in range(slots):
         number = buffer.begin_attempt(job.fence, group, slot)
         assert number is not None
-        buffer.fail_attempt(job.fence, group, slot, number, code=code, message="it hangs")
+        buffer.fail_attempt(job.fence, group, slot, number, AttemptFailure(code=code, message="it hangs"))
     buffer.begin_attempt(job.fence, group, 0)
 
 

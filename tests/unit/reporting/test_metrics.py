@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS, cause_class
+from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from tests.support import poll, start_external, write, written
 
 Values = dict[tuple[str, ...], float]
@@ -102,7 +103,9 @@ class Operator:
             if number is not None and self.random.random() < 0.7:
                 code = self.random.choice(["device", "engine"])
                 given_up = self.random.random() < 0.3
-                self.buffer.fail_attempt(self.fence, group, 0, number, code=code, message="broke", given_up=given_up)
+                self.buffer.fail_attempt(
+                    self.fence, group, 0, number, AttemptFailure(code=code, message="broke", given_up=given_up)
+                )
 
     def time_out(self) -> None:
         self.buffer.expire_leases()
