@@ -28,13 +28,14 @@ from rollout_buffer_lab.scripted_engine.phone_policy.moves import (
     type_text,
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
+from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
 
 DATE_FORMAT: Final = "%b %d, %Y %H:%M"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CreateNote:
+class CreateNote(TaskScript):
     """Makes a note with a text; without a text, with what is on the clipboard."""
 
     words: ClassVar[tuple[str, ...]] = ("name", "text")
@@ -55,7 +56,7 @@ class CreateNote:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CreateFolder:
+class CreateFolder(TaskScript):
     """Makes a folder."""
 
     words: ClassVar[tuple[str, ...]] = ("name",)
@@ -82,7 +83,7 @@ def _new_named(observation: PolicyObservation, name: str) -> Move | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EditNote:
+class EditNote(TaskScript):
     """Adds a line to the end of a note."""
 
     words: ClassVar[tuple[str, ...]] = ("line",)
@@ -109,7 +110,7 @@ class EditNote:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeNote:
+class ChangeNote(TaskScript):
     """Replaces what stands in a note, or puts a header before it, and renames the note."""
 
     words: ClassVar[tuple[str, ...]] = ("text", "new_name")
@@ -173,10 +174,9 @@ class ChangeNote:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteFile:
+class DeleteFile(TaskScript):
     """Deletes a file or note by name; ``folder`` is where it lies in Files, empty for Markor's own notes."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     name: str
     folder: str = ""
 
@@ -199,10 +199,8 @@ class DeleteFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteNewestNote:
+class DeleteNewestNote(TaskScript):
     """Deletes the note with the latest date."""
-
-    words: ClassVar[tuple[str, ...]] = ()
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
         chosen = observation.recalled(r'Pressed long on "(.+)"\.$')
@@ -213,10 +211,8 @@ class DeleteNewestNote:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteAllNotes:
+class DeleteAllNotes(TaskScript):
     """Picks every note and deletes them together."""
-
-    words: ClassVar[tuple[str, ...]] = ()
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
         if observation.did("Deleted all notes."):
@@ -236,10 +232,9 @@ class DeleteAllNotes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MoveFile:
+class MoveFile(TaskScript):
     """Moves a file or note from one folder to another."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     app: str
     name: str
     source: str

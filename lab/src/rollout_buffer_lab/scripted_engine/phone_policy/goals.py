@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from rollout_buffer_lab.scripted_engine.phone_policy.file_scripts import (
@@ -41,8 +42,8 @@ from rollout_buffer_lab.scripted_engine.phone_policy.system_scripts import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 
-Slots = Mapping[str, str]
-Reading = Callable[[Slots], Sequence[TaskScript]]
+Reading = Callable[..., TaskScript | Sequence[TaskScript]]
+"""Makes scripts from the named groups of a pattern; a script's class, if they are its fields."""
 
 
 def scripts_for(goal: str) -> Sequence[TaskScript] | None:
@@ -50,35 +51,31 @@ def scripts_for(goal: str) -> Sequence[TaskScript] | None:
     for pattern, reading in _READINGS:
         match = pattern.search(goal)
         if match:
-            return reading(match.groupdict())
+            read = reading(**match.groupdict())
+            return read if isinstance(read, Sequence) else [read]
     return None
 
 
-def _switches(slots: Slots) -> Sequence[TaskScript]:
-    wanted = [(slots["first"], slots["first_state"] == "on")]
-    if slots.get("second"):
-        wanted.append((slots["second"], slots["second_state"] == "on"))
-    return [Switches(wanted=tuple(wanted)), *([OpenApp(name=slots["app"])] if slots.get("app") else [])]
+def _switches(
+    first: str, first_state: str, second: str | None, second_state: str | None, app: str | None
+) -> Sequence[TaskScript]:
+    wanted = [(first, first_state == "on")]
+    if second is not None:
+        wanted.append((second, second_state == "on"))
+    return [Switches(wanted=tuple(wanted)), *([] if app is None else [OpenApp(name=app)])]
 
 
-def _contact(slots: Slots) -> Sequence[TaskScript]:
-    first, _, last = slots["name"].partition(" ")
-    return [AddContact(first=first, last=last, phone=slots["number"])]
+def _timer(**units: str) -> TaskScript:
+    return SetTimer(**{unit: int(number) for unit, number in units.items()})
 
 
-def _note_and_message(slots: Slots) -> Sequence[TaskScript]:
-    return [
-        CreateNote(name=slots["name"], text=slots["text"]),
-        SendMessage(number=slots["number"], text=slots["text"]),
-    ]
+def _contact(name: str, number: str) -> TaskScript:
+    first, _, last = name.partition(" ")
+    return AddContact(first=first, last=last, phone=number)
 
 
-def _header(slots: Slots) -> Sequence[TaskScript]:
-    return [ChangeNote(name=slots["name"], new_name=slots["new_name"], text=slots["text"], keep_old_text=True)]
-
-
-def _replacement(slots: Slots) -> Sequence[TaskScript]:
-    return [ChangeNote(name=slots["name"], new_name=slots["new_name"], text=slots["text"], keep_old_text=False)]
+def _note_and_message(name: str, text: str, number: str) -> Sequence[TaskScript]:
+    return [CreateNote(name=name, text=text), SendMessage(number=number, text=text)]
 
 
 _PATTERNS: Final[tuple[tuple[str, Reading], ...]] = (
@@ -88,104 +85,63 @@ _PATTERNS: Final[tuple[tuple[str, Reading], ...]] = (
         r"(?:, then open the app (?P<app>.+?))?\.$",
         _switches,
     ),
-    (r"screen brightness to its maximum", lambda slots: [SetBrightness(to_maximum=True)]),
-    (r"screen brightness to its minimum", lambda slots: [SetBrightness(to_maximum=False)]),
-    (r"^Open the app (?P<app>.+?)\.(?: |$)", lambda slots: [OpenApp(name=slots["app"])]),
-    (r"put this text on the clipboard: (?P<text>.+)$", lambda slots: [CopyText(text=slots["text"])]),
-    (
-        r"timer of (?P<hours>\d+) hours, (?P<minutes>\d+) minutes and (?P<seconds>\d+) seconds",
-        lambda slots: [SetTimer(**{unit: int(number) for unit, number in slots.items()})],
-    ),
-    (r"^Start the stopwatch", lambda slots: [Stopwatch(button="Start", button_after="Pause")]),
-    (r"^Pause the stopwatch", lambda slots: [Stopwatch(button="Pause", button_after="Reset")]),
+    (r"screen brightness to its maximum", partial(SetBrightness, to_maximum=True)),
+    (r"screen brightness to its minimum", partial(SetBrightness, to_maximum=False)),
+    (r"^Open the app (?P<name>.+?)\.(?: |$)", OpenApp),
+    (r"put this text on the clipboard: (?P<text>.+)$", CopyText),
+    (r"timer of (?P<hours>\d+) hours, (?P<minutes>\d+) minutes and (?P<seconds>\d+) seconds", _timer),
+    (r"^Start the stopwatch", partial(Stopwatch, button="Start", button_after="Pause")),
+    (r"^Pause the stopwatch", partial(Stopwatch, button="Pause", button_after="Reset")),
     (r"^Add a contact named (?P<name>.+) with the phone number (?P<number>\S+)\.$", _contact),
     (
         r"form for a new contact .*first name (?P<first>.+), last name (?P<last>.+), phone (?P<phone>\S+), "
         r"phone label (?P<label>\w+)\. Do NOT save",
-        lambda slots: [DraftContact(**slots)],
+        DraftContact,
     ),
-    (
-        r"send a text message to (?P<number>\S+) that says: (?P<text>.+)$",
-        lambda slots: [SendMessage(number=slots["number"], text=slots["text"])],
-    ),
-    (
-        r"reply to the text message that arrived last with the message: (?P<text>.+)$",
-        lambda slots: [Reply(text=slots["text"])],
-    ),
-    (
-        r"reply to (?P<name>.+?) with the message: (?P<text>.+)$",
-        lambda slots: [Reply(name=slots["name"], text=slots["text"])],
-    ),
-    (r"send the message that I last sent to (?P<name>.+) once more", lambda slots: [SendAgain(name=slots["name"])]),
-    (
-        r"send a message to (?P<number>\S+) with what is on the clipboard",
-        lambda slots: [SendMessage(number=slots["number"])],
-    ),
-    (
-        r"text the address that (?P<from_name>.+) just sent me to (?P<to_name>.+)\.$",
-        lambda slots: [ForwardReceived(**slots)],
-    ),
+    (r"send a text message to (?P<number>\S+) that says: (?P<text>.+)$", SendMessage),
+    (r"reply to the text message that arrived last with the message: (?P<text>.+)$", Reply),
+    (r"reply to (?P<name>.+?) with the message: (?P<text>.+)$", Reply),
+    (r"send the message that I last sent to (?P<name>.+) once more", SendAgain),
+    (r"send a message to (?P<number>\S+) with what is on the clipboard", SendMessage),
+    (r"text the address that (?P<from_name>.+) just sent me to (?P<to_name>.+)\.$", ForwardReceived),
     (
         r"create a note named (?P<name>\S+) with this text: (?P<text>.+) "
         r"Then send the same text to (?P<number>\S+) with",
         _note_and_message,
     ),
-    (
-        r"create a note named (?P<name>\S+) with this text: (?P<text>.+)$",
-        lambda slots: [CreateNote(name=slots["name"], text=slots["text"])],
-    ),
-    (
-        r"create a note named (?P<name>\S+) and paste into it what is on the clipboard",
-        lambda slots: [CreateNote(name=slots["name"])],
-    ),
-    (r"create a folder named (?P<name>.+)\.$", lambda slots: [CreateFolder(name=slots["name"])]),
-    (r"delete the note named (?P<name>.+)\.$", lambda slots: [DeleteFile(name=slots["name"])]),
-    (r"delete the note that was changed last", lambda slots: [DeleteNewestNote()]),
-    (r"delete all notes", lambda slots: [DeleteAllNotes()]),
+    (r"create a note named (?P<name>\S+) with this text: (?P<text>.+)$", CreateNote),
+    (r"create a note named (?P<name>\S+) and paste into it what is on the clipboard", CreateNote),
+    (r"create a folder named (?P<name>.+)\.$", CreateFolder),
+    (r"delete the note named (?P<name>.+)\.$", DeleteFile),
+    (r"delete the note that was changed last", DeleteNewestNote),
+    (r"delete all notes", DeleteAllNotes),
     (
         r"move the note (?P<name>\S+) from the folder (?P<source>.+) to the folder (?P<destination>.+)\.$",
-        lambda slots: [MoveFile(app="Markor", **slots)],
+        partial(MoveFile, app="Markor"),
     ),
-    (
-        r"open the note (?P<name>\S+) and add this as a new line at its end: (?P<line>.+)$",
-        lambda slots: [EditNote(**slots)],
-    ),
+    (r"open the note (?P<name>\S+) and add this as a new line at its end: (?P<line>.+)$", EditNote),
     (
         r"before what stands in the note (?P<name>\S+): (?P<text>.+) Then rename the note to (?P<new_name>.+)\.$",
-        _header,
+        partial(ChangeNote, keep_old_text=True),
     ),
     (
         r"replace what stands in the note (?P<name>\S+) by this text: (?P<text>.+) "
         r"Then rename the note to (?P<new_name>.+)\.$",
-        _replacement,
+        partial(ChangeNote, keep_old_text=False),
     ),
-    (
-        r"delete the file (?P<name>\S+) in the folder (?P<folder>.+?) of the phone",
-        lambda slots: [DeleteFile(**slots)],
-    ),
+    (r"delete the file (?P<name>\S+) in the folder (?P<folder>.+?) of the phone", DeleteFile),
     (
         r"move the file (?P<name>\S+) from the folder (?P<source>.+) to the folder (?P<destination>.+?) of the phone",
-        lambda slots: [MoveFile(app="Files", **slots)],
+        partial(MoveFile, app="Files"),
     ),
-    (r"^Take one photo", lambda slots: [TakePhoto()]),
-    (r"^Take one video", lambda slots: [TakeVideo()]),
-    (
-        r"^Record some sound .* and save it(?: under the name \"(?P<name>.+)\")?\.$",
-        lambda slots: [RecordSound(name=slots["name"] or "")],
-    ),
-    (
-        r"where does the event \"(?P<title>.+)\" on .+ take place",
-        lambda slots: [AnswerAboutCalendar(title=slots["title"])],
-    ),
-    (
-        r"which event starts on (?P<date>.+) at (?P<time>\d\d:\d\d)\?",
-        lambda slots: [AnswerAboutCalendar(date=slots["date"], time=slots["time"])],
-    ),
-    (r"what is my next event\?", lambda slots: [AnswerAboutCalendar()]),
-    (
-        r"do I have any events on (?P<date>.+?)\?",
-        lambda slots: [AnswerAboutCalendar(date=slots["date"], yes_or_no=True)],
-    ),
-    (r"delete the event \"(?P<title>.+)\" on", lambda slots: [DeleteEvent(title=slots["title"])]),
+    (r"^Take one photo", TakePhoto),
+    (r"^Take one video", TakeVideo),
+    (r"^Record some sound .* and save it under the name \"(?P<name>.+)\"\.$", RecordSound),
+    (r"^Record some sound .* and save it\.$", RecordSound),
+    (r"where does the event \"(?P<title>.+)\" on .+ take place", AnswerAboutCalendar),
+    (r"which event starts on (?P<date>.+) at (?P<time>\d\d:\d\d)\?", AnswerAboutCalendar),
+    (r"what is my next event\?", AnswerAboutCalendar),
+    (r"do I have any events on (?P<date>.+?)\?", partial(AnswerAboutCalendar, yes_or_no=True)),
+    (r"delete the event \"(?P<title>.+)\" on", DeleteEvent),
 )
 _READINGS: Final = tuple((re.compile(pattern, re.DOTALL), reading) for pattern, reading in _PATTERNS)

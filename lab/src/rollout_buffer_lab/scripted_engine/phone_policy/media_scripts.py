@@ -17,6 +17,7 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, answer, give_up
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
+from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
 
 CALENDAR: Final = "Simple Calendar Pro"
@@ -24,10 +25,8 @@ RECORDER: Final = "Audio Recorder"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakePhoto:
+class TakePhoto(TaskScript):
     """Takes one photo."""
-
-    words: ClassVar[tuple[str, ...]] = ()
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
         if observation.did("Tapped the shutter icon."):
@@ -41,10 +40,8 @@ class TakePhoto:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakeVideo:
+class TakeVideo(TaskScript):
     """Takes one video."""
-
-    words: ClassVar[tuple[str, ...]] = ()
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
         if observation.did("Tapped the stop icon."):
@@ -60,7 +57,7 @@ class TakeVideo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecordSound:
+class RecordSound(TaskScript):
     """Records some sound and saves it, under a name if one was given."""
 
     words: ClassVar[tuple[str, ...]] = ("name",)
@@ -81,12 +78,11 @@ class RecordSound:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerAboutCalendar:
+class AnswerAboutCalendar(TaskScript):
     """Answers a question: where ``title`` takes place; what starts on ``date`` at ``time``; what comes next (nothing
     given); whether there is anything on ``date``.
     """
 
-    words: ClassVar[tuple[str, ...]] = ()
     title: str = ""
     date: str = ""
     time: str = ""
@@ -130,10 +126,9 @@ class AnswerAboutCalendar:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteEvent:
+class DeleteEvent(TaskScript):
     """Deletes an event by its title."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     title: str
 
     def next_move(self, observation: PolicyObservation) -> Move | None:

@@ -20,12 +20,13 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, give_up, press, tap
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation
+from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 
 MESSENGER: Final = "Simple SMS Messenger"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AddContact:
+class AddContact(TaskScript):
     """Fills in the form and saves it."""
 
     words: ClassVar[tuple[str, ...]] = ("first", "last", "phone")
@@ -48,7 +49,7 @@ class AddContact:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DraftContact:
+class DraftContact(TaskScript):
     """Fills in the form, label first (the keyboard would cover it), and leaves it open."""
 
     words: ClassVar[tuple[str, ...]] = ("first", "last", "phone")
@@ -84,7 +85,7 @@ def _to_contact_form(observation: PolicyObservation) -> Move:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SendMessage:
+class SendMessage(TaskScript):
     """Starts a conversation and sends a text; without a text, what is on the clipboard."""
 
     words: ClassVar[tuple[str, ...]] = ("number", "text")
@@ -110,7 +111,7 @@ class SendMessage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class Reply(TaskScript):
     """Sends a text in a conversation that is there; without a name, in the topmost one."""
 
     words: ClassVar[tuple[str, ...]] = ("text",)
@@ -134,10 +135,9 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SendAgain:
+class SendAgain(TaskScript):
     """Reads the last message sent to a contact, and sends it again."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     name: str
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
@@ -160,10 +160,9 @@ class SendAgain:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ForwardReceived:
+class ForwardReceived(TaskScript):
     """Reads the latest message from a contact, and forwards its text to another."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     from_name: str
     to_name: str
 

@@ -15,16 +15,16 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, open_app, tap
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation
+from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
 
 CHAPTERS: Final = {"Wi-Fi": "Network & internet", "Bluetooth": "Connected devices"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Switches:
+class Switches(TaskScript):
     """Brings switches into their wanted states, in order. The status bar shows how they stand."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     wanted: tuple[tuple[str, bool], ...]
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
@@ -47,10 +47,9 @@ class Switches:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetBrightness:
+class SetBrightness(TaskScript):
     """Moves the slider to one of its ends."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     to_maximum: bool
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
@@ -70,10 +69,9 @@ class SetBrightness:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpenApp:
+class OpenApp(TaskScript):
     """Brings an app to the front."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     name: str
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
@@ -84,7 +82,7 @@ class OpenApp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyText:
+class CopyText(TaskScript):
     """Puts a text on the clipboard."""
 
     words: ClassVar[tuple[str, ...]] = ("text",)
@@ -102,10 +100,9 @@ class CopyText:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetTimer:
+class SetTimer(TaskScript):
     """Enters a time of hours, minutes and seconds, key by key."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     hours: int
     minutes: int
     seconds: int
@@ -133,10 +130,9 @@ class SetTimer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stopwatch:
+class Stopwatch(TaskScript):
     """Starts or pauses the stopwatch."""
 
-    words: ClassVar[tuple[str, ...]] = ()
     button: str
     button_after: str
 

@@ -16,7 +16,7 @@ from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import P
 class TaskScript(Protocol):
     """One thing to do. ``words`` names the fields whose text the user gave, and which can be misread."""
 
-    words: ClassVar[tuple[str, ...]]
+    words: ClassVar[tuple[str, ...]] = ()
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
         """The next move, None when there is nothing left to do."""
