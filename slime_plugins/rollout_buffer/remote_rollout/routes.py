@@ -42,7 +42,6 @@ def create_app(
     *,
     agent: AgentSide | None = None,
     trainer: TrainerSide | None = None,
-    max_body_bytes: int = MAX_TURN_BYTES,
     allowed_hosts: Collection[str] | None = None,
 ) -> web.Application:
     """Returns an application with one side or both, and ``GET /health``.
@@ -50,7 +49,7 @@ def create_app(
     ``allowed_hosts`` are accepted Host names in addition to loopback; None accepts any, for servers with a token.
     """
     guards = [] if allowed_hosts is None else [_answering_for(allowed_hosts)]
-    app = web.Application(client_max_size=max_body_bytes, middlewares=guards)
+    app = web.Application(client_max_size=MAX_TURN_BYTES, middlewares=guards)
     app.router.add_get("/health", _health)
     if agent is not None:
         add_agent_routes(app, agent)

@@ -63,10 +63,10 @@ def store_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], 
         service_rows.remove_before(connection, DEVICES.name, now - _KEPT_S)
 
 
-def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> dict[str, Any] | None:
+def devices_of_job(store: Store, job_key: int) -> dict[str, Any] | None:
     """Returns the job's last report with its ``age_s``; None without any."""
     with store.read() as connection:
-        return report_of_job(connection, job_key, store.clock() if now is None else now)
+        return report_of_job(connection, job_key, store.clock())
 
 
 def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str, Any] | None:
@@ -75,9 +75,9 @@ def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str,
     return None if found is None else _with_age(found, now)
 
 
-def recent_device_pools(store: Store, *, now: float | None = None) -> dict[str, dict[str, Any]]:
+def recent_device_pools(store: Store) -> dict[str, dict[str, Any]]:
     """Returns the newest report of every device pool by its name, without pools whose reports are too old."""
-    now = store.clock() if now is None else now
+    now = store.clock()
     with store.read() as connection:
         found = service_rows.heartbeats(connection, DEVICES.name)
     newest: dict[str, dict[str, Any]] = {}

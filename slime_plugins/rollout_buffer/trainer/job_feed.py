@@ -163,19 +163,12 @@ def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> dict[str, 
 class JobFeed:
     """Fetches the groups of one job for one consumer. One call at a time."""
 
-    def __init__(
-        self,
-        client: AsyncRolloutBufferClient,
-        settings: FeedSettings,
-        job_id: str | None = None,
-        *,
-        weight_version: int | None = None,
-    ) -> None:
-        """``weight_version`` is the trainer's newest, sent with every poll."""
+    def __init__(self, client: AsyncRolloutBufferClient, settings: FeedSettings, job_id: str | None = None) -> None:
         self._client = client
         self._settings = settings
         self.job_id = job_id or settings.job_id
-        self.weight_version = weight_version
+        self.weight_version: int | None = None
+        """The trainer's newest, sent with every poll."""
         self._to_acknowledge: dict[str, frozenset[int]] = {}
         self.lost: dict[str, frozenset[int]] = {}
         """Deliveries, with their groups, that went to another consumer before they were acknowledged."""

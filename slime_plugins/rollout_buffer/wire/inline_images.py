@@ -21,19 +21,13 @@ _USUAL_KEYS = (b'"url": ', b'"url":')
 _HEAD = re.compile(rb"data:(image/(?:png|jpeg|webp));base64,")
 
 
-def extract_images(
-    content: bytes | bytearray, end: int | None = None, start: int = 0
-) -> tuple[bytes | bytearray, dict[str, Image]]:
-    """Returns the JSON with hashes where whole, valid screenshots stood, and these screenshots by hash.
-
-    The JSON is ``content`` from ``start`` to ``end``, all of it by default.
-    """
-    end = len(content) if end is None else end
+def extract_images(content: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, Image]]:
+    """Returns the JSON with hashes where whole, valid screenshots stood, and these screenshots by hash."""
     images: dict[str, Image] = {}
     pieces: list[bytes | bytearray] = []
-    at = search = start
-    while (opens := content.find(b'"data:image/', search, end)) >= 0:
-        closes = content.find(b'"', opens + 1, end)
+    at = search = 0
+    while (opens := content.find(b'"data:image/', search)) >= 0:
+        closes = content.find(b'"', opens + 1)
         if closes < 0:
             break
         search = closes
@@ -42,7 +36,7 @@ def extract_images(
             images[image.sha256] = image
             pieces += (content[at : opens + 1], IMAGE_URL_PREFIX.encode(), image.sha256.encode())
             at = closes
-    rest = content[at:end]
+    rest = content[at:]
     return (b"".join([*pieces, rest]) if pieces else rest), images
 
 

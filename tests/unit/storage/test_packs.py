@@ -480,10 +480,10 @@ def test_what_is_not_certainly_a_whole_image_stays_where_it_is(content: bytes) -
     assert extract_images(content) == (content, {})
 
 
-def test_images_are_cut_out_whatever_the_spacing_and_the_rest_of_the_buffer_is_not_looked_at() -> None:
+def test_images_are_cut_out_whatever_the_spacing() -> None:
     uri = wire.encode_data_uri(PNG).encode()
     content = b'[{"url":"%s"},{"url" :\n "%s"},"x"]' % (uri, uri)
     name = b"sha256:" + Image(data=PNG).sha256.encode()
-    after, images = extract_images(bytearray(content + content), len(content))
+    after, images = extract_images(bytearray(content))
     assert after == b'[{"url":"%s"},{"url" :\n "%s"},"x"]' % (name, name)
     assert [image.data for image in images.values()] == [PNG]
