@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Tr
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
@@ -88,7 +89,7 @@ def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0, **changes:
 
 def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list[str]:
     """Writes items and returns what became of each."""
-    decoded = [wire.decode_written_item(item) for item in items]
+    decoded = [decode_written_item(item) for item in items]
     _, results = buffer.write_items(None if job is None else job.job_id, decoded)
     return [result.status for result in results]
 

@@ -38,7 +38,6 @@ from typing import Any
 
 import orjson
 
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.rules import job_states
@@ -115,6 +114,7 @@ from slime_plugins.rollout_buffer.wire.poll_requests import MAX_WAIT_S, PollPayl
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from slime_plugins.rollout_buffer.wire.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.wire.trajectory_replies import TrainerRowsKept
+from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 
 logger = logging.getLogger(__name__)
 
@@ -468,7 +468,7 @@ class Buffer:
 
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
-    def write_items(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
+    def write_items(self, job_id: str | None, items: Sequence[WrittenItem]) -> Written:
         """Stores the items of one request, all or none; raises the error that ``write_together`` would return."""
         (outcome,) = self._item_writer.write([Write(job_id, items)])
         if isinstance(outcome, Exception):

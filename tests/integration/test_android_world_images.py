@@ -33,6 +33,7 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import QwenVision
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.android_world_expert import expert_replies, turn_of
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
@@ -102,7 +103,7 @@ def segments(trajectory: Trajectory) -> list[tuple[str, bool]]:
 
 async def test_three_turns_are_the_picture_position_by_position(trajectory: Trajectory) -> None:
     assert len({image.sha256 for image in trajectory.images}) == 3
-    body = json.loads(json.dumps(wire.encode_body(trajectory)))
+    body = json.loads(json.dumps(encode_body(trajectory)))
     item = wire.decode_item(body | {"uid": "u", "instance_id": "i", "reward": 0.5, "group_index": 0})
     images = FetchedImages(data={image.sha256: image.data for image in trajectory.images})
     converter = SampleConverter(trainer_args(hf_checkpoint=str(DEMO_TOKENIZER_PATH)), samples_per_group=1)

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
@@ -33,6 +32,7 @@ from slime_plugins.rollout_buffer.types import (
     SamplingParams,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.written_items import WrittenItem, decode_written_item, encode_body
 from tests.recorded_phone import ADDRESS, UNIQUE
 from tests.support import start_external
 
@@ -130,7 +130,7 @@ async def cost_of(mode: str, steps: int, folder: Path) -> Cost:
     bare = [replace(trajectory, images=()) for trajectory in played]
     return Cost(
         memory=sum(len(pickle.dumps(trajectory)) for trajectory in bare) / total,
-        payload=sum(len(orjson.dumps(wire.encode_body(trajectory))) for trajectory in bare) / total,
+        payload=sum(len(orjson.dumps(encode_body(trajectory))) for trajectory in bare) / total,
         stored=stored_bytes(played, folder) / total,
         sent=sum(engine.sent_bytes.values()) / total,
     )
@@ -150,9 +150,9 @@ def stored_bytes(played: Sequence[Trajectory], folder: Path) -> int:
     return size_of(folder) - before
 
 
-def written(trajectory: Trajectory) -> wire.WrittenItem:
-    body = {**wire.encode_body(trajectory), "uid": trajectory.uid, "instance_id": "i", "reward": trajectory.reward}
-    return wire.decode_written_item(body, images={image.sha256: image for image in trajectory.images})
+def written(trajectory: Trajectory) -> WrittenItem:
+    body = {**encode_body(trajectory), "uid": trajectory.uid, "instance_id": "i", "reward": trajectory.reward}
+    return decode_written_item(body, images={image.sha256: image for image in trajectory.images})
 
 
 def size_of(folder: Path) -> int:

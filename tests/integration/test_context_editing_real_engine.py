@@ -34,6 +34,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.calls import CallRea
 from slime_plugins.rollout_buffer.generator.context_editing.generator import ContextEditingGenerator
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import snapshots_of
 from slime_plugins.rollout_buffer.types import Trajectory
+from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.context_editing_player import LINE, call, request_for
 from tests.integration.conftest import server_at
 
@@ -148,7 +149,7 @@ async def played(kind: str, tokenizer: Any) -> Trajectory:
 
 def delivered(trajectory: Trajectory) -> list[Sample]:
     """Takes a trajectory over the wire and through the trainer's side."""
-    body = wire.encode_body(trajectory) | {"uid": trajectory.uid, "instance_id": trajectory.instance_id}
+    body = encode_body(trajectory) | {"uid": trajectory.uid, "instance_id": trajectory.instance_id}
     item = wire.decode_item(body | {"reward": trajectory.reward, "group_index": 0})
     converter = SampleConverter(Namespace(hf_checkpoint=MODEL), samples_per_group=1)
     return rows_of(finish_batch(converter.groups([item]), 0)[0][0])

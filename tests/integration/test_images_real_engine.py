@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.android_world_expert import expert_replies
 from tests.integration.conftest import server_at
 from tests.prompt_faults import changing, retokenised
@@ -157,7 +158,7 @@ def delivered(trajectories: Sequence[Trajectory]) -> list[list[Sample]]:
     """Takes trajectories over the wire and through the trainer's side, as one batch of groups of one."""
     items, images = [], {}
     for number, trajectory in enumerate(trajectories):
-        body = wire.encode_body(trajectory) | {"uid": trajectory.uid, "instance_id": trajectory.instance_id}
+        body = encode_body(trajectory) | {"uid": trajectory.uid, "instance_id": trajectory.instance_id}
         items.append(wire.decode_item(body | {"reward": trajectory.reward, "group_index": number}))
         images.update({image.sha256: image.data for image in trajectory.images})
     converter = SampleConverter(Namespace(hf_checkpoint=MODEL), samples_per_group=1)
@@ -208,7 +209,7 @@ async def test_recomputed_log_probs_equal_the_recorded_ones(mode: str, tokenizer
         for row in rows:
             assert not row.remove_sample, row.metadata["dummy_reason"]
             assert difference_of(model, row) < TOLERANCE
-        assert wire.encode_body(trajectory)["extra_info"]["prompts"]["unknown"] == 0
+        assert encode_body(trajectory)["extra_info"]["prompts"]["unknown"] == 0
 
 
 @pytest.mark.parametrize("mode", ["incremental", "history"])
@@ -217,7 +218,7 @@ async def test_they_do_behind_an_engine_that_tokenises_prompts_anew(mode: str, t
         trajectories = await played(mode, tokenizer, url)
     differing = 0
     for trajectory, rows in zip(trajectories, delivered(trajectories), strict=True):
-        body = wire.encode_body(trajectory)
+        body = encode_body(trajectory)
         differing += body["extra_info"]["prompts"]["differing"]
         assert body["extra_info"]["prompts"]["unknown"] == 0
         sampled = sum(len(generation.output_ids) for generation in trajectory.generations)

@@ -47,6 +47,7 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.prompt_faults import changing, retokenised
 from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 
@@ -127,7 +128,7 @@ def counted(trajectories: Sequence[Trajectory]) -> tuple[Counter[str], Counter[s
         )
     )
     for number, trajectory in enumerate(trajectories):
-        body = wire.encode_body(trajectory)
+        body = encode_body(trajectory)
         prompts.update(body["extra_info"]["prompts"])
         named = {"uid": trajectory.uid, "instance_id": "a", "group_index": number, "reward": trajectory.reward}
         item = wire.decode_item(body | named)

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import (
 from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionToolSession
 from slime_plugins.rollout_buffer.serve_settings import build_settings
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.wire import decode_written_item
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
 from tests.third_party_rollout_sides import Said, StrangeRolloutServer, StrangeTrainer, rendered
 from tools.show_mask import page, sections_of

@@ -28,6 +28,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.snapshots import (
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
 from slime_plugins.rollout_buffer.testing.fake_engine import END_OF_TURN
 from slime_plugins.rollout_buffer.types import Trajectory
+from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.context_editing_player import Played, call, play, tokenizer
 from tests.example_counts import examples
 
@@ -211,7 +212,7 @@ def record_of(messages: list[dict[str, Any]]) -> Any:
 
 
 def over_the_wire(trajectory: Trajectory) -> wire.RolloutItem:
-    body = json.loads(json.dumps(wire.encode_body(trajectory)))
+    body = json.loads(json.dumps(encode_body(trajectory)))
     item = wire.decode_item(
         {**body, "uid": trajectory.uid, "instance_id": "i", "reward": trajectory.reward, "group_index": 0}
     )
@@ -220,7 +221,7 @@ def over_the_wire(trajectory: Trajectory) -> wire.RolloutItem:
 
 
 def without_seconds(trajectory: Trajectory) -> dict[str, Any]:
-    body = wire.encode_body(trajectory)
+    body = encode_body(trajectory)
     generations = [one | {"engine_s": None, "environment_s": None} for one in body["generations"]]
     return body | {"timings_s": {}, "generations": generations}
 

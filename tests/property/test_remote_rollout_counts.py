@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerR
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, TurnKind, plan_turn
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.wire import decode_written_item
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 from tests.chat_tokenizers import load
 from tests.example_counts import examples
 from tests.remote_rollout_serving import trainer_side

@@ -11,7 +11,6 @@ from typing import Any
 
 from aiohttp import web
 
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError, RolloutBufferError
 from slime_plugins.rollout_buffer.gateway.rollout_log import RolloutLog
 from slime_plugins.rollout_buffer.gateway.service import Gateway
@@ -19,6 +18,7 @@ from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
 from slime_plugins.rollout_buffer.remote_rollout.routes import add_trainer_routes, answer_turn, error_response
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 
 
 class RemoteRolloutAdapter:
@@ -73,7 +73,7 @@ class RemoteRolloutAdapter:
         Raises:
             RolloutBufferError: they were refused, or cannot be written now.
         """
-        read = [wire.decode_written_item(dict(item)) for item in items]
+        read = [decode_written_item(dict(item)) for item in items]
         job, results = await self._gateway.stored(self._gateway.buffer.write_items, job_id, read)
         return {
             "job_id": job.job_id,

@@ -12,8 +12,9 @@ from typing_extensions import get_original_bases, is_typeddict
 
 from slime_plugins.rollout_buffer.openapi.operations import Schema, ref
 from slime_plugins.rollout_buffer.wire import delivery_replies, group_replies, job_replies, trajectory_replies
-from slime_plugins.rollout_buffer.wire.items import Item, ItemOfJob, ItemsOfJob
+from slime_plugins.rollout_buffer.wire.items import Item
 from slime_plugins.rollout_buffer.wire.trainer_replies import Error, StartReply
+from slime_plugins.rollout_buffer.wire.written_items import ItemOfJob, ItemsOfJob
 
 REPLIES = (delivery_replies, group_replies, job_replies, trajectory_replies)
 

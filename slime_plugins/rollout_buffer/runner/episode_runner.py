@@ -44,6 +44,7 @@ from slime_plugins.rollout_buffer.types import (
     SamplingParams,
     Trajectory,
 )
+from slime_plugins.rollout_buffer.wire.written_items import check_messages
 
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
@@ -375,7 +376,7 @@ def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
         except ValueError as error:
             raise GeneratorError(f"play() returned the {name} {value!r:.100}: it {error}") from error
     try:
-        wire.check_messages(trajectory.messages)
+        check_messages(trajectory.messages)
     except InvalidPayloadError as error:
         raise GeneratorError(f"play() returned messages that cannot be trained: {error.message}") from error
     turn_level = {"turn_rewards": trajectory.turn_rewards, "token_rewards": trajectory.token_rewards}

@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Message, Trajectory, WriteStatus
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
+from slime_plugins.rollout_buffer.wire.written_items import encode_body
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +114,7 @@ def is_duplicate(connection: Connection, result: AttemptResult) -> bool:
 
 def pending_payload(trajectory: Trajectory) -> PendingPayload:
     """Returns the payload of a trajectory, which is made durable before its row."""
-    body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
+    body = orjson.dumps(encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
     came = {image.sha256: image.data for image in trajectory.images}
     for generation in trajectory.generations:
         came |= {one.sha256: one.data for one in generation.records.values() if one.data is not None}

@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import vocabulary_size
 from slime_plugins.rollout_buffer.types import GroupState, WriteStatus
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
+from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Write:
     """The items of one request, for the job that it names or the only open one."""
 
     job_id: str | None
-    items: Sequence[wire.WrittenItem]
+    items: Sequence[WrittenItem]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class _Checked:
     """A valid write, with the payloads of its new items by uid."""
 
     job_key: int
-    items: Sequence[wire.WrittenItem]
+    items: Sequence[WrittenItem]
     payloads: Mapping[str, PendingPayload]
 
 
@@ -145,7 +146,7 @@ class ItemWriter:
         return job, [self._write_row(connection, job, item, payloads.get(item.uid)) for item in one.items]
 
     def _write_row(
-        self, connection: Connection, job: JobRecord, item: wire.WrittenItem, payload: StoredPayload | None
+        self, connection: Connection, job: JobRecord, item: WrittenItem, payload: StoredPayload | None
     ) -> WriteResult:
         if trajectory_rows.has_trajectory(connection, job.key, item.uid):
             return WriteResult(uid=item.uid, status=WriteStatus.DUPLICATE)
@@ -225,7 +226,7 @@ def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tupl
     return open_next_of_instance(connection, job.key, instance_id), 0
 
 
-def _check_reward(job: JobRecord, item: wire.WrittenItem) -> None:
+def _check_reward(job: JobRecord, item: WrittenItem) -> None:
     if job.settings.reward_range is None:
         return
     low, high = job.settings.reward_range
@@ -237,7 +238,7 @@ def _check_reward(job: JobRecord, item: wire.WrittenItem) -> None:
         )
 
 
-def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
+def _check_tokens(job: JobRecord, item: WrittenItem) -> None:
     """Checks sampled tokens against the vocabulary and the generation cap of the job, if known."""
     if not item.generations:
         return
@@ -254,7 +255,7 @@ def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
         )
 
 
-def _pending_payload(item: wire.WrittenItem) -> PendingPayload:
+def _pending_payload(item: WrittenItem) -> PendingPayload:
     try:
         body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:

@@ -34,6 +34,7 @@ from slime_plugins.rollout_buffer.storage.payload_store import Pieces
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, job_rows, payload_rows, reward_rows
 from slime_plugins.rollout_buffer.storage.tables.reward_rows import Score, UnscoredTrajectory
+from slime_plugins.rollout_buffer.wire.written_items import encode_turn_rewards
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ def rescored(
         body = orjson.loads(b"".join(pieces))
         body.pop("turn_rewards", None)
         body.pop("token_rewards", None)
-        body |= wire.encode_turn_rewards(score.turn_rewards, score.token_rewards)
+        body |= encode_turn_rewards(score.turn_rewards, score.token_rewards)
         yield {**light, "reward": score.reward, "raw_reward": score.reward}, [orjson.dumps(body)]
 
 

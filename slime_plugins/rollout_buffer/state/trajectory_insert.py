@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.storage.payload_store import StoredPayload
 from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Trajectory
-from slime_plugins.rollout_buffer.wire import WrittenItem
+from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """What goes over HTTP, each type as one class: items, requests, replies. OpenAPI describes these classes.
 
-* items: ``items`` (keys of an item), ``generations``, ``images``; ``checks`` has their base class
+* items: ``items`` (as delivered), ``written_items``, ``generations``, ``images``; ``checks`` has their base class
 * requests: ``start_request`` and its ``job_settings``, ``poll_requests`` (poll, ack), ``control_requests`` (drain, sign
   in), ``trainer_reports``, ``query_params``; ``request_fields`` has their base class
 * replies: ``delivery_replies``, ``job_replies``, ``group_replies``, ``trajectory_replies``, as the server builds them;
@@ -29,12 +29,7 @@ from slime_plugins.rollout_buffer.wire.images import image_spots as image_spots
 from slime_plugins.rollout_buffer.wire.images import is_sha256 as is_sha256
 from slime_plugins.rollout_buffer.wire.images import shows_images as shows_images
 from slime_plugins.rollout_buffer.wire.items import TurnRewards as TurnRewards
-from slime_plugins.rollout_buffer.wire.items import WrittenItem as WrittenItem
-from slime_plugins.rollout_buffer.wire.items import check_messages as check_messages
 from slime_plugins.rollout_buffer.wire.items import checked_turn_rewards as checked_turn_rewards
-from slime_plugins.rollout_buffer.wire.items import decode_written_item as decode_written_item
-from slime_plugins.rollout_buffer.wire.items import encode_body as encode_body
-from slime_plugins.rollout_buffer.wire.items import encode_turn_rewards as encode_turn_rewards
 from slime_plugins.rollout_buffer.wire.items import trained_turns as trained_turns
 from slime_plugins.rollout_buffer.wire.trainer_replies import RolloutData as RolloutData
 from slime_plugins.rollout_buffer.wire.trainer_replies import RolloutItem as RolloutItem

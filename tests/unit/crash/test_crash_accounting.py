@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 from tests.crash import accounting as checks
 from tests.crash.accounting import StoreView
 from tests.crash.run import _plan
@@ -34,7 +34,7 @@ def view(plan: Plan) -> Iterator[StoreView]:
     for number in range(plan.writers):
         journal = Journal(plan.path(f"writer-{number}.jsonl"))
         for items in requests_of_writer(plan, number):
-            decoded = [wire.decode_written_item(item) for item in items]
+            decoded = [decode_written_item(item) for item in items]
             _, results = buffer.write_items(WRITTEN_JOB, decoded)
             journal.note(statuses={result.uid: result.status for result in results})
     trainer = Journal(plan.path("leasing-a0.jsonl"))

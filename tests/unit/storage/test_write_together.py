@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import Disk
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 from tests.example_counts import examples
 from tests.support import poll, slots, start_external, uids, written
 
@@ -61,7 +62,7 @@ def buffer(tmp_path: Path, disk: CountingDisk) -> Any:
 
 
 def a_write(job_id: str | None, *items: dict[str, Any]) -> Write:
-    return Write(job_id, [wire.decode_written_item(item) for item in items])
+    return Write(job_id, [decode_written_item(item) for item in items])
 
 
 def told(outcomes: Sequence[tuple[JobRecord, list[WriteResult]] | Exception]) -> list[list[str] | str]:

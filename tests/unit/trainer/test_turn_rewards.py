@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.rules.reward_normalization import group_baseli
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item, encode_body
 
 GROWING = (
     Generation([1, 2], [10, 11], [-0.5, -0.5]),
@@ -201,12 +202,12 @@ def written(**changes: Any) -> dict[str, Any]:
 
 
 def test_they_come_through_the_wire_as_they_went_in() -> None:
-    stored = wire.decode_written_item(written(turn_rewards=[1, -2], token_rewards=[None, [0.5]])).body
+    stored = decode_written_item(written(turn_rewards=[1, -2], token_rewards=[None, [0.5]])).body
     delivered = decode_item({**stored, "uid": "u", "instance_id": "i", "reward": 1.0})
 
     assert (delivered.turn_rewards, delivered.token_rewards) == ((1.0, -2.0), (None, (0.5,)))
     assert delivered.error is None
-    assert "turn_rewards" not in wire.decode_written_item(written()).body
+    assert "turn_rewards" not in decode_written_item(written()).body
 
 
 @pytest.mark.parametrize(
@@ -221,12 +222,12 @@ def test_they_come_through_the_wire_as_they_went_in() -> None:
 )
 def test_what_does_not_fit_the_turns_is_refused_with_a_sentence(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidPayloadError, match=says):
-        wire.decode_written_item(written(**changes))
+        decode_written_item(written(**changes))
 
 
 def test_turns_that_are_not_trained_earn_nothing() -> None:
     untrained = [*wire.encode_generations(GROWING[:1]), {**wire.encode_generations(GROWING)[1], "trained": False}]
-    assert wire.decode_written_item(written(generations=untrained, turn_rewards=[3])).body["turn_rewards"] == [3.0]
+    assert decode_written_item(written(generations=untrained, turn_rewards=[3])).body["turn_rewards"] == [3.0]
     messages: list[Any] = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
     messages[1]["step_loss_mask"] = 0
     assert wire.trained_turns(messages, ()) == [None]
@@ -243,8 +244,8 @@ def test_a_trajectory_of_a_generator_is_stored_with_them() -> None:
         generations=GROWING,
         turn_rewards=[0, 1],
     )
-    assert wire.encode_body(played)["turn_rewards"] == [0.0, 1.0]
-    assert "token_rewards" not in wire.encode_body(played)
+    assert encode_body(played)["turn_rewards"] == [0.0, 1.0]
+    assert "token_rewards" not in encode_body(played)
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

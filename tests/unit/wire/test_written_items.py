@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.wire import decode_written_item
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 
 USER = {"role": "user", "content": "2 + 2?"}
 ASSISTANT = {"role": "assistant", "content": "4"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.recording.messages import read_conversation
 from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, counts_of
 from slime_plugins.rollout_buffer.types import Message, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.wire.written_items import encode_body
 
 _ENDINGS = {
     "max_turns": (Outcome.TRUNCATED, StopReason.MAX_TURNS),
@@ -70,7 +70,7 @@ def item_of(trajectory: Trajectory) -> dict[str, Any]:
         "raw_reward": trajectory.raw_reward,
         "outcome": trajectory.outcome.value,
         "stop_reason": trajectory.stop_reason.value,
-        **wire.encode_body(trajectory),
+        **encode_body(trajectory),
     }
 
 

@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, Writt
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteReply, WriteResult
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
+from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 
 MAX_WRITE_BYTES = 32 * 1024 * 1024
 """Limit of a write without its screenshots."""
@@ -86,7 +87,7 @@ def read_write(body: WriteBody) -> Write | UnreadWrite:
             job_id = wire.identifier(job_id, "job_id")
         entries = _entries(wanted)
         items = [
-            wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
+            decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
             for at, entry in enumerate(entries)
         ]
     except Exception as error:  # noqa: BLE001 - any error is the reply to this one write

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from slime.utils.mask_utils import pack_training_rows
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
@@ -20,6 +19,7 @@ from slime_plugins.rollout_buffer.generator.context_editing_generator import REW
 from slime_plugins.rollout_buffer.generator.registry import load
 from slime_plugins.rollout_buffer.testing.fake_engine import END_OF_TURN, FakeEngine
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
+from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.context_editing_player import LINE, call, play, request_for, tokenizer
 
 READ = [call("buildIndex", chunk_size=60), call("readChunk", chunk_id=1)]
@@ -91,7 +91,7 @@ async def test_a_turn_without_a_call_ends_the_episode_with_its_text_as_the_answe
 async def test_the_document_is_neither_in_the_record_nor_on_the_wire() -> None:
     line = {**LINE, "document_content": "boat " * 200_000}
     game = await play([call("analyzeText"), *READ, FINISH], line=line)
-    body = json.dumps(wire.encode_body(game.trajectory))
+    body = json.dumps(encode_body(game.trajectory))
     assert len(body) < 60_000
     assert game.trajectory.extra_info["document"]["characters"] == 1_000_000
 
