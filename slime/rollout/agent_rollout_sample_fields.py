@@ -1,8 +1,8 @@
 """The fields of slime's Sample that differ between its versions.
 
-The field that groups the rows of one execution (trajectory) is ``rollout_id``; between 30 May and 4 June 2026 (v0.3.0)
-it was ``group_id``; before 25 May there was none, and every row counted as an execution. Token records are routed
-experts to replay, and top-p token ids.
+slime calls a trajectory an execution. The field that its rows share is ``rollout_id``, or ``group_id`` in slime between
+30 May and 4 June 2026 (v0.3.0). Before 25 May 2026 there was none, and slime weighed every row as an execution.
+Token records are routed experts to replay, and top-p token ids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def set_execution(sample: Any, number: int | None) -> None:
         setattr(sample, name, number)
 
 
-def check_rows(rows_by_trajectory: Iterable[int], sample_type: type[Any] = Sample) -> None:
+def check_weighs_trajectories(rows_by_trajectory: Iterable[int], sample_type: type[Any] = Sample) -> None:
     """Checks that this slime weighs the rows of a trajectory together.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any
 from slime.rollout.agent_rollout_argument_checks import needs_even_row_lengths, rows_divisor
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_sample_fields import (
-    check_rows,
+    check_weighs_trajectories,
     fill_records,
     record_fields,
     set_execution,
@@ -108,7 +108,7 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     if len(samples) == trajectories:
         fill_records(samples, args)
         return [[rows_of(member)[0] for member in group] for group in groups]
-    check_rows(len(rows_of(member)) for group in groups for member in group)
+    check_weighs_trajectories(len(rows_of(member)) for group in groups for member in group)
     batch: list[Group] = [[rows_of(member) for member in group] for group in groups]
     _fill_steps([rows for group in batch for rows in group], args)
     fill_records([sample for group in batch for rows in group for sample in rows], args)

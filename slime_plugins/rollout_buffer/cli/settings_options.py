@@ -21,10 +21,11 @@ from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 
 
 def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces a command's parameter ``settings`` by an option for each field of ``model`` that has a description.
+    """Replaces a command's first parameter by an option for each field of ``model`` that has a description.
 
-    ``--some-flag`` is ``PREFIX_SOME_FLAG`` in the environment and ``some_flag`` in a file. A field with several values
-    is a repeatable option; ``json_schema_extra`` may name another flag.
+    The command gets the values that were given, by field name. ``--some-flag`` is ``PREFIX_SOME_FLAG`` in the
+    environment and ``some_flag`` in a file. A field with several values is a repeatable option;
+    ``json_schema_extra`` may name another flag.
     """
     fields = {name: field for name, field in model.model_fields.items() if field.description is not None}
 
@@ -85,18 +86,19 @@ def _option(name: str, field: FieldInfo, prefix: str) -> inspect.Parameter:
     default = field.default
     if get_origin(annotation) is tuple:
         annotation, default = list[get_args(annotation)[0]] | None, None  # type: ignore[misc]  # it is for typer
-    flag, variable = _flag(name, field), f"{prefix}_{_key(name, field).upper()}"
+    flag, variable = _flag_of(name, field), f"{prefix}_{_file_key_of(name, field).upper()}"
     option = typer.Option(flag, envvar=variable, show_envvar=False, help=field.description)
     return _parameter(name, Annotated[annotation, option], default)
 
 
-def _flag(name: str, field: FieldInfo) -> str:
+def _flag_of(name: str, field: FieldInfo) -> str:
     extra = field.json_schema_extra
-    return str(extra["flag"]) if isinstance(extra, dict) else f"--{name.replace('_', '-')}"
+    named = extra.get("flag") if isinstance(extra, dict) else None
+    return str(named or f"--{name.replace('_', '-')}")
 
 
-def _key(name: str, field: FieldInfo) -> str:
-    return _flag(name, field).removeprefix("--").replace("-", "_")
+def _file_key_of(name: str, field: FieldInfo) -> str:
+    return _flag_of(name, field).removeprefix("--").replace("-", "_")
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -105,13 +107,15 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _read(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
     """Returns a file's settings by field name."""
-    keys = {_key(name, field): name for name, field in fields.items()}
+    keys = {_file_key_of(name, field): name for name, field in fields.items()}
     try:
         found, _ = load_yaml(path.read_text("utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{path} is not YAML: {error}") from error
     except (OSError, ConfigError) as error:
         raise typer.BadParameter(str(error)) from error
+    if found is None:
+        return {}
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{path} must be a YAML mapping of settings")
     for key in found:

@@ -32,8 +32,8 @@ from slime_plugins.rollout_buffer.devices.health_policy import (
     HealthAction,
     HealthPolicy,
     HealthRecord,
+    may_quarantine,
     may_recycle,
-    may_rest,
 )
 from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
 from slime_plugins.rollout_buffer.devices.lease_table import Lease, LeaseTable
@@ -382,7 +382,7 @@ class DeviceManager:
             if action is HealthAction.QUARANTINE:
                 device.counters.quarantines += 1
                 await self._quarantine(device, self._current().quarantine_s)
-                device.health = device.health.after_rest()
+                device.health = device.health.after_quarantine()
                 action = HealthAction.LEND
             if action is HealthAction.LEND and await self._is_well(device):
                 self._make_ready(device)
@@ -398,12 +398,12 @@ class DeviceManager:
         recycling = self._count(DeviceState.RECYCLING)
         return self._rules().decide(
             device.health,
-            may_rest=self._may_rest(),
+            may_quarantine=self._may_quarantine(),
             may_recycle=may_recycle(recycling, self._current().spare_devices),
         )
 
-    def _may_rest(self) -> bool:
-        return may_rest(self._count(DeviceState.QUARANTINED), len(self._devices))
+    def _may_quarantine(self) -> bool:
+        return may_quarantine(self._count(DeviceState.QUARANTINED), len(self._devices))
 
     def _count(self, state: DeviceState) -> int:
         return sum(device.state is state for device in self._devices.values())
@@ -432,7 +432,9 @@ class DeviceManager:
         if device.worker is None:
             return
         trouble = device.settings == self._settings and action is not HealthAction.RECYCLE
-        rest_s = self._rules().rest_before_new_worker_s(device.health) if trouble and self._may_rest() else 0.0
+        quarantine_s = (
+            self._rules().quarantine_before_new_worker_s(device.health) if trouble and self._may_quarantine() else 0.0
+        )
         self._kill(device)
         device.health = device.health.with_new_worker(because_of_trouble=trouble)
         if action is HealthAction.RECYCLE:
@@ -442,9 +444,9 @@ class DeviceManager:
             return
         device.counters.replacements += 1
         logger.warning("%s gets a new worker: %s", device.device_id, device.last_error or "the settings have changed")
-        if rest_s:
+        if quarantine_s:
             device.counters.quarantines += 1
-            await self._quarantine(device, rest_s)
+            await self._quarantine(device, quarantine_s)
 
     async def _quarantine(self, device: _ManagedDevice, seconds: float) -> None:
         device.state = DeviceState.QUARANTINED

@@ -2,16 +2,16 @@
 
     without a fault ───────────▶ lease it again; after ``recycle_after_episodes`` of them, a new worker
     a fault ───────────────────▶ lease it again
-    ``max_consecutive_faults`` ▶ quarantine: pause, then a probe; healthy → on probation, else a new worker
+    ``max_consecutive_faults`` ▶ quarantine, then a probe; healthy → on probation, else a new worker
     a fault on probation ──────▶ a new worker
     not restored ──────────────▶ quarantine at once
     hung or died ──────────────▶ a new worker
-    the new worker fails, too ─▶ the same, with a pause before it that doubles every time
+    the new worker fails, too ─▶ the same after a quarantine, which doubles every time
 
 Boots that fail lead to no quarantine: after ``boot_attempts`` of them a device is broken (``boot_schedule``).
 
-One episode without a failure resets the record. At most half of the devices pause at the same time: if more fail, the
-cause is probably not the devices, and pausing all of them would not help.
+One episode without a failure resets the record. At most half of the devices are quarantined at the same time: if more
+fail, the cause is probably not the devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enum import StrEnum
 from slime_plugins.rollout_buffer.devices.leased_device import DIED, HUNG, NOT_RESTORED, LeaseReport
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
-_MAX_REST = 16
+_MAX_QUARANTINE_FACTOR = 16
 
 
 class DeviceState(StrEnum):
@@ -37,7 +37,7 @@ class DeviceState(StrEnum):
 
 class HealthAction(StrEnum):
     LEND = "lend"  # lease it again
-    QUARANTINE = "quarantine"  # pause, then probe
+    QUARANTINE = "quarantine"  # wait, then probe
     RECYCLE = "recycle"  # a new worker, because of its age alone
     REPLACE = "replace"  # a new worker, because this one failed
 
@@ -73,8 +73,8 @@ class HealthRecord:
             return replace(self, episodes=self.episodes + 1)
         return HealthRecord(episodes=self.episodes + 1)
 
-    def after_rest(self) -> HealthRecord:
-        """Returns the record of a healthy device after its pause: the next fault replaces the worker."""
+    def after_quarantine(self) -> HealthRecord:
+        """Returns the record of a healthy device after its quarantine: the next fault replaces the worker."""
         return replace(self, on_probation=True, faults_in_a_row=0, spoiled=False)
 
     def with_new_worker(self, *, because_of_trouble: bool) -> HealthRecord:
@@ -83,31 +83,33 @@ class HealthRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthPolicy:
-    """Limits of the policy. ``recycle_after_episodes`` None means never; ``quarantine_s`` is the first pause."""
+    """Limits of the policy. ``recycle_after_episodes`` None: never. ``quarantine_s`` is the first quarantine."""
 
     max_consecutive_faults: int
     quarantine_s: float
     recycle_after_episodes: int | None
 
-    def decide(self, record: HealthRecord, *, may_rest: bool, may_recycle: bool) -> HealthAction:
+    def decide(self, record: HealthRecord, *, may_quarantine: bool, may_recycle: bool) -> HealthAction:
         """Returns what a device with this record needs; ``may_…`` state whether enough other devices are available."""
         if record.gone or (record.on_probation and record.faults_in_a_row > 0):
             return HealthAction.REPLACE
         if record.spoiled or record.faults_in_a_row >= self.max_consecutive_faults:
-            return HealthAction.QUARANTINE if may_rest and record.replacements == 0 else HealthAction.REPLACE
+            return HealthAction.QUARANTINE if may_quarantine and record.replacements == 0 else HealthAction.REPLACE
         limit = self.recycle_after_episodes
         if limit is not None and record.episodes >= limit and may_recycle:
             return HealthAction.RECYCLE
         return HealthAction.LEND
 
-    def rest_before_new_worker_s(self, record: HealthRecord) -> float:
-        """Returns the pause before the next worker: none the first time, then doubling up to a limit."""
-        return backoff_s(record.replacements, first_s=self.quarantine_s, longest_s=self.quarantine_s * _MAX_REST)
+    def quarantine_before_new_worker_s(self, record: HealthRecord) -> float:
+        """Returns the quarantine before the next worker: none the first time, then doubling up to a limit."""
+        return backoff_s(
+            record.replacements, first_s=self.quarantine_s, longest_s=self.quarantine_s * _MAX_QUARANTINE_FACTOR
+        )
 
 
-def may_rest(resting: int, devices: int) -> bool:
-    """Returns True if one more device may pause: at most half of them do."""
-    return resting < devices // 2
+def may_quarantine(quarantined: int, devices: int) -> bool:
+    """Returns True if one more device may be quarantined: at most half of them are."""
+    return quarantined < devices // 2
 
 
 def may_recycle(recycling: int, spare_devices: int) -> bool:

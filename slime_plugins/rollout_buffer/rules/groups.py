@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.rules.reward_normalization import z_scores
 from slime_plugins.rollout_buffer.rules.stored_settings import DEFAULTS
 from slime_plugins.rollout_buffer.types import GroupState
 
-EPSILON = 1e-8
+RATIO_TOLERANCE = 1e-8
 GROUP_TIMEOUT_NOTE = (
     "group_timeout_seconds is set: members that still play when their group times out are given up, mostly slow "
     "ones: quick members are trained more often than they were submitted. Without it only an attempt has a limit "
@@ -65,11 +65,11 @@ class GroupPolicy:
 
     def at_least(self, ratio: float) -> int:
         """Returns the number of members that a ratio requires, rounded down as slime does; at least 1."""
-        return max(1, math.floor(self.group_size * ratio + EPSILON))
+        return max(1, math.floor(self.group_size * ratio + RATIO_TOLERANCE))
 
     def accepts_short(self, count: int) -> bool:
         """Returns True if a short group may be delivered: count / n reaches the ratio, without rounding."""
-        return count >= max(1.0, self.group_size * self.min_timeout_group_size_ratio - EPSILON)
+        return count >= max(1.0, self.group_size * self.min_timeout_group_size_ratio - RATIO_TOLERANCE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,12 @@ def test_without_any_the_fields_defaults_hold(app: typer.Typer, served: list[dic
     assert build_serve_settings(**served[0]) == ServeSettings()
 
 
+def test_a_file_of_comments_alone_sets_nothing(app: typer.Typer, served: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text("# port: 1\n")
+    call(app, "--config", str(tmp_path / "serve.yaml"))
+    assert build_serve_settings(**served[0]) == ServeSettings()
+
+
 def test_a_flag_comes_before_a_variable_and_that_before_the_file(
     app: typer.Typer, served: list[dict[str, Any]], tmp_path: Path
 ) -> None:

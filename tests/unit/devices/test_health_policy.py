@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.devices.health_policy import (
     HealthAction,
     HealthPolicy,
     HealthRecord,
-    may_rest,
+    may_quarantine,
 )
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
 
@@ -35,8 +35,10 @@ def rules(*, faults: int = 2, recycle: int | None = None) -> HealthPolicy:
     return HealthPolicy(max_consecutive_faults=faults, quarantine_s=10, recycle_after_episodes=recycle)
 
 
-def decided(record: HealthRecord, by: HealthPolicy, *, may_rest: bool = True, may_recycle: bool = True) -> HealthAction:
-    return by.decide(record, may_rest=may_rest, may_recycle=may_recycle)
+def decided(
+    record: HealthRecord, by: HealthPolicy, *, may_quarantine: bool = True, may_recycle: bool = True
+) -> HealthAction:
+    return by.decide(record, may_quarantine=may_quarantine, may_recycle=may_recycle)
 
 
 def after(*history: LeaseReport, record: HealthRecord | None = None) -> HealthRecord:
@@ -49,7 +51,7 @@ def after(*history: LeaseReport, record: HealthRecord | None = None) -> HealthRe
 def looked_after(record: HealthRecord, care: HealthAction) -> HealthRecord:
     """What the manager makes of a record once the device got what it needs."""
     if care is HealthAction.QUARANTINE:
-        return record.after_rest()
+        return record.after_quarantine()
     if care is HealthAction.LEND:
         return record
     return record.with_new_worker(because_of_trouble=care is HealthAction.REPLACE)
@@ -59,7 +61,7 @@ def test_a_device_that_was_not_restored_rests_at_once_and_is_replaced_if_it_is_n
     not_restored = LeaseReport(fault="not_restored", failures={"not_restored": 1})
     spoiled = after(not_restored)
     assert decided(spoiled, rules(faults=3)) is HealthAction.QUARANTINE
-    assert decided(after(not_restored, record=spoiled.after_rest()), rules(faults=3)) is HealthAction.REPLACE
+    assert decided(after(not_restored, record=spoiled.after_quarantine()), rules(faults=3)) is HealthAction.REPLACE
     counted = LeaseReport(failures={"not_restored": 1})
     assert after(counted) == after(CLEAN)
 
@@ -75,7 +77,7 @@ def test_no_device_fails_more_often_in_a_row_than_it_may_before_something_is_don
             lent_with_faults += 1
         elif report is CLEAN:
             lent_with_faults = 0
-        care = decided(record, by, may_rest=resting_allowed)
+        care = decided(record, by, may_quarantine=resting_allowed)
         if care is HealthAction.LEND:
             assert lent_with_faults < by.max_consecutive_faults
             assert not record.gone
@@ -99,7 +101,7 @@ def test_one_clean_episode_makes_everything_good(by: HealthPolicy, history: list
         record = looked_after(record, decided(record, by))
     good = record.after(CLEAN)
     assert good == HealthRecord(episodes=good.episodes)
-    assert by.rest_before_new_worker_s(good) == 0
+    assert by.quarantine_before_new_worker_s(good) == 0
     assert decided(good, by) in (HealthAction.LEND, HealthAction.RECYCLE)
 
 
@@ -109,7 +111,7 @@ def test_rests_grow_with_trouble_but_have_an_end(by: HealthPolicy, history: list
     for report in history:
         record = record.after(report)
         care = decided(record, by)
-        rest = by.rest_before_new_worker_s(record)
+        rest = by.quarantine_before_new_worker_s(record)
         longest = max(longest, rest)
         assert rest <= 16 * by.quarantine_s
         record = looked_after(record, care)
@@ -128,9 +130,9 @@ def test_a_device_without_faults_is_never_punished(by: HealthPolicy, history: li
 
 @given(resting=st.integers(0, 50), devices=st.integers(1, 50))
 def test_at_most_half_of_the_devices_rest(resting: int, devices: int) -> None:
-    if may_rest(resting, devices):
+    if may_quarantine(resting, devices):
         assert resting + 1 <= devices / 2
-    assert not may_rest(0, 1)
+    assert not may_quarantine(0, 1)
 
 
 def test_first_quarantine_then_probation_then_a_new_worker_then_rests_that_double() -> None:
@@ -139,13 +141,13 @@ def test_first_quarantine_then_probation_then_a_new_worker_then_rests_that_doubl
     assert decided(record, by) is HealthAction.LEND
     record = after(FAULT, record=record)
     assert decided(record, by) is HealthAction.QUARANTINE
-    record = record.after_rest()
+    record = record.after_quarantine()
     assert decided(record, by) is HealthAction.LEND
     record = after(FAULT, record=record)
     assert decided(record, by) is HealthAction.REPLACE
     rests = []
     for _ in range(7):
-        rests.append(by.rest_before_new_worker_s(record))
+        rests.append(by.quarantine_before_new_worker_s(record))
         record = after(FAULT, FAULT, record=record.with_new_worker(because_of_trouble=True))
         assert decided(record, by) is HealthAction.REPLACE
     assert rests == [0, 10, 20, 40, 80, 160, 160]

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from slime.rollout.agent_rollout_sample_fields import check_rows, execution_field, execution_of, set_execution
+from slime.rollout.agent_rollout_sample_fields import (
+    check_weighs_trajectories,
+    execution_field,
+    execution_of,
+    set_execution,
+)
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 
@@ -42,7 +47,7 @@ def test_rows_share_the_field_that_this_slime_has(kind: type, field: str | None,
 
 
 def test_several_rows_are_refused_only_where_each_would_weigh_alone() -> None:
-    check_rows([1, 2], Sample)
-    check_rows([1, 1], SampleOfV022)
+    check_weighs_trajectories([1, 2], Sample)
+    check_weighs_trajectories([1, 1], SampleOfV022)
     with pytest.raises(ConfigError, match="rollout_mode incremental"):
-        check_rows([1, 2], SampleOfV022)
+        check_weighs_trajectories([1, 2], SampleOfV022)

@@ -65,8 +65,8 @@ def attempts(
             for line in message_lines(message, _image_name, LONG_TEXT):
                 console.print(line)
         console.print()
-    none = "no such attempt failed" if error_code or search else f"no attempt of {job_id} failed"
-    print_page("" if page["attempts"] else none, page)
+    nothing = "no such attempt failed" if error_code or search else f"no attempt of {job_id} failed"
+    print_page("" if page["attempts"] else nothing, page)
     if page["log"]:
         console.print(f"The runner's log: {page['log']}", style="dim", highlight=False, soft_wrap=True)
 

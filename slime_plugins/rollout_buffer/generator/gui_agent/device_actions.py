@@ -1,6 +1,6 @@
-"""The nine actions of the ``mobile_use`` tool, in device pixels.
+"""The actions of the ``mobile_use`` tool, in device pixels.
 
-Another one also needs its description in ``mobile_use``, its reader in ``reply_parser`` and what each kind of device
+A new one also needs its description in ``mobile_use``, its reader in ``reply_parser`` and what each kind of device
 does for it (``emulator/gestures``, ``miniwob/device``).
 """
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import ActionKind, SystemButton
+
 COORDINATE_MAX = 999
 """Coordinates are relative to a screen of 999x999, whatever the device has: the corners are (0, 0) and (999, 999)."""
 
@@ -42,17 +44,7 @@ MOBILE_USE_TOOL: dict[str, Any] = {
                 "action": {
                     "type": "string",
                     "description": _ACTION_HELP,
-                    "enum": [
-                        "click",
-                        "long_press",
-                        "swipe",
-                        "type",
-                        "answer",
-                        "system_button",
-                        "open",
-                        "wait",
-                        "terminate",
-                    ],
+                    "enum": [kind.value for kind in ActionKind],
                 },
                 "coordinate": {
                     **_POINT,
@@ -64,7 +56,7 @@ MOBILE_USE_TOOL: dict[str, Any] = {
                 "button": {
                     "type": "string",
                     "description": "Needed by `system_button`.",
-                    "enum": ["Back", "Home", "Menu", "Enter"],
+                    "enum": [button.value for button in SystemButton],
                 },
                 "status": {
                     "type": "string",
