@@ -25,10 +25,10 @@ STORED = ("stored", "duplicate")
 GIVEN_UP = re.compile("failed|HTTP 410")
 """What is said of a session whose turns are dropped by rule: it was abandoned, or its group or its time was over."""
 
-GATEWAYS = ("gateway", "supervisor")
-"""The kinds of kills that end a process of the gateway."""
-LATE_S = 2.0
-"""A connection ends or is noted so much before or after the note of the kill."""
+LAST_S = {"gateway": 2.0, "supervisor": 6.0}
+"""By the kind of a kill, seconds until the gateway closes its connections: without its supervisor it stops itself."""
+NOTED_S = 2.0
+"""A kill is noted at most so much later."""
 
 Event = Mapping[str, Any]
 Turns = Sequence[Sequence[int]]
@@ -47,7 +47,8 @@ class Comparison:
         self._replies: dict[str, list[Event]] = defaultdict(list)
         for reply in read_journal(plan.path("proxy.jsonl")):
             self._replies[reply["session"]].append(reply)
-        self._deaths = [one["at"] for one in read_journal(plan.path("kills.jsonl")) if one.get("kind") in GATEWAYS]
+        kills = [event for event in read_journal(plan.path("kills.jsonl")) if event.get("kind") in LAST_S]
+        self._deaths = [(kill["at"] - NOTED_S, kill["at"] + LAST_S[kill["kind"]]) for kill in kills]
         self._decode = load_tokenizer(str(DEMO_TOKENIZER_PATH), download=False).decode
         self._sampled: dict[str, Sequence[int]] = {}
         self._asked: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -100,7 +101,7 @@ class Comparison:
             if self.answered(uid):
                 yield f"LOST: {uid} has answered turns, and no agent closed it"
         for reply in (one for replies in self._replies.values() for one in replies if one["cut_by"] == GATEWAY):
-            if not any(reply["asked_at"] - LATE_S < at < reply["at"] + LATE_S for at in self._deaths):
+            if not any(start < reply["at"] < end for start, end in self._deaths):
                 yield f"{reply['session']}: the gateway closed the connection of a turn, and was not killed"
         for session in self.sessions:
             yield from self._about(session["session"], session["status"])

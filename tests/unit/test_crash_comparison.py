@@ -99,6 +99,11 @@ def cut_once_it_was_stored_before_its_first_word(run: Run) -> None:
     run.train(f"Step 1, {OTHER}: ls")
 
 
+def cut_after_its_supervisor(run: Run) -> None:
+    run.cut(1, "")
+    run.kills = [{"at": run.replies[-1]["at"] - 3.0, "kind": "supervisor"}]
+
+
 def cut_by_its_engine(run: Run) -> None:
     run.replies.append(run.reply("Step 1, ", 0.5, answered=False, calls=[], error="the engine"))
 
@@ -112,6 +117,7 @@ def cut_by_its_engine(run: Run) -> None:
         cut_after_the_last_token,
         cut_once_it_was_stored,
         cut_once_it_was_stored_before_its_first_word,
+        cut_after_its_supervisor,
         cut_by_its_engine,
     ],
 )
@@ -232,7 +238,13 @@ def train_a_session_that_nobody_closed(run: Run) -> None:
 
 def close_a_connection_without_a_kill(run: Run) -> None:
     run.cut(1, "")
-    run.kills = [{"at": 0.9, "kind": "engine"}, {"at": 10.0, "kind": "gateway"}]
+    at = run.replies[-1]["at"]
+    run.kills = [{"at": at, "kind": "engine"}, {"at": at - 3.0, "kind": "gateway"}, {"at": at + 3.0, "kind": "gateway"}]
+
+
+def close_a_connection_long_after_the_supervisor(run: Run) -> None:
+    run.cut(1, "")
+    run.kills = [{"at": run.replies[-1]["at"] - 7.0, "kind": "supervisor"}]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +271,7 @@ def close_a_connection_without_a_kill(run: Run) -> None:
         (train_a_session_that_was_given_up, "was given up (failed) and is trained"),
         (train_a_session_that_nobody_closed, "no agent closed it"),
         (close_a_connection_without_a_kill, "was not killed"),
+        (close_a_connection_long_after_the_supervisor, "was not killed"),
     ],
 )
 def test_what_does_not_balance_is_said(run: Run, change: Any, sentence: str) -> None:
