@@ -188,15 +188,16 @@ def test_what_is_decided_is_told_at_once_and_what_is_not_is_held_back(said: str,
 
 
 @pytest.mark.parametrize(
-    "end", ["]}}</tool_call>", "</tool_call>", "", ' "c": 1}}</tool_call>', '}, "name": "g"}</tool_call>']
+    "end",
+    ["}</tool_call>", "]}}</tool_call>", "</tool_call>", "", ' "c": 1}}</tool_call>', '}, "name": "g"}</tool_call>'],
 )
-def test_a_streamed_call_that_cannot_be_read_is_what_was_told_of_it(end: str) -> None:
+def test_a_call_that_cannot_be_read_is_what_was_told_of_it_if_it_is_streamed_and_otherwise_text(end: str) -> None:
     text = f'I do. <tool_call>{{"name": "f", "arguments": {{"a": "on"{end}'
     message = reply_stream(tell=lambda one: None, tools=TOOLS).end([*f"{text}{CODER}".encode(), END_OF_TURN])
     (function, good) = (call["function"] for call in message["tool_calls"])
     assert (message["content"], function) == ("I do.", {"name": "f", "arguments": '{"a":"on"'})
     assert good == {"name": "f", "arguments": {"a": "é"}}
-    assert "tool_calls" not in gateway_message(text, tools=TOOLS)
+    assert gateway_message(text, tools=TOOLS) == {"role": "assistant", "content": text}
 
 
 def test_a_call_that_cannot_be_read_stays_text_and_is_told_at_the_end() -> None:
