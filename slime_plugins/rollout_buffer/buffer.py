@@ -16,7 +16,7 @@ Servers, runners and the supervisor each have their own ``Buffer`` on the same s
 
 from __future__ import annotations
 
-# ``python buffer.py``, as slime's users start it, serves. ``types.py`` beside it must not hide Python's own module:
+# ``python buffer.py``, as slime's users start it, serves. ``types.py`` next to it must not hide Python's own module:
 # neither the script's folder nor the working directory may be on the path of the server's processes.
 if __name__ == "__main__":
     import os

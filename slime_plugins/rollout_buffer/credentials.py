@@ -80,7 +80,7 @@ KEY_URL_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_URL"
 
 
 def api_key_for(base_url: str) -> str | None:
-    """Returns the key if it belongs to the server at ``base_url``, by scheme, host and port."""
+    """Returns the key if it belongs to the server at ``base_url``: scheme, host and port must be written alike."""
     owner = os.environ.get(KEY_URL_VARIABLE)
     if not owner or urlsplit(owner)[:2] != urlsplit(base_url)[:2]:
         return None

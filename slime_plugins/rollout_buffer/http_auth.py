@@ -80,7 +80,7 @@ def check_bearer(authorization: str | None, *tokens: str | None) -> None:
     """Accepts a request with one of the tokens, or any request if there are no tokens.
 
     Raises:
-        UnauthorizedError: it has none of them; the message says what is wrong with its header.
+        UnauthorizedError: it has none of them; the message names what is wrong with its header.
     """
     accepted = [token for token in tokens if token]
     if accepted and not has_bearer(authorization, *accepted):

@@ -130,7 +130,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         raise  # the client disconnected, or the server stops
     except Exception as error:
         if isinstance(error, ConnectionError) and _is_gone(request):
-            return _error_reply(request, UnavailableError("the client disconnected"))  # nobody reads it
+            return _error_reply(request, UnavailableError("the client disconnected"))  # no client reads it
         # A defect fails one request and is logged.
         logger.exception("%s %s failed", request.method, request.path)
         return _error_reply(request, RolloutBufferError("internal error; the gateway's log has the traceback"))

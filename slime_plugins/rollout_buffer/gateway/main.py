@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     gateway = Gateway(settings, Buffer(store), worker=int(worker))
     sockets = [socket.socket(fileno=int(one)) for one in descriptors]
-    # A collection looks at all objects for 0.1 s, in which nobody is answered: those of the imports live on anyway.
+    # A collection examines all objects for 0.1 s, in which no request is answered; those of the imports live on anyway.
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_ALLOCATIONS)

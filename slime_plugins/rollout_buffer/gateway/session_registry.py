@@ -102,7 +102,7 @@ class SessionRegistry:
         if isinstance(found, Session):
             found.check_open()
             if found.turns is not None and self._settings.workers == 1:
-                return found  # nobody else writes
+                return found  # no other process writes
             state = await self.refresh(found)
             if state is None:
                 found.check_open()

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class SmallWrite:
-    """Another write of sessions; it has no bytes beside its rows."""
+    """Another write of sessions: rows alone, no payload."""
 
     work: Callable[[Connection], Any]
 

@@ -20,11 +20,11 @@ if __name__ == "__main__":
     options = parser.parse_args()
     progress = None if options.progress_fd is None else Heartbeat(options.progress_fd)
 
-    def print_file(file: Path) -> None:
+    def report_file(file: Path) -> None:
         """Reports the next file to load."""
         if progress is not None:
             progress.beat(file=str(file))
 
     files = generator_files(options.folders)
-    found = discover(options.folders, skip=options.skip, on_file=print_file)
+    found = discover(options.folders, skip=options.skip, on_file=report_file)
     sys.stdout.write("\n" + describe(found, files) + "\n")

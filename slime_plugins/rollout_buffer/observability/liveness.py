@@ -19,7 +19,7 @@ from typing import Any
 HEARTBEAT_VARIABLE = "ROLLOUT_BUFFER_HEARTBEAT_FD"
 """Environment variable with the descriptor of the supervisor's heartbeat."""
 READY_VARIABLE = "ROLLOUT_BUFFER_READY_FD"
-"""Environment variable with the descriptor on which a worker of the server says that it answers."""
+"""Environment variable with the descriptor on which a worker of the server reports that it answers."""
 INTERVAL_S = 1.0
 STARTUP_TIMEOUT_S = 600.0
 """Time limit of a process for its first heartbeat; it may load models before its event loop starts."""

@@ -46,8 +46,8 @@ def message_with_calls(text: str, turn: int, tools: Tools = ()) -> Message:
     places = [place for place, segment in enumerate(segments) if segment.kind is SegmentKind.CALL]
     ending = segments[places[0] :] if places else []
     calls = [segment.call for segment in ending if segment.call is not None]
-    beside = "".join(segment.text for segment in ending if segment.call is None)
-    if not calls or any(call.problem for call in calls) or beside.strip():
+    outside = "".join(segment.text for segment in ending if segment.call is None)
+    if not calls or any(call.problem for call in calls) or outside.strip():
         return {"role": "assistant", "content": text}
     content = "".join(segment.text for segment in segments[: places[0]]).rstrip("\n")
     made = [_openai(_numbered(call, turn, place)) for place, call in enumerate(calls)]

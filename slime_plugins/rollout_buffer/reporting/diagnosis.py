@@ -22,13 +22,14 @@ from slime_plugins.rollout_buffer.rules.stuck_weights import StuckCounter, Stuck
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 from slime_plugins.rollout_buffer.wire.job_replies import Explanation, Severity
 
-_FARM_OF_DOCTOR = "android_world"
+_TASK_TYPE_OF_DOCTOR = "android_world"
 """The task type whose devices ``rollout-buffer doctor`` examines."""
 QUIET_AFTER_S = 60.0
 """A job with a younger trajectory counts as progressing."""
 START_TIMEOUT_S = 120.0
+"""Time that a runner may take from the last change of its job's state to its first episode."""
 LONG_EPISODE_S = 600.0
-FAILURES_WORTH_SAYING = 3
+MIN_REPORTED_FAILURES = 3
 LITTLE_DISK_BYTES = 2_000_000_000
 
 
@@ -372,7 +373,7 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
 
 
 def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
-    """Describes dropped groups, if they are more than half."""
+    """Describes the groups that failed or were filtered; staleness is described elsewhere."""
     if at.cause.code in (CauseCode.ATTEMPTS_FAILED, CauseCode.NO_GROUP_READY):
         return  # that is the cause
     if _nothing_kept(at):
@@ -411,7 +412,7 @@ def _nothing_kept(at: JobSnapshot) -> bool:
     """Returns True if all closed groups of an open job, and more than a few, were dropped (staleness aside)."""
     dropped = at.count(GroupState.FILTERED, GroupState.FAILED)
     kept = at.count(GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)
-    return at.state in OPEN_STATES and not kept and dropped - at.stale_groups >= FAILURES_WORTH_SAYING
+    return at.state in OPEN_STATES and not kept and dropped - at.stale_groups >= MIN_REPORTED_FAILURES
 
 
 def _closed(at: JobSnapshot) -> int:
@@ -451,7 +452,7 @@ def _troubles(at: JobSnapshot) -> Iterator[Explanation]:
 
 def _all_fail(at: JobSnapshot) -> Iterator[Explanation]:
     failed = at.all_failed
-    if failed is not None and failed.failed >= FAILURES_WORTH_SAYING and at.count(GroupState.OPEN):
+    if failed is not None and failed.failed >= MIN_REPORTED_FAILURES and at.count(GroupState.OPEN):
         yield Explanation(
             code=f"failing_{failed.code}",
             severity=Severity.ATTENTION if _most_wait_for_engine(at, failed.failed) else Severity.STOPPED,
@@ -535,7 +536,7 @@ def _device_trouble(at: JobSnapshot) -> Iterator[Explanation]:
 
 def _failures(at: JobSnapshot) -> Iterator[Explanation]:
     total = sum(at.recent_failures.values())
-    if total < FAILURES_WORTH_SAYING or at.all_failed is not None:
+    if total < MIN_REPORTED_FAILURES or at.all_failed is not None:
         return
     code, count = max(at.recent_failures.items(), key=lambda entry: entry[1])
     last = f" The last one said: {at.last_failure[:300]}" if at.last_failure else ""
@@ -550,7 +551,7 @@ def _failures(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _doctor(at: JobSnapshot) -> str:
-    return "rollout-buffer doctor says what this machine lacks. " if at.task_type == _FARM_OF_DOCTOR else ""
+    return "rollout-buffer doctor says what this machine lacks. " if at.task_type == _TASK_TYPE_OF_DOCTOR else ""
 
 
 def _failure_advice(at: JobSnapshot, code: str) -> str:

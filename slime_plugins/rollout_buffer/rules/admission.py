@@ -8,7 +8,7 @@ A group that begins now is trained within the bound if
 * later groups do not overtake it: groups are delivered oldest first, and a poll waits for a group that the next step
   would make too old, as long as no device becomes idle by it (``should_wait_for_slow_groups``).
 
-No rule blocks a group for ever: a waiting trainer is always served, an unknown pace blocks nothing, and a group that
+No rule blocks a group forever: a waiting trainer is always served, an unknown pace blocks nothing, and a group that
 exceeds the bound whenever it begins is played anyway and handled as stale at delivery.
 """
 

@@ -1,9 +1,9 @@
 """The write lock: one process writes at a time, and the holder's pid is recorded.
 
 SQLite's ``busy_timeout`` sleeps up to 100 ms and is not fair: of seven processes that write continuously, one waited
-6 s. This is a file lock that is polled every few milliseconds. Who polls in vain leaves a mark, and the last holder
-lets others in before it takes the lock again. The kernel releases the lock of a killed process. A stopped process
-(SIGSTOP, a debugger, swap) keeps the lock: the others time out with an error that names it.
+6 s. This is a file lock that is polled every few milliseconds. A process that waits for it sets a mark, upon which the
+last holder lets others in before it takes the lock again. The kernel releases the lock of a killed process. A stopped
+process (SIGSTOP, a debugger, swap) keeps the lock: the others time out with an error that names it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sockets that ``serve`` and ``gateway`` listen on: their own, or those held by whoever started them.
+"""The sockets that ``serve`` and ``gateway`` listen on: their own, or those of the process that started them.
 
 The latter is systemd's socket activation (sd_listen_fds(3)). Such sockets outlive the process: while it is started
 again, connections wait instead of being refused.

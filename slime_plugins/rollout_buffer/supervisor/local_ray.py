@@ -1,14 +1,14 @@
-"""A Ray cluster of one machine, as a program: it lives exactly as long as it is wanted.
+"""A Ray cluster of one machine, as a program: it ends with its parent.
 
     python -m slime_plugins.rollout_buffer.supervisor.local_ray --num-cpus 2 --address-file FILE
 
-Starts a Ray head without dashboard, writes its address to the file (or says it on the supervisor's descriptor) once it
+Starts a Ray head without dashboard, writes its address to the file (or to the supervisor's descriptor) once it
 can be used, and stays until SIGTERM, SIGINT or the death of its parent. Then everything it started ends with it, device
 workers included, and nothing else: it adopts its descendants, so it knows them all. Ray itself is started through its
 own command, not imported here.
 
 Ray listens on every network interface and runs whatever it is sent. So this program starts no cluster without a token:
-``RAY_AUTH_TOKEN_PATH`` names a file with one, and whoever uses the cluster has the same in its environment, together
+``RAY_AUTH_TOKEN_PATH`` names a file with one, and each user of the cluster has the same in its environment, together
 with ``RAY_AUTH_MODE=token``.
 """
 

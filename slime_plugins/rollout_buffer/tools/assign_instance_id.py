@@ -4,8 +4,8 @@
     python -m slime_plugins.rollout_buffer.tools.assign_instance_id --input_path problems.jsonl
 
 Ids that are there are kept (numbers become strings); lines without one get ``<task_type>_<n>``. Two lines with one id
-are refused. The result goes to ``--output_path``, by default ``problems_instance_id.jsonl`` beside the input, all of it
-or nothing. Needs the standard library only.
+are refused. The result goes to ``--output_path``, by default ``problems_instance_id.jsonl`` next to the input, all of
+it or nothing. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="assign_instance_id", description=description)
     parser.add_argument("--input_path", type=Path, required=True, help="a JSONL file, one object per line")
     parser.add_argument("--task_type", default="math", help="what new ids begin with (default: math)")
-    parser.add_argument("--output_path", type=Path, help="default: <input>_instance_id.jsonl beside the input")
+    parser.add_argument("--output_path", type=Path, help="default: <input>_instance_id.jsonl next to the input")
     return parser.parse_args(arguments)
 
 
@@ -100,7 +100,7 @@ def _load(path: Path, number: int, line: str) -> Line:
 
 
 def _write_whole(path: Path, lines: Sequence[Line]) -> None:
-    """Writes the file in one step, so that nobody ever reads half of it; it may be the input itself."""
+    """Writes the file in one step, so that no reader sees half of it; it may be the input itself."""
     if not path.parent.is_dir():
         raise ValueError(f"the folder {path.parent} does not exist")
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as part:

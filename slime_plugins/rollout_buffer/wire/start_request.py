@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, HttpUr
 MAX_SKIPPED = 5_000_000
 MAX_INLINE_INSTANCES = 1_000_000
 MAX_GROUPS = 2_000_000
-"""Groups of one job: instances times epochs. They are made in one transaction."""
+"""Groups of one job: instances times epochs."""
 MAX_SETTINGS_ELEMENTS = 10_000
 """Entries of all lists and objects in the settings and options of a job."""
 MAX_SETTINGS_BYTES = 256 * 1024

@@ -62,7 +62,7 @@ _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(WrittenMessages)
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Checks that each message says something.
+    """Checks that each message has content.
 
     Raises:
         InvalidPayloadError: one has no content, or a misspelt role or key; names it, and what was meant.

@@ -33,14 +33,14 @@ class AdbServer:
             return False, str(error)
         return done.returncode == 0, (done.stdout + done.stderr).decode("utf-8", "replace").strip()
 
-    def must(self, words: Sequence[str], *, says: str = "") -> str:
-        """Returns the output of a command that must succeed and, if given, must say ``says``.
+    def must(self, words: Sequence[str], *, containing: str = "") -> str:
+        """Returns the output of a command that must succeed and must contain ``containing``.
 
         Raises:
             DeviceError: it did not, with adb's words.
         """
         succeeded, said = self.run(*words)
-        if not succeeded or says not in said:
+        if not succeeded or containing not in said:
             raise DeviceError(f"adb {' '.join(words)}: {said or 'no answer'}")
         return said
 

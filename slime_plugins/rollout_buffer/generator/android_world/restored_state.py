@@ -1,4 +1,4 @@
-"""The state of a device that must be the same before every episode: what adb's shell says of it, part by part.
+"""The state of a device that must be the same before every episode: as adb's shell prints it, part by part.
 
 A device's state is recorded in a file before its first episode; deleting the file accepts the device's present state.
 """
@@ -45,7 +45,7 @@ _SERVICES = {
 }
 _STREAMS = ("voice", "system", "ring", "music", "alarm", "notification")
 _VOLUME = f"volume_({'|'.join(_STREAMS)})(_speaker)?"
-# adb would lose the device, or Android would be set up anew.
+# adb would lose the device, or Android would be set up again.
 _KEY = re.compile(r"[\w.:/-]+")
 _NEVER_WRITTEN = re.compile("^adb_|^development_settings|^device_provisioned|^user_setup_complete|^android_id")
 _PAUSES_S = (0.0, 0.5, 1.0)
@@ -133,7 +133,7 @@ class StateCheck:
             if not differences(recorded, found):
                 break
         left = differences(recorded, found)
-        reason = f" (not put back: {said[-_MAX_SAID:] or refused or 'adb says nothing'})"
+        reason = f" (not put back: {said[-_MAX_SAID:] or refused or 'adb printed nothing'})"
         others = {name: text for name, text in changed.items() if name not in recorded}
         return others | {name: text + reason for name, text in left.items()}
 

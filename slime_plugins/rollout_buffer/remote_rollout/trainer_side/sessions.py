@@ -91,7 +91,7 @@ class TrainerSession:
     recorded: SessionTurns = field(default_factory=SessionTurns)
     turns: list[Turn] = field(default_factory=list)
     replies: dict[bytes, Message] = field(default_factory=dict)
-    """Our replies by the forms in which an agent may send them back: with calls in the text or beside it."""
+    """Our replies by the forms in which an agent may send them back: with calls in the text or as fields."""
     in_flight: asyncio.Task[dict[str, Any]] | None = None
     in_flight_fingerprint: bytes = b""
     result: dict[str, Any] | None = None
@@ -144,7 +144,7 @@ class TrainerSession:
         self.replies |= {reply_key(form): recorded.message for form in forms.messages}
 
     def reply_message(self, output_ids: Sequence[int], number: int, tools: Tools) -> Message:
-        """Returns the reply of a turn as it is sent: with its calls beside the text, if there are tools."""
+        """Returns the reply of a turn as it is sent: with its calls as fields, if there are tools."""
         text = self.tokens.text(output_ids)
         return message_with_calls(text, number, tools) if tools else {"role": "assistant", "content": text}
 

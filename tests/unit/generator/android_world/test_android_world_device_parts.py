@@ -137,7 +137,7 @@ def look_at(number: int) -> ScreenSample:
 
 def test_a_screen_that_reacts_late_is_not_taken_for_a_settled_one() -> None:
     for late_s in (0.0, 0.2, 0.6, 1.0, 1.9):
-        assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Stability.STABLE)
+        assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Stability.SETTLED)
 
 
 def test_a_screen_that_goes_on_moving_is_cut_off() -> None:

@@ -48,7 +48,7 @@ exec {adb} "$@"
 
 
 class AttachedHost:
-    """The ``AndroidHost`` of entry ``index`` of the inventory. Nobody else on this host uses it until ``close``."""
+    """The ``AndroidHost`` of entry ``index`` of the inventory. It is locked on this host until ``close``."""
 
     def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
         inventory = inventory_of(settings.device_options)
@@ -101,7 +101,7 @@ class AttachedHost:
             self._clear(packages)
             return kept
         if way.snapshot is not None:
-            self._server.must(["-s", self._serial, "emu", "avd", "snapshot", "load", way.snapshot], says="OK")
+            self._server.must(["-s", self._serial, "emu", "avd", "snapshot", "load", way.snapshot], containing="OK")
         else:
             self._run_command(way.command or [])
         self._await_up(_RESTORE_S)
@@ -204,7 +204,7 @@ class AttachedHost:
         for package in packages:
             installed, _ = self._server.run("-s", self._serial, "shell", "pm", "path", package)
             if installed:
-                self._server.must(["-s", self._serial, "shell", "pm", "clear", package], says="Success")
+                self._server.must(["-s", self._serial, "shell", "pm", "clear", package], containing="Success")
         folders = " ".join(f"/sdcard/{folder}/*" for folder in _SHARED_STORAGE)
         self._server.must(["-s", self._serial, "shell", f"rm -rf {folders}"])
 

@@ -1,4 +1,4 @@
-"""Executes the nine actions as commands of an Android device, where the package's own actions are wrong.
+"""Executes the actions as commands of an Android device, where the package's own actions are wrong.
 
 =============  =========================================================================================
 action         what is executed, and how the package's ``JSONAction`` differs
@@ -6,7 +6,7 @@ action         what is executed, and how the package's ``JSONAction`` differs
 click          a tap
 long_press     a swipe on one spot, of the requested duration (theirs: always one second)
 swipe          a swipe between two points (theirs: directions only, left and right exchanged)
-type           the words, without Enter (theirs: presses Enter); untypeable characters are reported
+type           the words, no Enter after them (theirs: one); untypeable characters are reported
 system_button  Back, Home, Enter and Menu as keys (theirs: no Menu)
 open           an exact name among the installed apps (theirs: a prefix, so that another app opens)
 wait           of the requested duration (theirs: always one second)

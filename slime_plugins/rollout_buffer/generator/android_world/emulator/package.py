@@ -1,4 +1,4 @@
-"""The only file that imports the packages ``android_world`` and ``android_env``, beside ``adb_environment``.
+"""The only file that imports the packages ``android_world`` and ``android_env``, except ``adb_environment``.
 
 They are imported when a device is created, not earlier: they write temporary files under names made of task parameters,
 so each worker needs its own temporary folder before the import. One environment per process, because tasks draw from

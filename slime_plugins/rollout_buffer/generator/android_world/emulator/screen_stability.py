@@ -22,7 +22,7 @@ _PIXEL_TOLERANCE = 8
 class Stability(StrEnum):
     """How the wait for a stable screen ended."""
 
-    STABLE = "settled"  # the screen changed and then stopped changing
+    SETTLED = "settled"  # the screen changed and then stopped changing
     NO_CHANGE = "no_change"  # the screen did not change within the timeout
     TIMED_OUT = "timed_out"  # the screen still changed at the timeout
 
@@ -60,7 +60,10 @@ def wait_until_stable(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[ScreenSample, Stability]:
-    """Returns the first sample equal to its predecessor, after the screen left ``reference`` (None: at once)."""
+    """Returns the first sample equal to its predecessor, after the screen left ``reference`` (None: at once).
+
+    At a timeout it returns the last sample.
+    """
     begun = now()
     seen = sample()
     deadline = begun + times.change_s
@@ -75,5 +78,5 @@ def wait_until_stable(
         sleep(times.between_s)
         before, seen = seen, sample()
         if seen.same_as(before):
-            return seen, Stability.STABLE
+            return seen, Stability.SETTLED
     return seen, Stability.TIMED_OUT
