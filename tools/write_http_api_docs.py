@@ -87,13 +87,7 @@ Worth an alarm:
 ## Grafana
 
 `deploy/grafana_dashboard.json` has a panel for every metric of this page. In Grafana: Dashboards → New → Import, upload
-the file, and choose the Prometheus data source at the top of the dashboard. Or:
-
-```bash
-jq '{dashboard: ., overwrite: true}' deploy/grafana_dashboard.json |
-  curl -H "Authorization: Bearer $GRAFANA_TOKEN" -H 'Content-Type: application/json' -d @- \\
-    "$GRAFANA_URL/api/dashboards/db"
-```
+the file, and choose the Prometheus data source at the top of the dashboard.
 
 Prometheus 2.42 answered every expression of the file and of the table above; the file was not loaded into a Grafana.
 """
