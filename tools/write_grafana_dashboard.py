@@ -103,7 +103,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "{{job_id}} {{statistic}}",
             ),
             _one("Prompts as the engine ran them", f"rollout_buffer_prompts{OF_JOB}", "{{job_id}} {{statistic}}"),
-            _one("Forks of sessions", f"rollout_buffer_forks{OF_JOB}", "{{job_id}}"),
+            Panel(
+                title="Forks and continued turns of sessions",
+                queries=(
+                    (f"rollout_buffer_forks{OF_JOB}", "forks {{job_id}}"),
+                    (f"rollout_buffer_continued_turns{OF_JOB}", "continued {{job_id}}"),
+                ),
+            ),
             _one("Trained against submitted", f"rollout_buffer_bias{OF_JOB}", "{{job_id}} {{statistic}}"),
             _one("Episodes at once", f"rollout_buffer_episodes_at_once{OF_JOB}", "{{job_id}}"),
             _one("Poll wait", f"rollout_buffer_poll_wait_seconds{OF_JOB}", "{{job_id}} {{statistic}}", unit="s"),
