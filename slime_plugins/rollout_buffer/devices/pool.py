@@ -92,7 +92,7 @@ class DevicePool:
         seen, new_start = -1, True
         while True:
             try:
-                await self._manager.configure(self._settings_for_manager(), new_start=new_start)
+                await self._manager.configure(self._settings.model_dump(mode="json"), new_start=new_start)
                 new_start = False
                 why_not = await self._manager.ready(min(max(deadline - now(), 0.0), _LONG_POLL_S))
                 farm = await self._manager.snapshot() if why_not else {}
@@ -238,7 +238,7 @@ class DevicePool:
         logger.warning("the device manager does not answer, trying again: %s", error)
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         try:
-            await self._manager.configure(self._settings_for_manager())
+            await self._manager.configure(self._settings.model_dump(mode="json"))
         except DeviceError as still:
             logger.warning("the device manager is still unreachable: %s", still)
             now, limit_s = asyncio.get_running_loop().time(), self._settings.boot_timeout_s
@@ -291,9 +291,6 @@ class DevicePool:
             logger.warning(
                 "a device could not be returned; it becomes free when its lease expires: %s", task.exception()
             )
-
-    def _settings_for_manager(self) -> dict[str, Any]:
-        return self._settings.model_dump(mode="json")
 
 
 def _counted(states: Counter[str]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_plugins.rollout_buffer.evaluation.statistics import Estimate, mean_difference, mean_over_tasks, pass_at_k
+from slime_plugins.rollout_buffer.rules.trajectory_stats import mean_of_known
 
 FORMAT = 1
 Report = dict[str, Any]
@@ -144,9 +145,9 @@ def _summary(lines: Sequence[_Line]) -> Report:
         "solved": sum(line.solved for line in lines),
         "success": _estimate([line.share for line in played], len(attempts)),
         "success_failures_as_zero": _estimate([line.solved / line.planned for line in lines], planned),
-        "reward_mean": _mean(attempt.reward for attempt in attempts),
-        "turns_mean": _mean(attempt.turns for attempt in attempts),
-        "played_s_mean": _mean(attempt.played_s for attempt in attempts),
+        "reward_mean": mean_of_known(attempt.reward for attempt in attempts),
+        "turns_mean": mean_of_known(attempt.turns for attempt in attempts),
+        "played_s_mean": mean_of_known(attempt.played_s for attempt in attempts),
     }
 
 
@@ -217,11 +218,6 @@ def _as_dict(estimate: Estimate) -> Report:
 def _counted(attempts_of_lines: Iterable[Sequence[AttemptRecord]], name: str = "outcome") -> dict[str, int]:
     counts = Counter(str(getattr(attempt, name)) for attempts in attempts_of_lines for attempt in attempts)
     return dict(sorted(counts.items()))
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
 
 
 def _shares(report: Report) -> dict[str, float]:

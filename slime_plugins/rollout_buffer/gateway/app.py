@@ -159,10 +159,6 @@ def _has_token(request: web.Request) -> bool:
     return not token or has_bearer(request.headers.get("Authorization"), token)
 
 
-def _check_token(request: web.Request) -> None:
-    check_bearer(request.headers.get("Authorization"), request.app[TOKEN])
-
-
 def _named_session(request: web.Request) -> str:
     """Returns the id of the session that a request may use.
 
@@ -184,7 +180,7 @@ def _named_session(request: web.Request) -> str:
 
 
 async def _open(request: web.Request) -> web.Response:
-    _check_token(request)
+    check_bearer(request.headers.get("Authorization"), request.app[TOKEN])
     body = parse(OpenBody, await _object(request))
     gateway = request.app[GATEWAY]
     session = await gateway.open(body)

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from statistics import fmean
+
+from slime_plugins.rollout_buffer.rules.trajectory_stats import mean_of_known
 
 MIN_MEMBERS = 16
 """Minimum number of members, or of groups for a test over groups."""
@@ -175,7 +176,7 @@ def bias_measures(groups: Sequence[FinishedGroup]) -> dict[str, float]:
         measures["slowest"] = slowest[0] / slowest[1]
     measures["given_up"], measures["failed"] = (_count(members, one) / len(members) for one in MISSING)
     measures["dummies"] = sum(member.dummy for member in members) / len(members)
-    of_trained, of_known = _mean_reward(trained), _mean_reward(members)
+    of_trained, of_known = (mean_of_known(member.reward for member in some) for some in (trained, members))
     if of_trained is not None and of_known is not None:
         measures["reward_shift"] = of_trained - of_known
     return measures
@@ -194,10 +195,10 @@ def missing_members(groups: Sequence[FinishedGroup]) -> MissingMembers | None:
         given_up=_count(members, MemberOutcome.GIVEN_UP),
         failed=_count(members, MemberOutcome.FAILED),
         dummies=sum(member.dummy for member in members),
-        seconds=_mean_seconds(missing),
-        seconds_of_trained=_mean_seconds(trained),
-        reward_of_trained=_mean_reward(trained),
-        reward_of_known=_mean_reward(members),
+        seconds=mean_of_known(member.seconds for member in missing),
+        seconds_of_trained=mean_of_known(member.seconds for member in trained),
+        reward_of_trained=mean_of_known(member.reward for member in trained),
+        reward_of_known=mean_of_known(member.reward for member in members),
         p_value=larger_p_value([_missing_and_others(group) for group in groups]),
     )
     return found if found.are_slow or len(missing) >= MAX_MISSING_SHARE * len(members) else None
@@ -251,16 +252,6 @@ def _members(groups: Sequence[FinishedGroup]) -> list[FinishedMember]:
 
 def _count(members: Sequence[FinishedMember], outcome: MemberOutcome) -> int:
     return sum(member.outcome is outcome for member in members)
-
-
-def _mean_seconds(members: Sequence[FinishedMember]) -> float | None:
-    known = [member.seconds for member in members if member.seconds is not None]
-    return fmean(known) if known else None
-
-
-def _mean_reward(members: Sequence[FinishedMember]) -> float | None:
-    known = [member.reward for member in members if member.reward is not None]
-    return fmean(known) if known else None
 
 
 def _kinds(members: Sequence[FinishedMember]) -> dict[str, NameOf]:

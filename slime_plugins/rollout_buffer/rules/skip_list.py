@@ -59,7 +59,8 @@ def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iter
 
     skipped_before = (group for group in groups if group.state is GroupState.SKIPPED)
     not_skipped = [group.key for group in skipped_before if not use_entry(group) and group.by_skip_list]
-    gone_out = sorted((group for group in groups if group.delivery_key is not None), key=_delivery_order)
+    gone_out = [group for group in groups if group.delivery_key is not None]
+    gone_out.sort(key=lambda group: (group.delivery_key or 0, group.key))
     unused = [group for group in gone_out if group.state is not GroupState.SKIPPED and not use_entry(group)]
     not_consumed = {group.key for group in unused}
     came_back = [group.key for group in gone_out if group.state is GroupState.READY]
@@ -74,7 +75,3 @@ def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iter
         not_skipped=not_skipped,
         not_used=+to_skip,
     )
-
-
-def _delivery_order(group: KnownGroup) -> tuple[int, int]:
-    return group.delivery_key or 0, group.key

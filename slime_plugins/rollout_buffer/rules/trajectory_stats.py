@@ -6,7 +6,8 @@ They are columns, so that charts read no payloads. An unknown value is None, not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,12 @@ class EpisodeFacts:
     """Seconds spent in generation requests."""
     played_s: float | None = None
     """Seconds of all phases except the wait for a device."""
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def facts_of(

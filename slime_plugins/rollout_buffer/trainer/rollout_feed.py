@@ -275,10 +275,8 @@ class _OpenBatch:
             self._without_rows += 1
             self._reasons.update(str(trajectory.dummy_reason) for trajectory in group.trajectories)
         if not self.groups and self._without_rows >= self._n_groups:
-            raise GeneratorError(f"no trajectory of {self._without_rows} groups can be trained: {self._why_none()}")
-
-    def _why_none(self) -> str:
-        return "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(3))
+            why = "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(3))
+            raise GeneratorError(f"no trajectory of {self._without_rows} groups can be trained: {why}")
 
     def close(self) -> RolloutBatch:
         """Returns the batch."""

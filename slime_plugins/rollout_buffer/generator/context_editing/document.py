@@ -119,12 +119,11 @@ class DocumentCache:
         sha256 = hashlib.sha256(clean.encode()).hexdigest()
         found = self._documents.pop(sha256, None) or Document(clean, sha256)
         self._documents[sha256] = found
-        while len(self._documents) > 1 and self._characters() > self._max_characters:
+        while (
+            len(self._documents) > 1 and sum(len(one.text) for one in self._documents.values()) > self._max_characters
+        ):
             self._documents.popitem(last=False)
         return found
-
-    def _characters(self) -> int:
-        return sum(len(document.text) for document in self._documents.values())
 
 
 def _cut(text: str, chunk_words: int, overlap: int) -> list[str]:

@@ -146,16 +146,6 @@ def _answer(value: Any) -> str:
     return _text(value)
 
 
-def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        number = _whole(value)
-        if number is None or not lowest <= number <= highest:
-            raise ArgumentError(f"must be a whole number from {lowest} to {highest}")
-        return number
-
-    return read
-
-
 def _whole(value: Any) -> int | None:
     """Returns an integer, also from ``3.0`` or a text; else None."""
     if isinstance(value, bool):
@@ -177,26 +167,29 @@ def _message_ids(value: Any) -> list[int]:
     return list(dict.fromkeys(one for one in ids if one is not None))
 
 
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in choices:
-            raise ArgumentError(f"must be one of {', '.join(choices)}")
-        return str(value)
-
-    return read
+def _mode(value: Any) -> str:
+    if value not in _MODES:
+        raise ArgumentError(f"must be one of {', '.join(_MODES)}")
+    return str(value)
 
 
 def _whole_number(name: str, description: str, lowest: int, highest: int, *, required: bool = False) -> Parameter:
+    def read(value: Any) -> int:
+        number = _whole(value)
+        if number is None or not lowest <= number <= highest:
+            raise ArgumentError(f"must be a whole number from {lowest} to {highest}")
+        return number
+
     schema = {"type": "integer", "minimum": lowest}
     if highest < MAX_INTEGER:
         schema["maximum"] = highest
-    return Parameter(
-        name=name, description=description, schema=schema, read=_integer(lowest, highest), required=required
-    )
+    return Parameter(name=name, description=description, schema=schema, read=read, required=required)
 
 
-def _text_parameter(name: str, description: str, *, required: bool = True) -> Parameter:
-    return Parameter(name=name, description=description, schema={"type": "string"}, read=_text, required=required)
+def _text_parameter(
+    name: str, description: str, *, required: bool = True, read: Callable[[Any], str] = _text
+) -> Parameter:
+    return Parameter(name=name, description=description, schema={"type": "string"}, read=read, required=required)
 
 
 _IDS_SCHEMA = {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "integer"}]}
@@ -253,7 +246,7 @@ TOOLS = (
                 name="mode",
                 description="append (the default) adds to the note, replace writes it again",
                 schema={"type": "string", "enum": list(_MODES)},
-                read=_one_of(*_MODES),
+                read=_mode,
             ),
         ),
     ),
@@ -280,12 +273,8 @@ TOOLS = (
         name=ToolName.FINISH,
         description="Gives the final answer and ends the task.",
         parameters=(
-            Parameter(
-                name="answer",
-                description="the answer and nothing else; several items with commas between them",
-                schema={"type": "string"},
-                read=_answer,
-                required=True,
+            _text_parameter(
+                "answer", "the answer and nothing else; several items with commas between them", read=_answer
             ),
         ),
     ),

@@ -23,8 +23,8 @@ def final_answer(text: str) -> str | None:
     An answer of more than ``MAX_ANSWER_CHARACTERS`` is ignored.
     """
     answer = _last_boxed(text)
-    if answer is None:
-        answer = _last_number(text)
+    if answer is None and (numbers := _NUMBER.findall(text)):
+        answer = numbers[-1].rstrip(",")
     return answer if answer and len(answer) <= MAX_ANSWER_CHARACTERS else None
 
 
@@ -47,11 +47,6 @@ def _last_boxed(text: str) -> str | None:
             start = opened.pop()
             found = found if start is None else text[start : brace.start()].strip()
     return found
-
-
-def _last_number(text: str) -> str | None:
-    numbers = _NUMBER.findall(text)
-    return numbers[-1].rstrip(",") if numbers else None
 
 
 def _plain(text: str) -> str:
