@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from slime_plugins.rollout_buffer.cli.settings_options import with_settings
-from slime_plugins.rollout_buffer.serve_settings import ServeSettings, build_serve_settings
+from slime_plugins.rollout_buffer.cli.settings_options import with_options, with_settings
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.remote_rollout.settings import RemoteRolloutSettings
+from slime_plugins.rollout_buffer.serve_settings import (
+    ListenerSettings,
+    ServeSettings,
+    build_serve_settings,
+    build_settings,
+)
 
 
 @pytest.fixture
@@ -89,3 +98,33 @@ def test_a_bad_value_is_refused_with_where_it_stands(
     config = ("--config", "serve.yaml") if file else ()
     assert says in call(app, *config, *arguments, **variables)
     assert served == []
+
+
+@pytest.mark.parametrize("kind", [ServeSettings, GatewaySettings, RemoteRolloutSettings])
+def test_a_process_that_other_machines_reach_needs_a_token(kind: type[ListenerSettings]) -> None:
+    with pytest.raises(ConfigError, match="give --token-file"):
+        build_settings(kind, {"host": "0.0.0.0"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Options of a command, as one group."""
+
+    task: Annotated[str, typer.Option(help="What is played.")]
+    seed: Annotated[int, typer.Option("--seed", "--start", min=0)] = 7
+
+
+def test_a_command_gets_its_options_as_one_group_beside_others() -> None:
+    told: list[tuple[Wanted, bool]] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_options(Wanted)
+    def play(wanted: Wanted, fast: Annotated[bool, typer.Option("--fast")] = False) -> None:
+        """Play."""
+        told.append((wanted, fast))
+
+    assert CliRunner().invoke(app, ["--task", "math"]).exit_code == 0
+    assert CliRunner().invoke(app, ["--task", "math", "--start", "3", "--fast"]).exit_code == 0
+    assert CliRunner().invoke(app, ["--seed", "-1", "--task", "math"]).exit_code == 2
+    assert told == [(Wanted(task="math"), False), (Wanted(task="math", seed=3), True)]

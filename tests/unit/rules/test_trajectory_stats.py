@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
+from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of, mean_of_known
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Generation
 from tests.support import poll, start_external, write, written
@@ -48,6 +48,11 @@ def test_success_is_what_was_said_or_unknown(told: dict[str, Any], success: floa
 def test_what_makes_no_sense_is_unknown() -> None:
     facts = facts_of({"turns": -1}, {"generate": "long", "act": float("inf"), "wait": 10**400}, [])
     assert set(asdict(facts).values()) == {None}
+
+
+def test_a_mean_leaves_out_what_is_unknown() -> None:
+    assert mean_of_known([1.0, None, 2.0]) == 1.5
+    assert mean_of_known([None]) is None
 
 
 def test_a_written_item_keeps_its_facts(buffer: Buffer) -> None:
