@@ -134,8 +134,6 @@ def _look_at_stopwatch(player: Player, params: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """An event on the screen."""
-
     start: datetime
     title: str
     center: tuple[int, int]

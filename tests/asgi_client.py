@@ -25,8 +25,6 @@ def create_app(settings: ServeSettings) -> Flask:
 
 
 class _ThroughAsgi:
-    """A WSGI application that calls an ASGI one."""
-
     def __init__(self, application: Application) -> None:
         self._application = application
         self._loop = asyncio.new_event_loop()

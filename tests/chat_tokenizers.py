@@ -83,7 +83,6 @@ KINDS = {kind.name: kind for kind in [*SMALL, *REAL]}
 
 
 def folder() -> Path:
-    """Gives the folder of fetched tokenizers."""
     default = Path(__file__).resolve().parent.parent / ".cache" / "tokenizers"
     return Path(os.environ.get(FOLDER_VARIABLE) or default)
 

@@ -107,7 +107,6 @@ def _one_command_line() -> Iterator[None]:
 
 @pytest.fixture
 def clock() -> SettableClock:
-    """A clock under the test's control."""
     return SettableClock()
 
 

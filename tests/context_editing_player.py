@@ -20,11 +20,10 @@ from slime_plugins.rollout_buffer.generator.context_editing_generator import cre
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
-    Instance,
     Message,
-    SamplingParams,
     Trajectory,
 )
+from tests.episode_requests import episode_of
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
@@ -41,7 +40,6 @@ LINE: dict[str, Any] = {
 
 
 def call(tool: str, **arguments: Any) -> str:
-    """A tool call as a model writes it."""
     return "<tool_call>\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n</tool_call>"
 
 
@@ -64,23 +62,13 @@ class Played:
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """The tool results, as the model saw them."""
         return [json.loads(message["content"]) for message in self.trajectory.messages if message["role"] == "tool"]
 
 
 def request_for(
     line: Mapping[str, Any], *, uid: str = "u", max_new_tokens: int = 400, **sampling: Any
 ) -> EpisodeRequest:
-    """An attempt at one input line."""
-    return EpisodeRequest(
-        uid=uid,
-        job_id="job",
-        instance=Instance(instance_id=str(line["instance_id"]), data=line),
-        epoch=0,
-        slot=0,
-        attempt=0,
-        sampling_params=SamplingParams(max_new_tokens=max_new_tokens, **sampling),
-    )
+    return episode_of(str(line["instance_id"]), line, uid=uid, max_new_tokens=max_new_tokens, **sampling)
 
 
 async def play(

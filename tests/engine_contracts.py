@@ -170,7 +170,6 @@ class HttpClientContract:
     )
 
     def connect(self, base_url: str, settings: EngineSettings) -> HttpEngine:
-        """A client of an engine at ``base_url``."""
         raise NotImplementedError
 
     def turn(self, max_new_tokens: int = 20) -> GenerateRequest:
@@ -334,7 +333,6 @@ async def assert_refused(turn: Awaitable[GenerateReply], sentence: str) -> None:
 
 
 async def post(base_url: str, route: str, body: dict[str, Any]) -> None:
-    """Posts a trainer's request to the server."""
     async with aiohttp.ClientSession() as session, session.post(f"{base_url}/{route}", json=body) as response:
         assert response.status == 200, await response.text()
 
@@ -346,7 +344,6 @@ async def until_running(base_url: str) -> None:
 
 
 async def until(base_url: str, is_so: Callable[[int], bool]) -> None:
-    """Waits for a number of running requests."""
     async with asyncio.timeout(WAIT_S), aiohttp.ClientSession() as session:
         while not is_so(await _running_requests(session, base_url)):  # noqa: ASYNC110 - a server is watched
             await asyncio.sleep(0.05)

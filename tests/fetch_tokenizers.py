@@ -33,7 +33,6 @@ QWEN3_5_PATTERN = (
 
 
 def tokenizers_folder() -> Path:
-    """Gives the folder that holds the fetched tokenizers."""
     default = Path(__file__).resolve().parent.parent / ".cache" / "tokenizers"
     return Path(os.environ.get(FOLDER_VARIABLE) or default)
 

@@ -39,7 +39,6 @@ USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 
 
 def start_session_job(buffer: Buffer, n: int = 2, ids: Sequence[str] = ("a",), **changes: Any) -> JobRecord:
-    """Starts an external job that takes sessions."""
     body = {
         "task_type": "external",
         "num_repeat_per_sample": n,
@@ -56,8 +55,6 @@ def start_session_job(buffer: Buffer, n: int = 2, ids: Sequence[str] = ("a",), *
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What HTTP said."""
-
     status: int
     body: Any
     retry_after: str | None = None
@@ -105,7 +102,6 @@ class GatewayUnderTest:
             return Reply(response.status, body, response.headers.get("Retry-After"))
 
     async def open(self, job: JobRecord, **options: Any) -> dict[str, Any]:
-        """Opens a session and returns what was answered."""
         reply = await self.call("POST", "/sessions", {"job_id": job.job_id, **options})
         assert reply.status == 200, reply.body
         opened: dict[str, Any] = reply.body
@@ -119,20 +115,16 @@ class GatewayUnderTest:
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Reply:
-        """One chat request, as plain HTTP."""
         path = f"/sessions/{opened['api_key']}/v1/chat/completions"
         return await self.call("POST", path, {"messages": list(messages), **options}, headers=headers)
 
     async def close(self, opened: Mapping[str, Any], **body: Any) -> Reply:
-        """Closes a session."""
         return await self.call("POST", f"/sessions/{opened['session_id']}/close", body)
 
     async def abandon(self, opened: Mapping[str, Any]) -> Reply:
-        """Gives a session up."""
         return await self.call("POST", f"/sessions/{opened['session_id']}/abandon", {})
 
     def client(self, opened: Mapping[str, Any], **options: Any) -> openai.AsyncOpenAI:
-        """The official client, as its users make it."""
         import openai
 
         client = openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0, **options)
@@ -140,7 +132,6 @@ class GatewayUnderTest:
         return client
 
     def anthropic_client(self, opened: Mapping[str, Any]) -> anthropic.AsyncAnthropic:
-        """The other vendor's."""
         import anthropic
 
         client = anthropic.AsyncAnthropic(
@@ -150,7 +141,6 @@ class GatewayUnderTest:
         return client
 
     def item(self, job: JobRecord, uid: str) -> dict[str, Any]:
-        """The stored trajectory of a session."""
         found: dict[str, Any] = dict(self.buffer.items_of(job))[uid]
         return found
 

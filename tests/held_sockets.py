@@ -23,6 +23,5 @@ class HeldSockets:
         return ["bash", "-c", f'exec {away}; exec {back}; LISTEN_PID=$$ LISTEN_FDS={count} exec "$@"', "bash"]
 
     def close(self) -> None:
-        """Stops listening."""
         for one in self._sockets:
             one.close()

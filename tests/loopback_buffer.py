@@ -145,7 +145,6 @@ class LoopbackBuffer:
 
     @property
     def url(self) -> str:
-        """Base URL."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> LoopbackBuffer:
@@ -164,12 +163,10 @@ class LoopbackBuffer:
         self._scripted.setdefault(path, []).extend(replies)
 
     def only_job(self) -> _Job:
-        """Returns the only job."""
         (job,) = self.jobs.values()
         return job
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
-        """Returns the request bodies of a path, in order."""
         return [body for seen, body in self.requests if seen == path]
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes, bool]:

@@ -66,7 +66,6 @@ argument_objects = st.dictionaries(texts.filter(bool), json_values, max_size=2)
 
 
 def calls(arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Gives one to three tool calls."""
     call = st.builds(
         lambda name, value: {"type": "function", "id": "c", "function": {"name": name, "arguments": value}},
         texts.filter(bool),
@@ -90,7 +89,6 @@ def _tools() -> st.SearchStrategy[list[dict[str, Any]] | None]:
 
 @st.composite
 def conversations(draw: st.DrawFn, oracle: str) -> Conversation:
-    """Draws a conversation that templates of this oracle accept."""
     deepseek = oracle.startswith("deepseek")
     messages: list[dict[str, Any]] = []
     if draw(st.booleans()):

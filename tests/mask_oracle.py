@@ -47,7 +47,6 @@ def expected(tokenizer: Any, oracle: str, messages: Sequence[Message], tools: Se
 
 
 def sampled_text(pieces: Sequence[Piece], turn: int) -> str:
-    """Gives what one assistant message sampled."""
     return "".join(piece.text for piece in pieces if piece.turn == turn)
 
 

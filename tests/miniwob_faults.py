@@ -56,8 +56,6 @@ THREADS_OF_THE_BROWSERS = 1
 
 
 class Fault(StrEnum):
-    """What is killed."""
-
     PAGE_CLOSED = "page closed"
     RENDERER_CRASHED = "renderer crashed"
     BROWSER_KILLED = "browser killed"
@@ -84,7 +82,6 @@ class Account:
     left_over: list[str] = field(default_factory=list)
 
     def complaints(self, episodes: int) -> list[str]:
-        """Says what is wrong with it."""
         found = []
         if set(self.rewards) != {1.0}:
             found.append(f"a fault was rewarded: {dict(self.rewards)}")
@@ -173,7 +170,6 @@ async def what_is_left(threads_before: int, processes_before: Collection[int]) -
 
 
 def resident() -> int:
-    """The memory that this process holds, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

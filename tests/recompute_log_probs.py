@@ -26,7 +26,6 @@ def log_probs_of(model: Any, row: list[int]) -> list[float]:
 
 
 def main() -> int:
-    """Reads rows, writes their log-probs."""
     model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
     json.dump([log_probs_of(model, row) for row in json.load(sys.stdin)], sys.stdout)
     return 0

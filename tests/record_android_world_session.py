@@ -51,7 +51,6 @@ EPISODES = {
 
 
 def main(words: list[str]) -> None:
-    """Writes the record."""
     with tempfile.TemporaryDirectory(prefix="aw_") as folder:
         sdk = make_simulated_sdk(Path(folder))
         (sdk.devices / "exchanges").mkdir()

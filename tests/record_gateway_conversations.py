@@ -222,7 +222,6 @@ async def record(name: str) -> Recorded:
 
 
 async def main(words: list[str]) -> None:
-    """Writes the records."""
     FOLDER.mkdir(exist_ok=True)
     for name in [word for word in words if word in CLIENTS] or CLIENTS:
         path = FOLDER / f"{name}.json"

@@ -50,7 +50,6 @@ class Recorded:
 
     @classmethod
     def read(cls, path: Path) -> Recorded:
-        """Reads what ``write`` wrote."""
         found = json.loads(path.read_text())
         before: dict[str, Any] = {}
         requests = []

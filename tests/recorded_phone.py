@@ -45,21 +45,17 @@ class RecordedPhone:
         self._stamp = ""
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
-        """As ``Device.reset``."""
         self._steps, self._stamp = 0, f"{params_idx}" if task_name == UNIQUE else ""
         return self._seen()
 
     def step(self, action: Action) -> Observation:
-        """As ``Device.step``; nothing is done."""
         self._steps += 1
         return self._seen()
 
     def score(self) -> float:
-        """As ``Device.score``."""
         return 0.0
 
     def health(self) -> Mapping[str, str]:
-        """As ``Device.health``."""
         return {}
 
     def close(self) -> None:
@@ -77,6 +73,5 @@ class RecordedPhone:
 
 
 def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
-    """Returns a phone that needs nothing."""
     del settings, index
     return RecordedPhone()

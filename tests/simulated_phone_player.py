@@ -27,7 +27,6 @@ class Player:
 
     @property
     def screen(self) -> ReadScreen:
-        """What the last screenshot shows."""
         return read_screen(self.observation.screenshot.data)
 
     def act(self, kind: ActionKind, **details: Any) -> None:
@@ -37,27 +36,21 @@ class Player:
         assert self.observation.note == ""
 
     def open(self, app: str) -> None:
-        """Starts an app by its name."""
         self.act(ActionKind.OPEN, text=app)
 
     def tap(self, center: tuple[int, int]) -> None:
-        """Taps at a place in 0..999."""
         self.act(ActionKind.CLICK, point=self._pixels(center))
 
     def hold(self, center: tuple[int, int]) -> None:
-        """Presses long."""
         self.act(ActionKind.LONG_PRESS, point=self._pixels(center), duration_s=1.0)
 
     def type(self, text: str) -> None:
-        """Types into the focused field."""
         self.act(ActionKind.TYPE, text=text)
 
     def back(self) -> None:
-        """Presses Back."""
         self.act(ActionKind.SYSTEM_BUTTON, button=SystemButton.BACK)
 
     def answer(self, text: str) -> None:
-        """Gives the answer."""
         self.act(ActionKind.ANSWER, text=text)
 
     def row(self, text: str) -> tuple[int, int]:
@@ -70,17 +63,14 @@ class Player:
         raise AssertionError(f"no row {text!r} among {[line.text for line in self.screen.texts]}")
 
     def tap_row(self, text: str) -> None:
-        """Taps the row with this text."""
         self.tap(self.row(text))
 
     def tap_button(self, text: str) -> None:
-        """Taps the button with this text."""
         button = self.screen.find_button(text)
         assert button is not None, f"no button {text!r} among {[one.text for one in self.screen.buttons]}"
         self.tap(button.center)
 
     def tap_icon(self, name: str) -> None:
-        """Taps the picture of this name."""
         icon = self.screen.find_icon(name)
         assert icon is not None, f"no icon {name!r} among {[one.name for one in self.screen.icons]}"
         self.tap(icon.center)

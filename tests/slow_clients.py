@@ -61,7 +61,6 @@ async def vanish(port: int, path: bytes) -> None:
 
 
 async def connect(client: socket.socket, port: int) -> None:
-    """Connects a socket to the attacked port."""
     await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
 
 
@@ -77,7 +76,6 @@ ATTACKS: dict[str, Attack] = {
 
 
 async def run_attack(name: str, port: int) -> None:
-    """Attacks until the process is ended."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     attackers = [asyncio.ensure_future(attacker) for attacker in ATTACKS[name](port)]

@@ -48,14 +48,12 @@ class Claims(SlotClaims):
 
 
 def written(uid: str, instance_id: str = "i", reward: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """An item as a generator would post it."""
     conversation = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": f"answer of {uid}"}]
     item = {"uid": uid, "instance_id": instance_id, "messages": conversation, "reward": reward, "extra_info": {}}
     return {**item, **changes}
 
 
 def start_external(buffer: Buffer, n: int = 2, ids: tuple[str, ...] = (), **changes: Any) -> JobRecord:
-    """Starts a job that is filled through /buffer/write."""
     body = {"task_type": "external", "num_repeat_per_sample": n, **changes}
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
     if ids:
@@ -88,14 +86,12 @@ def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0, **changes:
 
 
 def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list[str]:
-    """Writes items and returns what became of each."""
     decoded = [decode_written_item(item) for item in items]
     _, results = buffer.write_items(None if job is None else job.job_id, decoded)
     return [result.status for result in results]
 
 
 def poll(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery | None:
-    """Polls once."""
     return buffer.take(job, parse(PollPayload, options))
 
 
@@ -108,7 +104,6 @@ def delivered_items(
 
 
 def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:
-    """The uids in a delivery; none for no delivery."""
     return [] if delivery is None else [light["uid"] for light, _ in delivered_items(buffer, delivery)]
 
 

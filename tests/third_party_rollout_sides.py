@@ -38,8 +38,6 @@ class Said:
 
 @dataclass
 class StrangeSession:
-    """What the stranger's trainer keeps of a rollout."""
-
     response_ids: list[int] = field(default_factory=list)
     response_mask: list[int] = field(default_factory=list)
     last_prompt_length: int = 0
@@ -58,13 +56,11 @@ class StrangeTrainer:
         self.sessions: dict[str, StrangeSession] = {}
 
     def app(self) -> web.Application:
-        """The trainer's HTTP."""
         app = web.Application(client_max_size=1 << 28)
         app.router.add_post("/v1/chat/completions", self.completions)
         return app
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """One turn."""
         body = await request.json()
         self.calls.append(body)
         self.headers.append(dict(request.headers))
@@ -114,7 +110,6 @@ class StrangeRolloutServer:
         self.reply: dict[str, Any] = {}
 
     async def call_llm(self, rollout_id: str, sampling_params: dict[str, Any]) -> dict[str, Any]:
-        """The guide's ``call_llm``."""
         current = len(rendered(self.tokenizer, self.messages))
         mask = None
         if self.last_prompt_length > 0:
@@ -154,7 +149,6 @@ class StrangeRolloutServer:
         return self.messages
 
     def results(self, message: Message) -> list[Message]:
-        """What the stranger's calculator says."""
         found = [json.loads(text) for text in re.findall(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", message["content"])]
         sums = [call["arguments"] for call in found]
         return [{"role": "tool", "content": str(sum_["a"] * sum_["b"]), "tool_call_id": "c"} for sum_ in sums]

@@ -18,7 +18,6 @@ class Page:
     script: str
 
     def write_into(self, folder: Path) -> None:
-        """Writes every file where the page says."""
         for name, content in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,13 +33,11 @@ class WatchdogDevice(FakeDevice):
         self._host.start()
 
     def close(self) -> None:
-        """Ends the emulator."""
         self._host.close()
         super().close()
 
 
 def create_device(settings: AndroidWorldSettings, index: int) -> WatchdogDevice:
-    """The factory that settings name."""
     return WatchdogDevice(settings, index)
 
 

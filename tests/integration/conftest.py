@@ -29,7 +29,6 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str 
 
 
 def answers(url: str) -> bool:
-    """Returns True if somebody answers with success."""
     try:
         return requests.get(url, timeout=5).ok
     except requests.RequestException:
@@ -47,8 +46,6 @@ def server_at(variable: str) -> str:
 
 
 class BufferProcess:
-    """``rollout-buffer serve`` with the arguments of a test."""
-
     def __init__(
         self,
         folder: Path,
@@ -86,7 +83,6 @@ class BufferProcess:
         wait_until(lambda: answers(f"{self.url}/health"), 60, f"start of the buffer\n{self.process.log_tail(20)}")
 
     def stop(self) -> None:
-        """Asks it to stop, and sees that it does."""
         self.process.stop(40)
         if self._held is not None:
             self._held.close()
@@ -112,7 +108,6 @@ class BufferProcess:
         return {pid: command for pid, parent, command in process_table() if parent == self.process.pid}
 
     def runner_pid(self) -> int:
-        """The process of the only runner."""
         found: int = wait_until(
             lambda: next((pid for pid, command in self.children().items() if "runner.main" in command), None),
             what="a runner",
@@ -159,7 +154,6 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def start_buffer(tmp_path: Path) -> Iterator[Callable[..., BufferProcess]]:
-    """Starts buffers, and ends them after the test."""
     started: list[BufferProcess] = []
 
     def start(*arguments: str, **options: Any) -> BufferProcess:

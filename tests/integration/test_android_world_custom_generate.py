@@ -21,9 +21,9 @@ from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
 from tests.android_world_expert import expert_replies
+from tests.episode_requests import use_local_phones
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 TASKS = ("SystemWifiTurnOn", "SimpleSmsSend")
@@ -33,9 +33,7 @@ BOTH_MODES = pytest.mark.parametrize("mode", MODES)
 
 @pytest.fixture(autouse=True)
 def _local_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "android_world.yaml"
-    config.write_text("device_pool: local\nnum_workers: 3\n", encoding="utf-8")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    use_local_phones(tmp_path, monkeypatch)
 
 
 @pytest_asyncio.fixture

@@ -25,16 +25,16 @@ from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_size, image_tokens
-from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import first_turn_message, system_message
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import QwenVision
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.types import Trajectory
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.android_world_expert import expert_replies, turn_of
+from tests.episode_requests import phone_episode, use_local_phones
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
@@ -57,26 +57,14 @@ def vision() -> QwenVision:
 
 @pytest.fixture
 async def trajectory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Trajectory]:
-    config = tmp_path / "android_world.yaml"
-    config.write_text("device_pool: local\nnum_workers: 1\nscreenshot_max_pixels: 100000\n", encoding="utf-8")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    use_local_phones(tmp_path, monkeypatch, num_workers=1, screenshot_max_pixels=100_000)
     engine = FakeEngine(lambda request: expert_replies(TASK, PARAMS_IDX)[turn_of(request)], tokenizer=tokenizer)
     generator = create_generator()
     options = {"android_world": {"max_turns": 3}}
     context = GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=1, options=options)
     try:
         await generator.start(context)
-        yield await generator.play(
-            EpisodeRequest(
-                uid="u",
-                job_id="job",
-                instance=Instance(instance_id="i", data={"metadata": {"task_name": TASK, "params_idx": PARAMS_IDX}}),
-                epoch=0,
-                slot=0,
-                attempt=0,
-                sampling_params=SamplingParams(max_new_tokens=512),
-            )
-        )
+        yield await generator.play(phone_episode(TASK, PARAMS_IDX, uid="u", max_new_tokens=512))
     finally:
         await generator.close()
 

@@ -22,17 +22,14 @@ from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, Gene
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.sglang_protocol import generate_body
-from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Instance,
-    SamplingParams,
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.written_items import WrittenItem, decode_written_item, encode_body
+from tests.episode_requests import phone_episode, use_local_phones
 from tests.recorded_phone import ADDRESS, UNIQUE
 from tests.support import start_external
 
@@ -52,7 +49,6 @@ class CountingEngine:
         self.sent_bytes: dict[str, int] = {}
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """As ``Engine.generate``."""
         body = generate_body(
             input_ids=request.input_ids,
             sampling_params=request.sampling_params,
@@ -64,15 +60,12 @@ class CountingEngine:
         return await self._engine.generate(request)
 
     async def close(self) -> None:
-        """As ``Engine.close``."""
         await self._engine.close()
 
 
 @pytest.fixture(autouse=True)
 def _recorded_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "android_world.yaml"
-    config.write_text(f"device_pool: local\nnum_workers: {AT_ONCE}\ndevice: {ADDRESS}\n", encoding="utf-8")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    use_local_phones(tmp_path, monkeypatch, num_workers=AT_ONCE, device=ADDRESS)
 
 
 @asynccontextmanager
@@ -85,18 +78,6 @@ async def generator_on(engine: Engine, mode: str, turns: int) -> AsyncIterator[G
         yield generator
     finally:
         await generator.close()
-
-
-def episode(number: int, task: str) -> EpisodeRequest:
-    return EpisodeRequest(
-        uid=f"episode-{number}",
-        job_id="j",
-        instance=Instance(instance_id=str(number), data={"metadata": {"task_name": task, "params_idx": number}}),
-        epoch=0,
-        slot=0,
-        attempt=0,
-        sampling_params=SamplingParams(max_new_tokens=512),
-    )
 
 
 @asynccontextmanager
@@ -125,7 +106,9 @@ async def cost_of(mode: str, steps: int, folder: Path) -> Cost:
     async with stand_in() as behind:
         engine = CountingEngine(behind)
         async with generator_on(engine, mode, steps) as generator:
-            played = await asyncio.gather(*(generator.play(episode(number, UNIQUE)) for number in range(4)))
+            played = await asyncio.gather(
+                *(generator.play(phone_episode(UNIQUE, 0, f"episode-{number}")) for number in range(4))
+            )
     total = 4 * steps
     bare = [replace(trajectory, images=()) for trajectory in played]
     return Cost(

@@ -88,7 +88,6 @@ class Host:
         return None
 
     def record(self, kind: str, pid: int, *, avd: str, start: int | None = None, boot: str = BOOT) -> Path:
-        """Writes a record by hand."""
         path = self.records / f"{pid}-{start if start is not None else start_of(pid)}"
         facts = f"kind={kind}\navd={avd}\nserial=emulator-5554\nadb_port=1\nadb=adb\nboot={boot}\n"
         path.write_text(f"{facts}checkout={CHECKOUT}\n")

@@ -92,8 +92,6 @@ def episode(uid: str, instance_id: str, reward: float) -> dict[str, Any]:
 
 
 class Site:
-    """A server with a job of some groups."""
-
     def __init__(self, folder: Path) -> None:
         (folder / "token").write_text(TOKEN)
         app = create_app(ServeSettings(data_dir=folder / "data", token_file=folder / "token"))
@@ -104,7 +102,6 @@ class Site:
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def beat(self) -> None:
-        """Says that the supervisor lives."""
         self.context.buffer.beat(
             SUPERVISOR.name, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}}
         )

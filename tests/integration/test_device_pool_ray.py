@@ -31,9 +31,9 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
 from tests.android_world_expert import expert_replies, turn_of
 from tests.bad_adb import make_adb, set_devices
+from tests.episode_requests import phone_episode
 from tests.integration.conftest import descendants, is_alive, wait_until
 from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import BY_FILE
@@ -42,6 +42,7 @@ tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_
 pytestmark = [*ON_RAY, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).resolve().parents[2]
+TASK = "SystemWifiTurnOn"
 QUICK: dict[str, Any] = {"num_workers": 2, "lease_timeout_s": 2}
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 
@@ -275,7 +276,7 @@ async def test_simulated_phones_play_whole_episodes_in_their_workers(cluster: st
         generator = AndroidWorldGenerator(pool)
         engine = FakeEngine(expert, tokenizer=tokenizer)
         await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=4))
-        played = await asyncio.gather(*(generator.play(request_for(task)) for task in ("SystemWifiTurnOn",) * 4))
+        played = await asyncio.gather(*(generator.play(phone_episode(TASK, 0, uid=TASK)) for _ in range(4)))
         assert all(trajectory.extra_info["success"] for trajectory in played)
         assert {trajectory.extra_info["device_id"] for trajectory in played} <= {"device-0", "device-1"}
         assert all(trajectory.images[0].data.startswith(b"\x89PNG") for trajectory in played)
@@ -283,19 +284,6 @@ async def test_simulated_phones_play_whole_episodes_in_their_workers(cluster: st
 
 def expert(request: GenerateRequest) -> str:
     return expert_replies(request.session_id, 0)[turn_of(request)]
-
-
-def request_for(task_name: str) -> EpisodeRequest:
-    data = {"metadata": {"task_name": task_name, "params_idx": 0}}
-    return EpisodeRequest(
-        uid=task_name,
-        job_id="job",
-        instance=Instance(instance_id=task_name, data=data),
-        epoch=0,
-        slot=0,
-        attempt=0,
-        sampling_params=SamplingParams(max_new_tokens=1024),
-    )
 
 
 async def test_attached_devices_play_in_workers_and_one_that_drops_is_connected_again(

@@ -34,13 +34,11 @@ def status_of_write(buffer: BufferProcess, uid: str) -> int:
 
 
 def write_much(buffer: BufferProcess, uid: str) -> int:
-    """Writes an item of a megabyte."""
     item = written(uid, uid, messages=[{"role": "user", "content": uid * (1024 * 1024 // len(uid))}])
     return requests.post(f"{buffer.url}/buffer/write", json=item, timeout=30).status_code
 
 
 def take(buffer: BufferProcess, count: int) -> list[str]:
-    """Polls and acknowledges."""
     data = buffer.client.get_rollout_data(job_id="j", lease_s=60, max_groups=count)
     assert buffer.client.ack([data.meta_info["delivery_id"]])["acked"]
     return [item.uid for item in data.items]

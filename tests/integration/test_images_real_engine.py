@@ -31,14 +31,14 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequ
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
-from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.android_world_expert import expert_replies
+from tests.episode_requests import phone_episode, use_local_phones
 from tests.integration.conftest import server_at
 from tests.prompt_faults import changing, retokenised
 
@@ -56,7 +56,6 @@ transformers: Any = pytest.importorskip("transformers")
 TOLERANCE = 1e-4
 FAR = 0.02
 """A difference in nats that rounding cannot make."""
-CONFIG = "device_pool: local\nnum_workers: 2\nscreenshot_max_pixels: 100000\n"
 NOISE_TOKENS = 6
 TASKS = (("ContactsAddContact", 0), ("SystemBrightnessMax", 1))
 PAD, TURN_END, NEW_LINE = "<|image_pad|>", "<|im_end|>", "\n"
@@ -142,16 +141,8 @@ async def played(mode: str, tokenizer: Any, url: str = URL) -> list[Trajectory]:
 
 
 def request_for(task_name: str, params_idx: int) -> EpisodeRequest:
-    metadata = {"task_name": task_name, "params_idx": params_idx}
-    return EpisodeRequest(
-        uid=f"{task_name}-{params_idx}/0",
-        job_id="job",
-        instance=Instance(instance_id=f"{task_name}-{params_idx}", data={"metadata": metadata}),
-        epoch=0,
-        slot=0,
-        attempt=0,
-        sampling_params=SamplingParams(max_new_tokens=400, temperature=1.0),
-    )
+    uid = f"{task_name}-{params_idx}/0"
+    return phone_episode(task_name, params_idx, uid, max_new_tokens=400, temperature=1.0)
 
 
 def delivered(trajectories: Sequence[Trajectory]) -> list[list[Sample]]:
@@ -193,8 +184,7 @@ def difference_of(model: Any, sample: Sample) -> float:
 
 @pytest.fixture(autouse=True)
 def _host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "android_world.yaml").write_text(CONFIG, encoding="utf-8")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "android_world.yaml"))
+    use_local_phones(tmp_path, monkeypatch, num_workers=2, screenshot_max_pixels=100_000)
 
 
 @pytest.mark.parametrize("mode", ["incremental", "history"])

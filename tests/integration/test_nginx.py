@@ -78,7 +78,6 @@ def buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
 
 @pytest.fixture(scope="module")
 def front(buffer: BufferProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    """nginx before it."""
     found = Front(tmp_path_factory.mktemp("nginx"), buffer)
     yield found
     found.stop()
@@ -86,7 +85,6 @@ def front(buffer: BufferProcess, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def honest() -> Iterator[requests.Session]:
-    """A client of another address."""
     with requests.Session() as session:
         session.mount("http://", OtherAddress())
         yield session

@@ -139,5 +139,4 @@ def test_slimes_own_base_generator_file_plays_here(
 
 
 def still_there(pids: list[int]) -> set[int]:
-    """Which of the processes live."""
     return set(pids) & {pid for pid, _, _ in process_table()}

@@ -28,7 +28,6 @@ from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_tokens
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, PromptIntegrity
-from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
@@ -41,13 +40,13 @@ from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
     Image,
-    Instance,
     Outcome,
     SamplingParams,
     StopReason,
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
+from tests.episode_requests import phone_episode, use_local_phones
 from tests.prompt_faults import changing, retokenised
 from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 
@@ -59,9 +58,7 @@ SETTINGS = ScriptedEngineSettings(port=0, skill=0.7, token_records=True)
 
 @pytest.fixture(autouse=True)
 def _local_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "android_world.yaml"
-    config.write_text("device_pool: local\nnum_workers: 4\nscreenshot_max_pixels: 50000\n", encoding="utf-8")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    use_local_phones(tmp_path, monkeypatch, screenshot_max_pixels=50_000)
 
 
 @pytest.fixture(autouse=True)
@@ -90,16 +87,7 @@ class SizedVision(TableVision):
 
 
 def episode(task: str, slot: int) -> EpisodeRequest:
-    data = {"instance_id": task, "metadata": {"task_name": task, "params_idx": 1}}
-    return EpisodeRequest(
-        uid=f"{task}/{slot}",
-        job_id="job",
-        instance=Instance(instance_id=task, data=data),
-        epoch=0,
-        slot=slot,
-        attempt=0,
-        sampling_params=SamplingParams(max_new_tokens=1024, top_p=0.9, extra=ASKED),
-    )
+    return phone_episode(task, 1, f"{task}/{slot}", slot=slot, top_p=0.9, extra=ASKED)
 
 
 async def played(url: str, mode: str, slots: int) -> tuple[list[Trajectory], EngineFidelity | None]:

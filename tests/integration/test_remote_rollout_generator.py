@@ -21,11 +21,10 @@ from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
-    Instance,
     Outcome,
-    SamplingParams,
     StopReason,
 )
+from tests.episode_requests import episode_of
 from tests.remote_rollout_serving import ANSWER, CALL, served
 
 
@@ -34,17 +33,9 @@ def demo_tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
 
 
-def episode(uid: str = "job/0/15x23/0/1", **data: Any) -> EpisodeRequest:
-    line = {"instance_id": "15x23", "prompt": "Calculate 15 * 23", "label": "345", **data}
-    return EpisodeRequest(
-        uid=uid,
-        job_id="job",
-        instance=Instance(instance_id="15x23", data=line),
-        epoch=0,
-        slot=0,
-        attempt=1,
-        sampling_params=SamplingParams(max_new_tokens=64, temperature=0.8),
-    )
+def episode() -> EpisodeRequest:
+    line = {"instance_id": "15x23", "prompt": "Calculate 15 * 23", "label": "345"}
+    return episode_of("15x23", line, uid="job/0/15x23/0/1", max_new_tokens=64, temperature=0.8)
 
 
 @asynccontextmanager

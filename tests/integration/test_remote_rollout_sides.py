@@ -61,8 +61,6 @@ class Functions:
 
 
 class KeptItems:
-    """A sink that keeps what it is given."""
-
     def __init__(self) -> None:
         self.written: list[tuple[str | None, dict[str, Any]]] = []
         self.failures: list[Exception] = []

@@ -152,7 +152,6 @@ def test_slimes_log_probs_are_those_of_the_model_itself(name: str, one_rank: dic
 
 
 def gradient_places(seen: Seen) -> list[list[int]]:
-    """Where the logits of each micro-batch have a gradient."""
     return [[int(size > 0) for size in sizes] for sizes in seen["logit_gradients"]]
 
 

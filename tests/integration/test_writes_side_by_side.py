@@ -19,7 +19,6 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def job(served: BufferProcess) -> str:
-    """A job whose groups have one member."""
     return served.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1}).job_id
 
 
@@ -50,7 +49,6 @@ class Client:
             self._socket.sendall(piece)
 
     def hear(self) -> tuple[int, dict[str, Any]]:
-        """Returns the next reply's status and JSON."""
         while True:
             heads, mark, rest = self._held.partition(b"\r\n\r\n")
             if mark and heads.startswith(b"HTTP/1.1 100"):

@@ -36,7 +36,6 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
 
 
 def layer_spec(args: Any, config: Any, vp_stage: int | None = None) -> Any:
-    """Returns the spec of one layer."""
     specs = import_module("megatron.core.models.gpt.gpt_layer_specs")
     experts: Any = import_module("megatron.core.transformer.moe.moe_utils")
     experts.te_general_gemm = None  # it asks for that, and leaves it undefined where Transformer Engine is missing

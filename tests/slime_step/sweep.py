@@ -52,7 +52,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Says everything of it in one word."""
         hook = "hook" if self.hook else "bare"
         return "-".join([self.batch, str(self.ranks), self.estimator, self.steps, "+".join(self.flags) or "none", hook])
 
@@ -100,7 +99,6 @@ def arguments(case: Case) -> Namespace:
 
 @cache
 def lines_of(batch: str) -> list[dict[str, Any]]:
-    """Returns the rows of a batch by its name."""
     make = batches.ODD.get(batch)
     lines: list[dict[str, Any]] = make() if make else batches.mixed_rewards(batches.recorded(batch))
     return lines
@@ -145,7 +143,6 @@ def unpacked(shard: dict[str, Any]) -> dict[str, Any]:
 
 
 def played(case: Case) -> dict[str, Any]:
-    """Returns what became of a case."""
     args = arguments(case)
     said: dict[str, Any] = {}
     try:
@@ -245,7 +242,6 @@ def _logging() -> Any:
 
 
 def main() -> None:
-    """Prints what became of every case."""
     torch.set_num_threads(1)
     print(json.dumps({case.name: played(case) for case in cases()}))  # noqa: T201 - it answers on standard output
 

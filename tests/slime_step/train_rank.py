@@ -157,7 +157,6 @@ def trained(actor: Any, args: Namespace, batch: dict[str, Any], rank: int, ranks
 
 @contextmanager
 def changed(args: Namespace, changes: dict[str, Any]) -> Iterator[None]:
-    """Changes arguments for one batch."""
     before = vars(args).copy()
     vars(args).update(changes)
     try:
@@ -183,7 +182,6 @@ def untouched_weights(actor: Any) -> Iterator[None]:
 
 
 def weights_of(actor: Any) -> dict[str, Any]:
-    """Returns a copy of the parameters by name."""
     return {name: value.detach().clone() for name, value in actor.model[0].named_parameters()}
 
 

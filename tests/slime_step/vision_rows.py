@@ -158,7 +158,6 @@ def said_of(model: Any, row: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Writes model, rows and log-probs into the folder."""
     folder = Path(sys.argv[1])
     model = make_model(folder / "model")
     samples = rows(folder / "model")

@@ -167,7 +167,6 @@ def _routes(actor: Any, seen: Seen) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """Returns tensors as lists."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return [plain(entry) for entry in value] if isinstance(value, list) else value

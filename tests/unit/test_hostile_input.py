@@ -27,7 +27,6 @@ START = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"}
 
 
 def nested(depth: int) -> str:
-    """JSON objects in objects."""
     return '{"a":' * depth + "1" + "}" * depth
 
 
@@ -146,7 +145,6 @@ def test_odd_text_comes_out_as_it_went_in(client: FlaskClient, text: str) -> Non
 
 
 def sampled(**changes: Any) -> dict[str, Any]:
-    """An item with one generation."""
     return written("u", generations=[{"prompt_ids": [1], "output_ids": [2], "output_log_probs": [-0.5], **changes}])
 
 

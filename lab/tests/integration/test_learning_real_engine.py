@@ -64,7 +64,6 @@ def prompts(tokenizer: Any) -> list[list[int]]:
 
 
 async def sampled(url: str, prompt: list[int], **params: Any) -> tuple[list[int], list[float], str]:
-    """Ids, log-probs and weight version of one turn."""
     sampling = {"max_new_tokens": 12, "ignore_eos": True, **params}
     body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
     async with aiohttp.ClientSession() as session, session.post(f"{url}/generate", json=body) as response:
@@ -75,7 +74,6 @@ async def sampled(url: str, prompt: list[int], **params: Any) -> tuple[list[int]
 
 
 def recomputed(policy: Any, prompt: list[int], ids: list[int]) -> list[float]:
-    """What the trainer computes of them."""
     with torch.no_grad():
         logits = policy(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
         found: list[float] = token_log_probs(logits, torch.tensor(ids)).tolist()
@@ -128,5 +126,4 @@ async def test_a_late_mask_is_caught_through_sglang_too(folder: Path, tmp_path: 
 
 
 def shown(run: Run) -> str:
-    """What a failure shows of a run."""
     return run.said + json.dumps([{"reward": step["reward"], "gap": step["log_prob_gap"]} for step in run.steps])

@@ -26,7 +26,6 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
@@ -34,10 +33,9 @@ from slime_plugins.rollout_buffer.trainer.token_alignment import read_records, r
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
-    Instance,
-    SamplingParams,
     Trajectory,
 )
+from tests.episode_requests import phone_episode, use_local_phones
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=30.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
@@ -45,16 +43,7 @@ TASKS = ("SystemWifiTurnOn", "SimpleSmsSend", "MarkorCreateNote", "SimpleCalenda
 
 
 def episode(task: str, slot: int) -> EpisodeRequest:
-    data = {"metadata": {"task_name": task, "params_idx": 1}}
-    return EpisodeRequest(
-        uid=f"{task}/{slot}",
-        job_id="job",
-        instance=Instance(instance_id=task, data={"instance_id": task, **data}),
-        epoch=0,
-        slot=slot,
-        attempt=0,
-        sampling_params=SamplingParams(max_new_tokens=1024),
-    )
+    return phone_episode(task, 1, f"{task}/{slot}", slot=slot)
 
 
 @asynccontextmanager
@@ -71,9 +60,7 @@ async def generator_with(url: str, **options: Any) -> AsyncIterator[Generator]:
 
 @pytest.fixture(autouse=True)
 def _local_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "android_world.yaml"
-    config.write_text("device_pool: local\nnum_workers: 4\n", encoding="utf-8")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    use_local_phones(tmp_path, monkeypatch)
 
 
 async def play_all(settings: ScriptedEngineSettings, slots: int = 1) -> Sequence[Trajectory]:

@@ -41,7 +41,6 @@ ROWS = RowSettings(
 
 
 def turn(model: Any, version: int, prompt: list[int], rng: random.Random) -> Generation:
-    """Some tokens that the model samples, with their log-probs."""
     ids, log_probs = list(prompt), []
     for _ in range(rng.randint(1, 4)):
         with torch.no_grad():
@@ -90,8 +89,6 @@ def episodes(models: Sequence[Any], rng: random.Random) -> list[RolloutItem]:
 
 @dataclass
 class Expected:
-    """What a step should report."""
-
     loss: float
     clipped: float
     importance: float

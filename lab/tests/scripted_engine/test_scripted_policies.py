@@ -63,7 +63,6 @@ class Episode:
         return self.phone.score()
 
     def play_turn(self, skill: float, rng: SessionRng) -> None:
-        """Plays one turn."""
         reply = play_phone(self._conversation(), skill=skill, rng=rng)
         self.replies.append(reply)
         self._turns.append(Turn(role="assistant", text=reply))

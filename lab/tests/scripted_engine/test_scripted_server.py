@@ -46,8 +46,6 @@ def data_uri(width: int = 64, height: int = 128) -> str:
 
 @dataclass
 class Client:
-    """What a test says to the server."""
-
     session: aiohttp.ClientSession
     url: str
 

@@ -1,7 +1,9 @@
-"""A recorded session of the device adapter, replayed from both sides: what the phone answers, what the adapter asks.
+"""Recorded sessions of android_world, replayed from both sides: what the phone answers, what the adapter asks.
 
-``tests/record_android_world_session.py`` made the record, with the real android_world package (d9c569f, android_env
-1.2.3). Neither is needed here; the phone's gRPC answers need android_env's messages.
+android_world (d9c569f, android_env 1.2.3) asked; neither is needed here, but the phone's gRPC answers need
+android_env's messages. ``tests/record_android_world_session.py`` made the device adapter's session. The other one has
+what was asked while six tasks were set up, played and scored: a folder ``exchanges`` beside a simulated emulator's
+sockets gets every command.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from rollout_buffer_lab.simulated_phone.interfaces.exchanges import (
     Annotation,
     Call,
     Exchange,
+    ExchangeRecorder,
     read_session,
 )
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 
-RECORD = Path(__file__).parents[3] / "tests" / "data" / "device_session.jsonl"
+DATA = Path(__file__).parents[3] / "tests" / "data"
+RECORD = DATA / "device_session.jsonl"
 GESTURES = ("shell input ", "shell am start ")
 
 
@@ -42,13 +46,14 @@ def remarks(key: str) -> list[Any]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")
-def test_the_phone_answers_adb_and_grpc_as_it_was_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("record", [RECORD, DATA / "adb_exchanges.jsonl"], ids=lambda path: str(path.stem))
+def test_the_phone_answers_adb_and_grpc_as_it_was_recorded(record: Path, tmp_path: Path) -> None:
     front = importlib.import_module("rollout_buffer_lab.simulated_phone.interfaces.emulator_controller")
     messages = importlib.import_module("android_env.proto.emulator_controller_pb2")
     service = messages.DESCRIPTOR.services_by_name["EmulatorController"]
     handset = EmulatorState()
     adb, calls = AdbShell(handset), front.servicer_of(handset, Faults())
-    for number, entry in enumerate(session()):
+    for number, entry in enumerate(read_session(record)):
         if isinstance(entry, Exchange):
             check_adb(adb, entry, tmp_path / "file", f"line {number + 1}: {' '.join(entry.arguments)}")
         elif isinstance(entry, Call):
@@ -64,6 +69,19 @@ def check_adb(adb: AdbShell, exchange: Exchange, host_file: Path, shown: str) ->
     output = adb.run(exchange.with_file(host_file))
     assert (output.code, output.text) == (exchange.output.code, exchange.text_on(host_file)), shown
     assert host_file.read_bytes() == (exchange.content or b""), shown
+
+
+def test_a_pull_and_a_push_are_recorded_with_their_file(tmp_path: Path) -> None:
+    handset = EmulatorState()
+    adb, recorder = AdbShell(handset), ExchangeRecorder(tmp_path / "record")
+    host_file = tmp_path / "one.txt"
+    host_file.write_bytes(b"\x00\xff")
+    for words in (["push", str(host_file), "/sdcard/one.txt"], ["pull", "/sdcard/one.txt", str(host_file)]):
+        recorder.record(words, adb.run(words))
+    found = [entry for entry in read_session(tmp_path / "record") if isinstance(entry, Exchange)]
+    assert [one.content for one in found] == [b"\x00\xff", b"\x00\xff"]
+    assert not [one for one in found if str(tmp_path) in " ".join(one.arguments)]
+    handset.close()
 
 
 def test_the_record_has_everything_that_a_device_is_asked() -> None:

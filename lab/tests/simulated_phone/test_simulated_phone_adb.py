@@ -24,7 +24,6 @@ class Adb:
         self._adb = AdbShell(self.handset)
 
     def run(self, *arguments: str) -> str:
-        """The output of a command that must succeed."""
         output = self._adb.run(arguments)
         assert output.code == 0, output
         return output.text.decode()

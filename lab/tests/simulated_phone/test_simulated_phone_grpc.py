@@ -36,7 +36,6 @@ class Phone:
 
     @property
     def front(self) -> str:
-        """The package in front."""
         return self.handset.shell.front.package
 
     def touch(self, x: int, y: int, pressure: int) -> None:
@@ -51,16 +50,13 @@ class Phone:
         self.touch(x, y, 0)
 
     def center(self, label: str) -> tuple[int, int]:
-        """Where it stands."""
         found = [one for one in self.handset.shell.screen().widgets if label in (one.text, one.icon) and one.on_tap]
         return found[0].bounds.center
 
     def key(self, **fields: Any) -> None:
-        """One keyboard event."""
         self.stub.sendKey(self.messages.KeyboardEvent(**fields))
 
     def texts(self) -> str:
-        """All that is written on the screen."""
         widgets = self.handset.shell.screen().widgets
         return " ".join([text for widget in widgets for text in (widget.text, *widget.lines)])
 

@@ -51,11 +51,9 @@ class Served:
 
     @property
     def client(self) -> RolloutBufferClient:
-        """Talks to it."""
         return RolloutBufferClient(self.url)
 
     def run(self, *arguments: str, **options: Any) -> Result:
-        """Runs a command against it."""
         return CliRunner().invoke(command_line, [*arguments, "--url", self.url], **options)
 
     def said(self, *arguments: str, **options: Any) -> str:
@@ -66,7 +64,6 @@ class Served:
 
 
 def sampled_by(version: int) -> list[dict[str, Any]]:
-    """One generation by weights of that version."""
     return [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "weight_version": version}]
 
 

@@ -24,7 +24,6 @@ from slime_plugins.rollout_buffer.serve_settings import (
 
 @pytest.fixture
 def served() -> list[dict[str, Any]]:
-    """What the command was called with."""
     return []
 
 

@@ -40,7 +40,6 @@ def all_pages() -> Mapping[str, Text]:
 
 
 def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command by its words, those in groups too."""
     for name, command in getattr(group, "commands", {}).items():
         yield f"{above}{name}", command
         yield from commands(command, f"{above}{name} ")

@@ -27,10 +27,10 @@ from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
     Outcome,
-    SamplingParams,
     StopReason,
     Trajectory,
 )
+from tests.episode_requests import episode_of
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
@@ -38,15 +38,7 @@ PROBLEM = {"prompt": [{"role": "user", "content": "What is 6 * 7?"}], "label": "
 
 
 def request(data: dict[str, Any], max_new_tokens: int = 200) -> EpisodeRequest:
-    return EpisodeRequest(
-        uid="u1",
-        job_id="job",
-        instance=Instance(instance_id="7", data=data),
-        epoch=0,
-        slot=0,
-        attempt=0,
-        sampling_params=SamplingParams(max_new_tokens=max_new_tokens),
-    )
+    return episode_of("7", data, uid="u1", max_new_tokens=max_new_tokens)
 
 
 async def started(generator: SingleTurnGenerator, script: Sequence[ScriptedReply]) -> FakeEngine:

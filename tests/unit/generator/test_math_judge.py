@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator
 from slime_plugins.rollout_buffer.generator.math_reward import judge as judge_module
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
+from tests.episode_requests import episode_of
 
 # What hangs is bounded by processor time, of which a crowded machine gives little; and asyncio never comes back from a
 # start of a process that is cancelled with all else of its loop (3.11 to 3.13), as after pytest's own timeout.
@@ -137,11 +137,7 @@ async def test_an_attempt_whose_judge_is_killed_has_no_reward() -> None:
     generator = MathGenerator()
     engine = FakeEngine(lambda _: r"\boxed{\frac{84}{2}}", tokenizer=TOKENIZER)
     await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=1))
-    instance = Instance(instance_id="7", data={"prompt": "What is 6 * 7?", "label": "42"})
-    sampling = SamplingParams(max_new_tokens=200)
-    request = EpisodeRequest(
-        uid="u1", job_id="job", instance=instance, epoch=0, slot=0, attempt=0, sampling_params=sampling
-    )
+    request = episode_of("7", {"prompt": "What is 6 * 7?", "label": "42"}, max_new_tokens=200)
     try:
         async with StubbornKiller():
             with pytest.raises(JudgeError):

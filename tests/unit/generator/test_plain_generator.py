@@ -25,7 +25,6 @@ class ScriptedClient:
         self.chat = SimpleNamespace(completions=self)
 
     def create(self, **query: Any) -> Any:
-        """One call."""
         self.asked.append(query)
         said = self.script.pop(0)
         if isinstance(said, Exception):
@@ -43,7 +42,6 @@ class ScriptedBuffer:
         self.items: list[dict[str, Any]] = []
 
     def write(self, items: Sequence[dict[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
-        """One write."""
         if self.script:
             raise self.script.pop(0)
         self.items += items

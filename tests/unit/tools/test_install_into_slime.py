@@ -78,7 +78,6 @@ def committed_tree(folder: Path) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A committed tree of a test's own."""
     return committed_tree(tmp_path)
 
 
@@ -91,12 +90,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def git(folder: Path, *command: str) -> str:
-    """Runs git in a folder."""
     return subprocess.run(["git", "-C", str(folder), *command], check=True, capture_output=True, text=True).stdout
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """All files but git's own."""
     files = (file for file in folder.rglob("*") if file.is_file() and ".git" not in file.parts)
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 

@@ -87,7 +87,6 @@ def settings_of(environment: dict[str, str], kind: Kind = Kind.ANDROID_WORLD, **
 
 
 def values_of(arguments: list[str]) -> dict[str, str]:
-    """Each flag with what follows it."""
     pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     return {flag: "" if value.startswith("--") else value for flag, value in pairs if flag.startswith("--")}
 

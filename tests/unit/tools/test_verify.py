@@ -41,7 +41,6 @@ def test_a_row_that_lacks_something_runs_nothing() -> None:
 
 
 def written(tmp_path: Path, inside: str, **counts: int) -> Path:
-    """A report of pytest."""
     told = " ".join(f'{name}="{count}"' for name, count in counts.items())
     path = tmp_path / "report.xml"
     path.write_text(f"<testsuites><testsuite {told}>{inside}</testsuite></testsuites>")

@@ -32,14 +32,13 @@ from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
     Instance,
     Outcome,
-    SamplingParams,
     StopReason,
     Trajectory,
     WeightVersionSpan,
 )
+from tests.episode_requests import episode_of
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 chat = ChatTokens(tokenizer)
@@ -96,15 +95,7 @@ async def play(
 ) -> Played:
     lease = lease or HeldFakeDevice()
     engine = FakeEngine(script, tokenizer=tokenizer)
-    request = EpisodeRequest(
-        uid="job-e0-i0-s0-a0",
-        job_id="job",
-        instance=Instance(instance_id="Solved-3", data={}),
-        epoch=0,
-        slot=0,
-        attempt=0,
-        sampling_params=SamplingParams(max_new_tokens=max_new_tokens, extra=extra or {}),
-    )
+    request = episode_of("Solved-3", {}, uid="job-e0-i0-s0-a0", max_new_tokens=max_new_tokens, extra=extra or {})
     settings = AndroidWorldSettings.model_validate(options)
     episode = Episode(
         request=request,

@@ -90,11 +90,6 @@ class ExchangeRecorder:
             file.write(json.dumps(line) + "\n")
 
 
-def read_exchanges(path: Path) -> Iterator[Exchange]:
-    """Yields the recorded adb exchanges in their order."""
-    return (entry for entry in read_session(path) if isinstance(entry, Exchange))
-
-
 def read_session(path: Path) -> Iterator[Exchange | Call | Annotation]:
     """Yields everything that was recorded, in its order."""
     for line in path.read_text(encoding="utf-8").splitlines():
