@@ -50,9 +50,9 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     for state, causes in job["causes"].items():
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
     lines.extend(_bias(job.get("bias") or ()))
-    farm = job.get("devices")
-    if farm and farm["devices"] and job["state"] in OPEN_STATES:  # a job that has ended has returned them
-        lines.extend(_devices(farm))
+    report = job.get("devices")
+    if report and report["devices"] and job["state"] in OPEN_STATES:  # a job that has ended has returned them
+        lines.extend(_devices(report))
     return Group(*lines)
 
 
@@ -89,13 +89,13 @@ def _now(now: Mapping[str, Any]) -> list[Text]:
     return lines
 
 
-def _devices(farm: Mapping[str, Any]) -> list[Text]:
+def _devices(report: Mapping[str, Any]) -> list[Text]:
     """Returns a line for the pool, and one for each quarantined or booting device with the reason."""
-    states = Counter(device["state"] for device in farm["devices"])
+    states = Counter(device["state"] for device in report["devices"])
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    out = [device for device in farm["devices"] if device["state"] in _OUT and device["last_error"]]
+    out = [device for device in report["devices"] if device["state"] in _OUT and device["last_error"]]
     return [
-        Text(f"  devices of {farm['pool']}, {farm['age_s']:.0f} s ago: {counted}", style="dim"),
+        Text(f"  devices of {report['pool']}, {report['age_s']:.0f} s ago: {counted}", style="dim"),
         *(Text(f"  {each['device_id']} is {each['state']}: {each['last_error']}", style="yellow") for each in out),
     ]
 

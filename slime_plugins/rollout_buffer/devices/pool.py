@@ -95,14 +95,14 @@ class DevicePool:
                 await self._manager.configure(self._settings.model_dump(mode="json"), new_start=new_start)
                 new_start = False
                 why_not = await self._manager.ready(min(max(deadline - now(), 0.0), _LONG_POLL_S))
-                farm = await self._manager.snapshot() if why_not else {}
-                if not why_not or farm.get("unrecoverable"):
+                snapshot = await self._manager.snapshot() if why_not else {}
+                if not why_not or snapshot.get("unrecoverable"):
                     return why_not
-                states = Counter(str(device["state"]) for device in farm["devices"])
-                if farm["progress"] != seen or states["preparing"]:
-                    seen, deadline = farm["progress"], now() + self._settings.boot_timeout_s
+                states = Counter(str(device["state"]) for device in snapshot["devices"])
+                if snapshot["progress"] != seen or states["preparing"]:
+                    seen, deadline = snapshot["progress"], now() + self._settings.boot_timeout_s
                     logger.info(
-                        "waiting for the first device: %s%s", _counted(states), _commonest_error(farm["devices"])
+                        "waiting for the first device: %s%s", _counted(states), _commonest_error(snapshot["devices"])
                     )
                 if now() >= deadline:
                     return why_not

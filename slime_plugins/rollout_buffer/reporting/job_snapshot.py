@@ -207,18 +207,18 @@ def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
 
 def _devices(connection: Connection, job_key: int, now: float) -> dict[str, Any]:
     """Counts the devices in the runner's latest report by state."""
-    farm = report_of_job(connection, job_key, now)
-    if farm is None or DEVICES.is_silent(farm["age_s"]):
+    report = report_of_job(connection, job_key, now)
+    if report is None or DEVICES.is_silent(report["age_s"]):
         return {}
-    if why := farm.get("unreachable"):
+    if why := report.get("unreachable"):
         return {"unreachable": why}
-    states = Counter(str(device["state"]) for device in farm["devices"])
+    states = Counter(str(device["state"]) for device in report["devices"])
     return {
         "total": sum(states.values()),
         "busy": states["leased"],
         "broken": states["quarantined"],
         "starting": states["preparing"] + states["booting"] + states["recycling"],
-        "waiting": sum(farm.get("episodes_waiting", {}).values()),
+        "waiting": sum(report.get("episodes_waiting", {}).values()),
     }
 
 

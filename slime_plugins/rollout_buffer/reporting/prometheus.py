@@ -223,8 +223,8 @@ class _StoreCollector(Collector):
         if beat is not None:
             samples.append(("rollout_buffer_supervisor_heartbeat_age_seconds", (), max(0.0, now - beat[0])))
         samples += _samples_of_disk(self._store)
-        for farm in recent_device_pools(self._store).values():
-            samples += _samples_of_farm(farm)
+        for report in recent_device_pools(self._store).values():
+            samples += _samples_of_pool(report)
         families = {one.name: GaugeMetricFamily(one.name, one.help, labels=one.labels) for one in METRICS}
         for name, labels, value in samples:
             families[name].add_metric(labels, value)
@@ -284,11 +284,11 @@ def _by_class(causes: Iterable[tuple[str, str, int]]) -> Counter[tuple[str, str]
     return summed
 
 
-def _samples_of_farm(farm: Mapping[str, Any]) -> Iterator[Sample]:
-    for device in farm["devices"]:
-        yield from _samples_of_device((str(farm["pool"]), str(device["device_id"])), device)
-    for purpose, count in farm.get("runners_waiting", {}).items():
-        yield "rollout_buffer_device_runners_waiting", (str(farm["pool"]), purpose), count
+def _samples_of_pool(report: Mapping[str, Any]) -> Iterator[Sample]:
+    for device in report["devices"]:
+        yield from _samples_of_device((str(report["pool"]), str(device["device_id"])), device)
+    for purpose, count in report.get("runners_waiting", {}).items():
+        yield "rollout_buffer_device_runners_waiting", (str(report["pool"]), purpose), count
 
 
 def _samples_of_device(this: tuple[str, str], device: Mapping[str, Any]) -> Iterator[Sample]:

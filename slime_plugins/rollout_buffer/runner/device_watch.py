@@ -44,11 +44,11 @@ class DeviceWatch:
         if not isinstance(self._generator, ReportsDevices):
             return
         try:
-            farm = await self._ask(self._generator)
-            await self._keep(farm)
-            if "unreachable" not in farm:
-                self.newest = farm
-                self._log_farm(farm)
+            report = await self._ask(self._generator)
+            await self._keep(report)
+            if "unreachable" not in report:
+                self.newest = report
+                self._log_report(report)
         except (DeviceError, TimeoutError) as error:
             logger.debug("job %s: the devices do not answer: %s", self._job_id, error)
         except Exception:
@@ -65,14 +65,14 @@ class DeviceWatch:
                 raise
             return {"pool": "", "devices": [], "unreachable": error.message}
 
-    def _log_farm(self, farm: Mapping[str, Any]) -> None:
-        devices = {str(device["device_id"]): device for device in farm["devices"]}
+    def _log_report(self, report: Mapping[str, Any]) -> None:
+        devices = {str(device["device_id"]): device for device in report["devices"]}
         for name, device in devices.items():
             self._log_changes(name, device, self._last.get(name))
         self._last = devices
         if self._since_summary_s >= SUMMARY_INTERVAL_S:
             self._since_summary_s = 0.0
-            logger.info("job %s: devices of %s: %s", self._job_id, farm["pool"], _summary(farm))
+            logger.info("job %s: devices of %s: %s", self._job_id, report["pool"], _summary(report))
 
     def _log_changes(self, name: str, device: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
         if before is None:
@@ -83,8 +83,8 @@ class DeviceWatch:
             logger.warning("job %s: %s has a new worker: %s", self._job_id, name, device["last_error"])
 
 
-def _summary(farm: Mapping[str, Any]) -> str:
-    devices = farm["devices"]
+def _summary(report: Mapping[str, Any]) -> str:
+    devices = report["devices"]
     states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(d["state"] for d in devices).items()))
     played = sum(device["episodes"] for device in devices)
     failures: Counter[str] = Counter()

@@ -162,8 +162,8 @@ class JobRunner:
             )
         )
 
-    async def _keep_device_report(self, farm: Mapping[str, Any]) -> None:
-        await self._job.stored(lambda: store_report(self._job.buffer.store, self._job.key, os.getpid(), farm))
+    async def _keep_device_report(self, report: Mapping[str, Any]) -> None:
+        await self._job.stored(lambda: store_report(self._job.buffer.store, self._job.key, os.getpid(), report))
 
     def _generator_context(self, engine: HttpEngine, tokenizer: Any) -> GeneratorContext:
         return GeneratorContext(

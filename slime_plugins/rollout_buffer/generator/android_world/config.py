@@ -53,7 +53,7 @@ KEYS_OF_EMULATORS = frozenset(
     }
 )
 """A file with one of these keys and no ``device`` means real emulators, never simulated phones."""
-KEY_OF_A_FARM = "num_workers"
+POOL_SIZE_KEY = "num_workers"
 """So does a file with this key, unless its pool is local (for tests and debugging)."""
 
 
@@ -118,10 +118,10 @@ class AndroidWorldSettings(GuiAgentSettings):
 
     def for_devices(self) -> DevicePoolSettings:
         """Returns the settings of the pool and of its devices, without those of jobs."""
-        farm = self.model_dump(include=set(PoolSettings.model_fields))
+        pool = self.model_dump(include=set(PoolSettings.model_fields))
         options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | _NOT_OF_A_DEVICE)
         prepare = kind_of(self.device).prepare
-        return DevicePoolSettings(kind=DEVICE_KIND, device_options=options, prepare=prepare, **farm)
+        return DevicePoolSettings(kind=DEVICE_KIND, device_options=options, prepare=prepare, **pool)
 
 
 def _check_avd_name(name: str) -> None:
@@ -164,14 +164,14 @@ def read_settings(path: Path) -> AndroidWorldSettings:
     return _validated(_with_device([config_sources.from_file(path)]))
 
 
-def is_farm_file(path: Path) -> bool:
+def is_device_settings_file(path: Path) -> bool:
     """Returns True if a YAML file holds only settings, and among them keys of real devices or a pool size."""
     try:
         values = config_sources.from_file(path).values
     except ConfigError:
         return False
     return values.keys() <= AndroidWorldSettings.model_fields.keys() and bool(
-        values.keys() & {"device", KEY_OF_A_FARM, *KEYS_OF_EMULATORS}
+        values.keys() & {"device", POOL_SIZE_KEY, *KEYS_OF_EMULATORS}
     )
 
 
@@ -191,8 +191,8 @@ def _host_settings(environment: Mapping[str, str], assignments: Sequence[str]) -
 def _with_device(layers: Sequence[config_sources.Layer]) -> config_sources.Layer:
     """Merges the layers; a file with emulator keys or a pool size and no ``device`` means real emulators."""
     found = config_sources.merged(layers)
-    is_farm = KEY_OF_A_FARM in found.values and found.values.get("device_pool") != PoolKind.LOCAL.value
-    if "device" not in found.values and (is_farm or KEYS_OF_EMULATORS & found.values.keys()):
+    has_pool_size = POOL_SIZE_KEY in found.values and found.values.get("device_pool") != PoolKind.LOCAL.value
+    if "device" not in found.values and (has_pool_size or KEYS_OF_EMULATORS & found.values.keys()):
         found = config_sources.merged([found, config_sources.Layer(values={"device": REAL_DEVICE})])
     return config_sources.merged([_defaults_of(found), found])
 

@@ -41,7 +41,7 @@ from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import (
     CONFIG_VARIABLE,
     AndroidWorldSettings,
-    is_farm_file,
+    is_device_settings_file,
     load_settings,
 )
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
@@ -235,7 +235,7 @@ def _settings(args: Any) -> AndroidWorldSettings:
 
 def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
     """Returns the options of a job: ``args.android_world``, overridden by slime's limits."""
-    _take_farm_from(getattr(args, "custom_config_path", None))
+    _use_device_settings_of(getattr(args, "custom_config_path", None))
     overrides = dict(getattr(args, "android_world", None) or {})
     limits = (getattr(args, name, None) for name in ("max_context_len", "rollout_max_context_len"))
     named = {
@@ -250,9 +250,9 @@ def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
     }
 
 
-def _take_farm_from(path: str | None) -> None:
+def _use_device_settings_of(path: str | None) -> None:
     """Uses slime's ``--custom-config-path`` as the host's file if it is one, and no other is named."""
-    if path and not os.environ.get(CONFIG_VARIABLE) and is_farm_file(Path(path)):
+    if path and not os.environ.get(CONFIG_VARIABLE) and is_device_settings_file(Path(path)):
         logger.info("the devices are those of %s", path)
         os.environ[CONFIG_VARIABLE] = str(Path(path).absolute())
 

@@ -89,8 +89,8 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         )
         chat.prompt([view.system(), first_turn_message("try the template", sample)])
         if self._pool is None:
-            farm = settings.for_devices()
-            self._pool = create_device_pool(farm, job_id=context.job_id, ray_address=context.ray_address)
+            pool_settings = settings.for_devices()
+            self._pool = create_device_pool(pool_settings, job_id=context.job_id, ray_address=context.ray_address)
         await self._pool.start()
         await self._pool.check_playable(await asyncio.to_thread(self._needs_by_task, context.read_instances))
         self._parts = _Parts(context=context, settings=settings, chat=chat)

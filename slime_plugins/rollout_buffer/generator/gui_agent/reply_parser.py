@@ -208,12 +208,12 @@ def _read_system_button(arguments: Mapping[str, Any], _pixel: ToPixel) -> Parsed
 
 
 def _read_wait(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
-    duration_s = _seconds(arguments, MAX_WAIT_S) if "time" in arguments else DEFAULT_WAIT_S
+    duration_s = DEFAULT_WAIT_S if arguments.get("time") is None else _seconds(arguments, MAX_WAIT_S)
     return ParsedAction(action=Action(kind=ActionKind.WAIT, duration_s=duration_s))
 
 
 def _read_terminate(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
-    status = _string(arguments, "status").lower()
+    status = _string(arguments, "status").strip().lower()
     if status not in ("success", "failure"):
         _refuse(f'"status" is {_quote(status)}, not one of "success", "failure"')
     return ParsedAction(action=Action(kind=ActionKind.TERMINATE, status=status))

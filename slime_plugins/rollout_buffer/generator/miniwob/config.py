@@ -73,9 +73,9 @@ class MiniWobSettings(GuiAgentSettings):
         return self
 
     def for_devices(self) -> DevicePoolSettings:
-        farm = self.model_dump(include=set(PoolSettings.model_fields))
+        pool = self.model_dump(include=set(PoolSettings.model_fields))
         options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | set(PoolSettings.model_fields))
-        return DevicePoolSettings(farm="miniwob", kind=DEVICE_KIND, device_options=options, **farm)
+        return DevicePoolSettings(farm="miniwob", kind=DEVICE_KIND, device_options=options, **pool)
 
 
 def load_settings(job_options: Mapping[str, Any]) -> MiniWobSettings:

@@ -58,6 +58,8 @@ def reason(text: str) -> str:
         ({"action": "answer", "text": "42"}, Action(kind=ActionKind.ANSWER, text="42")),
         ({"action": "open", "text": " Chrome "}, Action(kind=ActionKind.OPEN, text="Chrome")),
         ({"action": "wait"}, Action(kind=ActionKind.WAIT, duration_s=1.0)),
+        ({"action": "wait", "time": None}, Action(kind=ActionKind.WAIT, duration_s=1.0)),
+        ({"action": "terminate", "status": " Success "}, Action(kind=ActionKind.TERMINATE, status="success")),
         ({"action": "wait", "time": 2.5}, Action(kind=ActionKind.WAIT, duration_s=2.5)),
         ({"action": "terminate", "status": "success"}, Action(kind=ActionKind.TERMINATE, status="success")),
         (
