@@ -7,8 +7,9 @@ trained otherwise. When a client disconnects during a turn, the engine's request
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -260,11 +261,10 @@ async def _turn(request: web.Request) -> web.StreamResponse:
     if asked.turn.body.stream:
         return await _streamed(request, asked, ask)
     answer = await ask()
-    with _Sending(gateway, asked.turn.session, answer) as sending:
+    with _sending(request, asked.turn.session, answer):
         response = _json(asked.dialect.encode(answer.reply, asked.given))
         await response.prepare(request)
         await response.write_eof()
-        sending.check(request)
     return response
 
 
@@ -298,11 +298,9 @@ async def _streamed(
     except BaseException:
         task.cancel()
         raise
-    with _Sending(request.app[GATEWAY], asked.turn.session, answer) as sending:
+    with _sending(request, asked.turn.session, answer):
         await response.send(*events.end(answer.reply))
-        ended = await response.end()
-        sending.check(request)
-    return ended
+        return await response.end()
 
 
 async def _next_events(come: asyncio.Queue[bytes]) -> bytes:
@@ -341,26 +339,21 @@ class _EventStream:
         return self._response
 
 
-class _Sending:
-    """A context in which an answer is sent; at its end it records that the answer was sent, unless the block raised."""
+@contextlib.contextmanager
+def _sending(request: web.Request, session: Session, answer: Answer) -> Iterator[None]:
+    """A block that sends an answer; at its end it is recorded that the answer was sent, unless the block raised.
 
-    def __init__(self, gateway: Gateway, session: Session, answer: Answer) -> None:
-        self._gateway, self._session, self._answer = gateway, session, answer
-
-    def __enter__(self) -> _Sending:
-        return self
-
-    def check(self, request: web.Request) -> None:
-        """Checks that the client is still connected after the whole answer was written.
-
-        Raises:
-            ConnectionResetError: it is not.
-        """
+    Raises:
+        ConnectionResetError: the client has disconnected.
+    """
+    sent = False
+    try:
+        yield
         if _is_gone(request):
             raise ConnectionResetError("the client disconnected")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        self._gateway.registry.note_sent(self._session, self._answer.turn, sent=error is None)
+        sent = True
+    finally:
+        request.app[GATEWAY].registry.note_sent(session, answer.turn, sent=sent)
 
 
 # --- reading and writing ---------------------------------------------------------------------------------------------

@@ -341,7 +341,6 @@ class Gateway:
             sampled,
             message,
             chat,
-            number=0,
             key=asked.key,
             request=request,
             created=begun.created,

@@ -61,16 +61,16 @@ class Fingerprint(NamedTuple):
     """
 
     role: str
-    text: bytes
-    images: tuple[str, ...]
-    tool_calls: bytes
-    ids: bytes
-    reasoning: bytes
-    exact: bytes
-    said: int
-    loose_calls: bytes
-    is_empty: bool
-    inline: bytes
+    text: bytes = b""
+    images: tuple[str, ...] = ()
+    tool_calls: bytes = b""
+    ids: bytes = b""
+    reasoning: bytes = b""
+    exact: bytes = b""
+    said: int = 0
+    loose_calls: bytes = b""
+    is_empty: bool = False
+    inline: bytes = b""
     as_sent: tuple[Fingerprint, ...] = ()
 
     def differences(self, other: Fingerprint) -> frozenset[str]:
@@ -109,15 +109,11 @@ def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FR
     silent = Fingerprint(
         exact=exact,
         role=message["role"],
-        text=b"",
-        said=0,
         images=tuple(image_hashes_of([message])),
         tool_calls=digest(functions) if calls else b"",
         loose_calls=digest(_loose(functions)) if calls else b"",
         ids=digest(ids) if ids else b"",
         reasoning=digest(thoughts) if thoughts else b"",
-        is_empty=False,
-        inline=b"",
     )
     is_reply = message["role"] == ASSISTANT
     said, inline = _without_thoughts(text, thinking) if is_reply else (text, "")

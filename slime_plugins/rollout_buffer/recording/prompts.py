@@ -58,7 +58,7 @@ class Prompt:
         message: Message,
         chat: ChatTokens,
         *,
-        number: int,
+        number: int = 0,
         key: bytes,
         request: bytes,
         created: float,

@@ -537,14 +537,14 @@ async def test_an_answer_that_cannot_be_sent_is_not_recorded(tmp_path: Path) -> 
 async def test_a_client_that_is_gone_at_the_end_of_its_answer_leaves_no_turn_and_no_traceback(
     tmp_path: Path, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check = app._Sending.check
+    is_gone = app._is_gone
 
-    def hang_up(sending: app._Sending, request: web.Request) -> None:
-        assert request.transport is not None
-        request.transport.abort()
-        check(sending, request)
+    def hang_up(request: web.Request) -> bool:
+        if request.transport is not None:
+            request.transport.abort()
+        return is_gone(request)
 
-    monkeypatch.setattr(app._Sending, "check", hang_up)
+    monkeypatch.setattr(app, "_is_gone", hang_up)
     async with gateway_on(tmp_path, FakeEngine(["Yes."], tokenizer=tokenizer)) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer))
         with contextlib.suppress(aiohttp.ClientError):
