@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from transformers import AutoTokenizer
 
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings, TrainerSettings
@@ -23,6 +26,11 @@ QUESTION = [
 ]
 CALL = 'I\'ll use the calculator tool\n<tool_call>\n{"name": "multiply", "arguments": {"a": 15, "b": 23}}\n</tool_call>'
 ANSWER = "The result is 345"
+
+
+@functools.cache
+def demo_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
 
 
 def served(app: web.Application) -> AbstractAsyncContextManager[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import pytest
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim, SlotClaims
+from slime_plugins.rollout_buffer.generator.base_generator import Generator
+from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage import migrations
@@ -72,6 +75,12 @@ def start_played(buffer: Buffer, ids: Sequence[str] = ("a",), **changes: Any) ->
     }
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
     return buffer.start_job(parse(StartPayload, body), instances).job
+
+
+def plugin_of(task_type: str, create: Callable[[], Generator], **changes: Any) -> Plugin:
+    """A generator's file, as the runner gets it."""
+    values: dict[str, Any] = {"needs_ray": False, "reward_range": None, "functions": DEFAULT_FUNCTIONS, **changes}
+    return Plugin(task_type=task_type, source=Path(f"{task_type}.py"), create_generator=create, **values)
 
 
 def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0, **changes: Any) -> Trajectory:

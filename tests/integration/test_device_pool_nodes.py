@@ -18,23 +18,16 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
-from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
-    Instance,
-    Outcome,
-    StopReason,
     Trajectory,
 )
-from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.integration.ray_processes import ON_RAY, RayProcess, local_ray, phones, pool_at
+from tests.support import plugin_of, start_played, trajectory
 
 pytestmark = [*ON_RAY, pytest.mark.large, pytest.mark.timeout(600)]
 
@@ -111,36 +104,13 @@ class PlaysOnPhones:
             for _ in range(3):
                 await device.step(CLICK)
             reward = await device.score()
-        return Trajectory(
-            uid=episode.uid,
-            instance_id=episode.instance.instance_id,
-            messages=[{"role": "assistant", "content": "played"}],
-            reward=reward,
-            outcome=Outcome.COMPLETED,
-            stop_reason=StopReason.TERMINATED,
-        )
+        return trajectory(episode.uid, episode.instance.instance_id, reward)
 
     async def devices(self) -> Mapping[str, Any]:
         return await self._pool.snapshot()
 
     async def close(self) -> None:
         """The pool stays up for the test to look at."""
-
-
-def start_job(buffer: Buffer) -> JobRecord:
-    ids = [str(number) for number in range(12)]
-    body = {
-        "task_type": "phones",
-        "job_id": "job",
-        "instances": [{"instance_id": name} for name in ids],
-        "remote_engine_url": "http://127.0.0.1:9",
-        "num_repeat_per_sample": 2,
-        "num_process": 8,
-        "max_attempts": 8,
-        "evaluation": True,  # every group is kept, also those with equal rewards: every slot can be counted
-    }
-    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(parse(StartPayload, body), instances).job
 
 
 async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
@@ -154,15 +124,12 @@ async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
             assert sorted(nodes_of(await until_ready(pool, 4)).values()) == [2, 2]
             playing = asyncio.Event()
             generator = PlaysOnPhones(pool, playing)
-            plugin = Plugin(
-                task_type="phones",
-                source=Path(__file__),
-                needs_ray=True,
-                reward_range=(0.0, 1.0),
-                functions=DEFAULT_FUNCTIONS,
-                create_generator=lambda: generator,
+            plugin = plugin_of("phones", lambda: generator, needs_ray=True)
+            names = [str(number) for number in range(12)]
+            # As an evaluation every group is kept, also those with equal rewards: every slot can be counted.
+            job = start_played(
+                buffer, names, task_type="phones", job_id="job", num_process=8, max_attempts=8, evaluation=True
             )
-            job = start_job(buffer)
             running = asyncio.create_task(
                 JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9", ray_address=head).run()
             )

@@ -37,11 +37,9 @@ from slime_plugins.rollout_buffer.engine.token_records import EXPERTS_KEY
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
-from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -56,17 +54,13 @@ from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
     Image,
-    Instance,
-    Outcome,
     PromptCheck,
     SamplingParams,
-    StopReason,
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
-from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.prompt_faults import Change, changing, retokenised, unchanged, without_ids
+from tests.support import plugin_of, start_played, trajectory
 from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 
 TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
@@ -362,15 +356,7 @@ class TwoTurns:
             )
             turns.append(reply.as_generation(held))
             held = [*held, *reply.output_ids, *SPLIT]
-        return Trajectory(
-            uid=episode.uid,
-            instance_id=episode.instance.instance_id,
-            messages=[{"role": "user", "content": "the"}, {"role": "assistant", "content": "!"}],
-            reward=float(episode.slot),
-            outcome=Outcome.COMPLETED,
-            stop_reason=StopReason.STOP,
-            generations=turns,
-        )
+        return trajectory(episode.uid, episode.instance.instance_id, float(episode.slot), generations=turns)
 
     async def close(self) -> None:
         pass
@@ -385,24 +371,9 @@ def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
 
 
 async def run(buffer: Buffer, engine_url: str, generator: TwoTurns, **changes: Any) -> JobRecord:
-    body = {
-        "task_type": "two_turns",
-        "instances": [{"instance_id": "one"}],
-        "remote_engine_url": engine_url,
-        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
-        "num_repeat_per_sample": 2,
-        **changes,
-    }
-    instances = [Instance(instance_id="one", data={"instance_id": "one"})]
-    job = buffer.start_job(parse(StartPayload, body), instances).job
-    plugin = Plugin(
-        task_type="two_turns",
-        source=Path("two_turns.py"),
-        needs_ray=False,
-        reward_range=None,
-        functions=DEFAULT_FUNCTIONS,
-        create_generator=lambda: generator,
-    )
+    changes = {"remote_engine_url": engine_url, "tokenizer_path": str(DEMO_TOKENIZER_PATH), **changes}
+    job = start_played(buffer, ("one",), task_type="two_turns", **changes)
+    plugin = plugin_of("two_turns", lambda: generator)
     await asyncio.wait_for(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run(), 120)
     return buffer.job(job.job_id)
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
-from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import EngineError, EnvironmentSetupError, JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.remote_rollout_generator import RemoteRolloutGenerator
@@ -25,12 +22,7 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
 )
 from tests.episode_requests import episode_of
-from tests.remote_rollout_serving import ANSWER, CALL, served
-
-
-@functools.cache
-def demo_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+from tests.remote_rollout_serving import ANSWER, CALL, demo_tokenizer, served
 
 
 def episode() -> EpisodeRequest:

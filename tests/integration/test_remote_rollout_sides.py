@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
@@ -28,16 +25,20 @@ from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionToolSessio
 from slime_plugins.rollout_buffer.serve_settings import build_settings
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
-from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
+from tests.remote_rollout_serving import (
+    ANSWER,
+    CALL,
+    QUESTION,
+    call,
+    demo_tokenizer,
+    rollout_body,
+    served,
+    trainer_side,
+)
 from tests.third_party_rollout_sides import Said, StrangeRolloutServer, StrangeTrainer, rendered
 from tools.show_mask import page, sections_of
 
 QUICK = AgentSettings(backoff_s=0.01, turn_timeout_s=5, tool_timeout_s=0.3)
-
-
-@functools.cache
-def demo_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
 
 
 def engine(*script: Any) -> FakeEngine:

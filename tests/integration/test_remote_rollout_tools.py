@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.context_editing.remote_tools import DOCUMENT_TOOLS, DocumentToolSession
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
@@ -21,7 +18,7 @@ from slime_plugins.rollout_buffer.remote_rollout.main import running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, RemoteRolloutSettings
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_provider
-from tests.remote_rollout_serving import ANSWER, call, rollout_body, served
+from tests.remote_rollout_serving import ANSWER, call, demo_tokenizer, rollout_body, served
 from tests.third_party_rollout_sides import Said, StrangeTrainer, rendered
 
 ADDRESS = "slime_plugins.rollout_buffer.generator.context_editing.remote_tools:DOCUMENT_TOOLS"
@@ -33,11 +30,6 @@ NAMES = [
     "analyzeText", "loadDocument", "buildIndex", "readChunk", "searchEngine", "note", "readNote", "updateNote",
     "checkBudget",
 ]  # fmt: skip
-
-
-@functools.cache
-def demo_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
 
 
 def tool_call(name: str, **arguments: Any) -> str:

@@ -28,10 +28,8 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
-from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.runner import episode_runner, played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
@@ -41,14 +39,11 @@ from slime_plugins.rollout_buffer.trainer.tracking import STEP
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
-    Instance,
     Outcome,
     StopReason,
     Trajectory,
 )
-from slime_plugins.rollout_buffer.wire.request_fields import parse
-from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import poll, start_external, write, written
+from tests.support import plugin_of, poll, start_external, start_played, trajectory, write, written
 from tests.wandb_runs import logged_in, offline_run
 
 COUNTED_BY_OTHERS = ("groups", "group_causes", "deliveries", "jobs", "attempts")
@@ -78,11 +73,10 @@ def trajectory_of(episode: EpisodeRequest) -> Trajectory:
     cut = number == 3 and episode.slot == 0
     reward = 0.25 if number == 2 else episode.slot + number / 8
     generation = Generation(prompt_ids=(1,), output_ids=(2, 3), weight_version=str(9 - number))
-    return Trajectory(
-        uid=episode.uid,
-        instance_id=episode.instance.instance_id,
-        messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
-        reward=reward,
+    return trajectory(
+        episode.uid,
+        episode.instance.instance_id,
+        reward,
         outcome=Outcome.TRUNCATED if cut else Outcome.COMPLETED,
         stop_reason=StopReason.MAX_TOKENS if cut else StopReason.STOP,
         generations=(generation,),
@@ -94,29 +88,13 @@ PLAYED = [f"i{number}" for number in range(6)]
 
 
 async def play_with_failures(buffer: Buffer) -> JobRecord:
-    body = {
-        "task_type": "scripted",
-        "job_id": "played/1",
-        "instances": [{"instance_id": name} for name in PLAYED],
-        "remote_engine_url": "http://127.0.0.1:9",
-        "num_repeat_per_sample": 2,
-        "num_process": 2,
-    }
-    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in PLAYED]
-    job = buffer.start_job(parse(StartPayload, body), instances).job
+    job = start_played(buffer, PLAYED, task_type="scripted", job_id="played/1", num_process=2)
     await play(buffer, job)
     return job
 
 
 async def play(buffer: Buffer, job: JobRecord) -> None:
-    plugin = Plugin(
-        task_type="scripted",
-        source=Path("scripted.py"),
-        needs_ray=False,
-        reward_range=(0.0, 2.0),
-        functions=DEFAULT_FUNCTIONS,
-        create_generator=FailingGenerator,
-    )
+    plugin = plugin_of("scripted", FailingGenerator, reward_range=(0.0, 2.0))
     await asyncio.wait_for(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run(), 50)
 
 
