@@ -6,11 +6,13 @@ Requests go through the ASGI application as the HTTP server would hand them over
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from flask import Flask
+from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.app import create_app as create_flask
@@ -22,6 +24,12 @@ def create_app(settings: ServeSettings) -> Flask:
     flask = create_flask(settings)
     flask.wsgi_app = _ThroughAsgi(Application(flask))  # type: ignore[method-assign]  # how Flask wants it wrapped
     return flask
+
+
+def post(client: FlaskClient, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    """Posts a body as JSON, or as it is where it is bytes; returns the status and the reply."""
+    reply = client.post(path, data=body if isinstance(body, bytes) else json.dumps(body), headers=headers)
+    return reply.status_code, reply.get_json()
 
 
 class _ThroughAsgi:

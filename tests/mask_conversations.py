@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from hypothesis import strategies as st
+
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator
+from tests import chat_tokenizers
 
 Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]
 
@@ -63,6 +67,22 @@ json_values = st.recursive(
     st.integers(-5, 5) | st.booleans() | texts, lambda inner: st.lists(inner, max_size=2), max_leaves=3
 )
 argument_objects = st.dictionaries(texts.filter(bool), json_values, max_size=2)
+
+
+def user(content: Any = "one") -> dict[str, Any]:
+    """A user's message."""
+    return {"role": "user", "content": content}
+
+
+def said(content: Any, **more: Any) -> dict[str, Any]:
+    """An assistant's message."""
+    return {"role": "assistant", "content": content, **more}
+
+
+@functools.cache
+def generator_of(name: str) -> MultiTurnLossMaskGenerator:
+    """One generator for each kind of tokenizer, so that its cache fills over all tests."""
+    return MultiTurnLossMaskGenerator(chat_tokenizers.load(name), chat_tokenizers.KINDS[name].tokenizer_type)
 
 
 def calls(arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str, Any]]]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, UndecidedReason, get_response_lengths
 from tests import chat_tokenizers, mask_conversations, mask_oracle
 from tests.example_counts import examples
+from tests.mask_conversations import generator_of
 
 NAMES = list(chat_tokenizers.KINDS)
 VISION_MARKERS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
@@ -27,12 +28,6 @@ QUESTION = {"role": "user", "content": "And now?"}
 def drawn(count: int) -> settings:
     """So many examples, whatever they are: templates draw what they like."""
     return examples(count, suppress_health_check=list(HealthCheck))
-
-
-@functools.cache
-def generator_of(name: str) -> MultiTurnLossMaskGenerator:
-    """One generator for each kind, so that its cache fills over all tests."""
-    return MultiTurnLossMaskGenerator(chat_tokenizers.load(name), chat_tokenizers.KINDS[name].tokenizer_type)
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import unicodedata
 from typing import Any
 
@@ -10,19 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from slime.utils.mask_utils import MultiTurnLossMaskGenerator, TrainingRow, UndecidedReason
+from slime.utils.mask_utils import TrainingRow, UndecidedReason
 from tests import chat_tokenizers, mask_conversations, played_conversations
 from tests.example_counts import examples
+from tests.mask_conversations import generator_of
 
 every_family = pytest.mark.parametrize("name", list(played_conversations.FAMILIES))
 
 
 pytestmark = pytest.mark.timeout(300)  # conversations are rendered turn by turn, hundreds of them
-
-
-@functools.cache
-def generator_of(name: str) -> MultiTurnLossMaskGenerator:
-    return MultiTurnLossMaskGenerator(chat_tokenizers.load(name), chat_tokenizers.KINDS[name].tokenizer_type)
 
 
 def trained_stretches(row: TrainingRow) -> list[tuple[int, int]]:

@@ -160,7 +160,7 @@ async def test_an_engine_that_nobody_reaches_is_waited_for_without_end(
     monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.0)
     async with playing(buffer, Behind(PAGE), num_process=2) as (job, _):
         await until_state(buffer, job, JobState.PAUSED)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.4)
         assert buffer.job_by_key(job.key).state is JobState.PAUSED
 
 

@@ -203,7 +203,15 @@ class TestWhatComesBack:
         assert reply.weight_version_spans == (WeightVersionSpan("7", 0, 2), WeightVersionSpan("8", 2, 3))
         assert reply.weight_version == "8"
 
-    @pytest.mark.parametrize("spans", [[{"version": "7", "start": 0, "end": 2}], [{"start": 0}], "new", [7]])
+    @pytest.mark.parametrize(
+        "spans",
+        [
+            *([{"version": "7", "start": 0, "end": end}] for end in (2, float("inf"), float("nan"), "many", None)),
+            [{"start": 0}],
+            "new",
+            [7],
+        ],
+    )
     async def test_versions_that_do_not_fit_the_output_are_not_used(self, spans: Any) -> None:
         reply, _ = await play(answered([7, 8, 9], weight_versions=spans))
         assert reply.weight_version_spans == (WeightVersionSpan("3", 0, 3),)
@@ -404,12 +412,6 @@ class TestNonsense:
             reply, _ = await play(without_output_ids([7, 8], **meta))
             assert reply.output_ids == (7, 8)
 
-    @pytest.mark.parametrize("end", [float("inf"), float("nan"), "many", None])
-    async def test_spans_that_are_none_leave_the_replys_one_version(self, end: Any) -> None:
-        spans = [{"version": "2", "start": 0, "end": end}]
-        reply, _ = await play(answered([7, 8], version="3", weight_versions=spans))
-        assert reply.weight_version_spans == (WeightVersionSpan("3", 0, 2),)
-
     @pytest.mark.parametrize("count", [-1, 2**70, 1.5, "70", True])
     async def test_a_count_that_is_none_is_left_out(self, count: Any) -> None:
         """It would be written as JSON with the trajectory, which has no number so large."""
@@ -459,11 +461,6 @@ class TestTokenizer:
             await engine.close()
         assert server.bodies == []
         assert server.tokenized == [{"prompt": "Hello", "add_special_tokens": False}]
-
-    async def test_the_same_tokenizer_is_asked_for_once(self) -> None:
-        server = await turns_with_probe([answered([7]), answered([7])], [web.json_response({"tokens": [5, 6, 7]})])
-        assert len(server.bodies) == 2
-        assert len(server.tokenized) == 1
 
     @pytest.mark.parametrize("odd", [b"", b"[]", b"null", b'{"tokens": 5}', b"<html>", b"[" * 100_000])
     async def test_an_engine_that_does_not_say_is_taken(self, odd: bytes) -> None:
@@ -528,8 +525,8 @@ class TestLifetime:
     async def test_a_deadline_ends_a_held_turn_and_aborts_it(self) -> None:
         server = ScriptedSglang([never()])
         async with server.serving() as url:
-            engine = SglangEngine(url, EngineSettings(deadline_s=1.0))
-            with pytest.raises(EngineError, match=r"did not finish a turn within 1(\.0)? s"):
+            engine = SglangEngine(url, EngineSettings(deadline_s=0.2))
+            with pytest.raises(EngineError, match=r"did not finish a turn within 0\.2 s"):
                 await engine.generate(turn())
             await eventually(lambda: server.aborted == [server.bodies[0]["rid"]])
             await engine.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -181,22 +180,6 @@ async def test_a_turn_that_alone_is_a_server_error_is_an_engine_error() -> None:
         with pytest.raises(EngineError, match="HTTP 500"):
             await engine.generate(turn())
     assert [body["max_tokens"] for body in bodies] == [bodies[0]["max_tokens"]] * 3 + [1]
-
-
-async def test_many_turns_at_once_do_not_mix() -> None:
-    async def echo(request: web.Request) -> web.Response:
-        said = (await request.json())["messages"][-1]["content"]
-        await asyncio.sleep(0.01 * (int(said) % 3))
-        return web.json_response(completion(said))
-
-    app = web.Application()
-    app.router.add_post("/chat/completions", echo)
-    async with serving(app) as url:
-        engine = OpenAiEngine(url, model="m", tokenizer=TOKENIZER)
-        requests = [turn([{"role": "user", "content": str(number)}]) for number in range(20)]
-        replies = await asyncio.gather(*map(engine.generate, requests))
-        await engine.close()
-    assert [CHAT.text(reply.output_ids) for reply in replies] == [str(number) for number in range(20)]
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from slime.utils.mask_utils import pack_training_rows
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job, tokenizer
-from tests.support import PNG, PNG_HASH
-
-if TYPE_CHECKING:
-    pass
 
 TOOLS: Any = [
     {
@@ -30,7 +24,6 @@ TOOLS: Any = [
         },
     }
 ]
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -74,122 +67,7 @@ async def gateway(tmp_path: Path, script: Script) -> AsyncIterator[GatewayUnderT
         yield found
 
 
-def decoded(ids: Any) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-
-# --- the official client ---------------------------------------------------------------------------------------------
-
-
-async def test_a_conversation_with_the_official_client_is_one_row(gateway: GatewayUnderTest, script: Script) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    script.say("First.", "Second.")
-    client = gateway.client(opened)
-    messages: list[Any] = [USER]
-    first = await client.chat.completions.create(model="policy", messages=messages)
-    assert first.choices[0].message.content == "First."
-    assert first.choices[0].finish_reason == "stop"
-    messages += [first.choices[0].message, {"role": "user", "content": "And 3 + 3?"}]
-    second = await client.chat.completions.create(model="policy", messages=messages)
-    assert second.usage is not None
-    assert second.usage.prompt_tokens == len(script.requests[1].input_ids)
-    held = [*script.requests[0].input_ids, *tokenizer.encode("First.<|im_end|>", add_special_tokens=False)]
-    assert script.requests[1].input_ids[: len(held)] == held
-    closed = await gateway.close(opened, reward=0.5)
-    assert closed.body == {
-        "session_id": opened["session_id"],
-        "status": "stored",
-        "reward": 0.5,
-        "turns": 2,
-        "branches": 1,
-    }
-    (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
-    trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-    assert decoded(trained) == "First.<|im_end|>Second.<|im_end|>"
-    assert row.log_probs is not None
-    item = gateway.item(job, opened["session_id"])
-    assert [message["role"] for message in item["messages"]] == ["user", "assistant", "user", "assistant"]
-
-
-async def test_a_stream_says_what_a_plain_answer_says(gateway: GatewayUnderTest, script: Script) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    long = "word " * 400
-    script.say(long, long)
-    client = gateway.client(opened)
-    plain = await client.chat.completions.create(model="policy", messages=[USER])
-    stream = await client.chat.completions.create(
-        model="policy", messages=[USER], stream=True, stream_options={"include_usage": True}
-    )
-    chunks = [chunk async for chunk in stream]
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == plain.choices[0].message.content
-    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == plain.choices[0].finish_reason
-    assert chunks[-1].usage == plain.usage
-    assert all(chunk.usage is None for chunk in chunks[:-1])
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_tools_are_called_and_their_results_go_on_from_the_sampled_ids(
-    gateway: GatewayUnderTest, script: Script, streamed: bool
-) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    script.say(f"I add.\n{CALL}\n{CALL}", "It is 4.")
-    client = gateway.client(opened)
-    reply: Any
-    if streamed:
-        async with client.chat.completions.stream(model="p", messages=[USER], tools=TOOLS) as stream:
-            reply = await stream.get_final_completion()
-    else:
-        reply = await client.chat.completions.create(model="p", messages=[USER], tools=TOOLS)
-    message = reply.choices[0].message
-    assert reply.choices[0].finish_reason == "tool_calls"
-    assert message.content == "I add."
-    calls = message.tool_calls or []
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
-        ("add", {"a": 2, "b": 2})
-    ] * 2
-    results: list[Any] = [{"role": "tool", "tool_call_id": call.id, "content": "4"} for call in calls]
-    echo: Any = {"role": "assistant", "content": message.content, "tool_calls": [call.model_dump() for call in calls]}
-    await client.chat.completions.create(model="p", messages=[USER, echo, *results], tools=TOOLS)
-    assert '"name": "add"' in decoded(script.requests[0].input_ids)
-    sent = decoded(script.requests[1].input_ids)
-    assert sent.endswith(
-        f"I add.\n{CALL}\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n4\n</tool_response>"
-        "\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
-    closed = await gateway.close(opened, reward=1)
-    assert closed.body["branches"] == 1
-    assert gateway.item(job, opened["session_id"])["messages"][1]["tool_calls"][0]["function"]["arguments"] == {
-        "a": 2,
-        "b": 2,
-    }
-
-
 # --- images ----------------------------------------------------------------------------------------------------------
-
-
-async def test_images_reach_the_engine_once_each_and_the_trajectory_by_hash(
-    gateway: GatewayUnderTest, script: Script
-) -> None:
-    job = start_session_job(gateway.buffer, n=1)
-    opened = await gateway.open(job)
-    script.say("I see.")
-    picture = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}}
-    asked = {"role": "user", "content": [{"type": "text", "text": "Look: "}, picture]}
-    first = await gateway.chat(opened, [asked])
-    echo = first.body["choices"][0]["message"]
-    again = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"sha256:{PNG_HASH}"}}]}
-    await gateway.chat(opened, [asked, echo, again])
-    assert [image.data for image in script.requests[1].images] == [PNG, PNG]
-    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert list(script.requests[1].input_ids).count(pad) == 2
-    await gateway.close(opened, reward=1)
-    generations = gateway.generations(job, opened["session_id"])
-    assert [generation.images for generation in generations] == [(PNG_HASH,), (PNG_HASH, PNG_HASH)]
-    assert gateway.item(job, opened["session_id"])["images"] == [PNG_HASH]
-    assert gateway.buffer.payloads.image(PNG_HASH) == PNG
 
 
 async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: GatewayUnderTest, script: Script) -> None:
@@ -202,9 +80,6 @@ async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: Gat
         shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
         assert (await gateway.chat(opened, [shown])).status == status
     assert script.requests == []
-
-
-# --- branches --------------------------------------------------------------------------------------------------------
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -316,13 +191,3 @@ async def test_text_ends_before_a_stop_sequence_and_the_ids_do_not(gateway: Gate
     assert message["content"] == "The sum is 4 "
     await gateway.chat(opened, [USER, {**message, "content": "The sum is 4"}, USER])
     assert list(script.requests[1].input_ids)[len(script.requests[0].input_ids) :][: len(ids)] == list(ids)
-
-
-async def test_reasoning_is_set_apart_when_it_is_asked_for(gateway: GatewayUnderTest, script: Script) -> None:
-    opened = await gateway.open(start_session_job(gateway.buffer))
-    script.say("<think>\nhm\n</think>\n\nFour.")
-    first = await gateway.chat(opened, [USER], separate_reasoning=True)
-    message = first.body["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("hm", "Four.")
-    await gateway.chat(opened, [USER, {"role": "assistant", "content": "Four."}, USER])
-    assert "<think>\nhm" in decoded(script.requests[1].input_ids)

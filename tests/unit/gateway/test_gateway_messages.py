@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.errors import EngineError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.gateway.dialects.anthropic_messages import read_request
@@ -60,39 +59,6 @@ async def asked(client: anthropic.AsyncAnthropic, *, streamed: bool, **body: Any
         return created
     async with client.messages.stream(**body) as stream:
         return await stream.get_final_message()
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_thoughts_parallel_calls_and_results_with_pictures_are_one_row(tmp_path: Path, streamed: bool) -> None:
-    first = f"<think>\nI look twice.\n</think>\n\nI look.{CALLS}"
-    async with session_of(tmp_path, first, "A cat.") as (gateway, opened, client, engine):
-        turn = await asked(client, streamed=streamed, system="Be brief.", messages=[USER], tools=TOOLS)
-        assert [block.type for block in turn.content] == ["thinking", "text", "tool_use", "tool_use"]
-        calls = [block for block in turn.content if block.type == "tool_use"]
-        assert [call.input for call in calls] == [{"at": 1}, {"at": 2}]
-        assert turn.stop_reason == "tool_use"
-        results: Any = [
-            {"type": "tool_result", "tool_use_id": calls[1].id, "content": [PICTURE, {"type": "text", "text": "two"}]},
-            {"type": "tool_result", "tool_use_id": calls[0].id, "content": "one", "is_error": True},
-            {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
-        ]
-        said: Any = {"role": "assistant", "content": turn.content}
-        messages: list[Any] = [USER, said, {"role": "user", "content": results}]
-        end = await asked(client, streamed=streamed, system="Be brief.", messages=messages, tools=TOOLS)
-        assert (end.content[0].type, end.stop_reason) == ("text", "end_turn")
-        assert [image.sha256 for image in engine.requests[1].images] == [PNG_HASH]
-        new = tokenizer.decode(engine.requests[1].input_ids[len(engine.requests[0].input_ids) :])
-        assert new == (
-            f"{first}<|im_end|>\n<|im_start|>user\n<tool_response>\n<|vision_start|><|image_pad|><|vision_end|>two\n"
-            "</tool_response>\n<tool_response>\none\n</tool_response><|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n"
-            "<|im_start|>assistant\n"
-        )
-        (job,) = gateway.buffer.unfinished_jobs()
-        closed = await gateway.close(opened, reward=1.0)
-        assert (closed.body["turns"], closed.body["branches"]) == (2, 1)
-        (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
-        trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-        assert tokenizer.decode(trained) == f"{first}<|im_end|>A cat.<|im_end|>"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway.dialects.openai_responses import previous_turn, read_request
@@ -19,17 +18,12 @@ from slime_plugins.rollout_buffer.recording.messages import read_conversation
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.example_counts import examples
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
-from tests.support import PNG, PNG_HASH
+from tests.support import PNG
 
 if TYPE_CHECKING:
     import openai
     from openai.types.responses import Response
 
-TOOLS: Any = [
-    {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "integer"}}}},
-    {"type": "web_search"},
-]
-CALLS = "".join(f'\n<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2))
 PICTURE: Any = {"type": "input_image", "image_url": wire.encode_data_uri(PNG), "detail": "auto"}
 
 
@@ -57,47 +51,6 @@ async def asked(client: openai.AsyncOpenAI, *, streamed: bool, **body: Any) -> R
     return openai.types.responses.Response.model_validate(
         last.response.model_dump(exclude={"output": {"__all__": {"parsed_arguments"}}})
     )
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("is_stateless", [False, True])
-async def test_thoughts_parallel_calls_and_results_with_pictures_are_one_row(
-    tmp_path: Path, streamed: bool, is_stateless: bool
-) -> None:
-    first = f"<think>\nI look twice.\n</think>\n\nI look.{CALLS}"
-    async with session_of(tmp_path, first, "A cat.") as (gateway, opened, client, engine):
-        options: Any = {"streamed": streamed, "instructions": "Be brief.", "tools": TOOLS}
-        turn = await asked(client, input="What is there?", **options)
-        assert [item.type for item in turn.output] == ["reasoning", "message", "function_call", "function_call"]
-        calls = [item for item in turn.output if item.type == "function_call"]
-        assert [call.arguments for call in calls] == ['{"at":1}', '{"at":2}']
-        assert (turn.status, turn.output_text) == ("completed", "I look.")
-        results: list[Any] = [
-            {"type": "function_call_output", "call_id": calls[1].call_id, "output": [PICTURE]},
-            {"type": "function_call_output", "call_id": calls[0].call_id, "output": "one"},
-            {"role": "user", "content": "Go on."},
-        ]
-        if is_stateless:
-            *said, last = [item.model_dump(exclude_none=True) for item in turn.output]
-            between = [*said, results[0], last, *results[1:]]  # as clients do that send each call with its result
-            end = await asked(client, input=[{"role": "user", "content": "What is there?"}, *between], **options)
-        else:
-            end = await asked(client, input=results, previous_response_id=turn.id, **options)
-            assert end.previous_response_id == turn.id
-        assert end.output_text == "A cat."
-        assert [image.sha256 for image in engine.requests[1].images] == [PNG_HASH]
-        new = tokenizer.decode(engine.requests[1].input_ids[len(engine.requests[0].input_ids) :])
-        assert new == (
-            f"{first}<|im_end|>\n<|im_start|>user\n<tool_response>\n<|vision_start|><|image_pad|><|vision_end|>\n"
-            "</tool_response>\n<tool_response>\none\n</tool_response><|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n"
-            "<|im_start|>assistant\n"
-        )
-        (job,) = gateway.buffer.unfinished_jobs()
-        closed = await gateway.close(opened, reward=1.0)
-        assert (closed.body["turns"], closed.body["branches"]) == (2, 1)
-        (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
-        trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-        assert tokenizer.decode(trained) == f"{first}<|im_end|>A cat.<|im_end|>"
 
 
 async def test_a_previous_response_is_any_of_the_session_without_its_instructions(tmp_path: Path) -> None:

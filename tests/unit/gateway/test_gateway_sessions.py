@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import socket
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -227,16 +225,6 @@ async def test_the_forks_of_closed_sessions_are_a_measure_of_their_job(gateway: 
 
 
 # --- closing ---------------------------------------------------------------------------------------------------------
-
-
-async def test_the_last_session_of_a_group_makes_it_ready(gateway: GatewayUnderTest) -> None:
-    job = start_session_job(gateway.buffer, n=2)
-    opened = [await gateway.open(job) for _ in range(2)]
-    for one, reward in zip(opened, (0.0, 1.0), strict=True):
-        await gateway.chat(one, [USER])
-        assert (await gateway.close(one, reward=reward)).body["status"] == "stored"
-    assert uids(gateway.buffer, poll(gateway.buffer, job)) == [one["session_id"] for one in opened]
-    assert await gateway.gateway.open_sessions() == 0
 
 
 async def test_closing_twice_is_closing_once(gateway: GatewayUnderTest) -> None:
@@ -504,33 +492,6 @@ async def test_a_client_that_goes_away_ends_the_engines_work_and_leaves_no_turn(
             await asyncio.sleep(0.02)
         assert engine.given_up == 1
         assert (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body["turns"] == 0
-
-
-async def test_an_answer_that_cannot_be_sent_is_not_recorded(tmp_path: Path) -> None:
-    """The client hangs up without reading more megabytes than the kernel holds for it."""
-    (long_token,) = tokenizer.encode(" conversation", add_special_tokens=False)[:1]
-    ids = (long_token,) * 2_000_000
-    reply = GenerateReply(output_ids=ids, output_log_probs=(-1.0,) * len(ids), finish_reason="stop")
-    async with gateway_on(tmp_path, FakeEngine(lambda request: reply, tokenizer=tokenizer)) as gateway:
-        opened = await gateway.open(start_session_job(gateway.buffer))
-        host, port = gateway.url.removeprefix("http://").split(":")
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect((host, int(port)))
-        reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
-        body = json.dumps({"messages": [USER], "max_tokens": 10}).encode()
-        path = f"/sessions/{opened['api_key']}/v1/chat/completions"
-        headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        head = f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n"
-        writer.write(head.encode() + body)
-        assert (await reader.read(10)).startswith(b"HTTP/1.1 2")
-        writer.transport.abort()
-        for _ in range(600):
-            shown = await gateway.call("GET", f"/sessions/{opened['session_id']}")
-            if shown.body["turns"] == 0:
-                break
-            await asyncio.sleep(0.05)
-        assert shown.body["turns"] == 0
 
 
 @pytest.mark.parametrize("streamed", [False, True])

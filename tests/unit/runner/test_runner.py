@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import (
-    attempt_timeout,
     concurrency,
     episode_runner,
     group_admission,
@@ -154,13 +152,6 @@ async def _after(seconds: float, reward: float) -> float:
     return reward
 
 
-async def test_a_broken_device_costs_an_attempt_and_never_a_reward(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=1)
-    generator = ScriptedGenerator(lambda e: DeviceError("it hung") if e.attempt == 1 else by_slot(e))
-    await run(real_time_buffer, job, generator)
-    assert describe_job(real_time_buffer.store, job)["attempts"] == {"failed": 2, "failed:device": 2, "finished": 2}
-
-
 async def test_what_was_said_before_an_attempt_failed_can_be_read_and_is_never_trained(
     real_time_buffer: Buffer,
 ) -> None:
@@ -202,19 +193,6 @@ async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tr
     assert described["outcomes"] == {"completed": 2}
     delivered = list(delivered_items(real_time_buffer, poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
     assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
-
-
-@pytest.mark.parametrize("value", [True, 1e308, float("nan"), "1.0"])
-async def test_a_reward_that_is_no_number_to_train_with_fails_its_attempt(real_time_buffer: Buffer, value: Any) -> None:
-    job = start(real_time_buffer, count=1)
-
-    def play(episode: EpisodeRequest) -> Any:
-        return by_slot(episode) if episode.attempt > 1 else trajectory_for(episode, value)
-
-    await run(real_time_buffer, job, ScriptedGenerator(play))
-    described = describe_job(real_time_buffer.store, job)
-    assert described["attempts"] == {"failed": 2, "failed:generator": 2, "finished": 2}
-    assert described["outcomes"] == {"completed": 2}
 
 
 async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_padded(real_time_buffer: Buffer) -> None:
@@ -310,39 +288,6 @@ async def test_an_engine_that_does_not_tell_what_is_replayed_fails_the_job_befor
     assert failed.state.value == "failed"
     assert "does not return the ids kept by top_p" in failed.cause
     assert (generator.tokenizers, generator.requests) == ([], [])
-
-
-async def test_a_group_function_that_raises_fails_its_group_alone(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=2)
-
-    def explode(member: Any, policy: Any) -> bool:
-        if member.instance_id == "i0":
-            raise KeyError("extra")
-        return True
-
-    functions = dataclasses.replace(DEFAULT_FUNCTIONS, filter_item=explode)
-    await run(real_time_buffer, job, ScriptedGenerator(by_slot), functions=functions)
-    accounting = slots(real_time_buffer, job)
-    assert (accounting["ready"], accounting["failed"]) == (2, 2)
-
-
-async def test_a_play_that_ignores_its_cancellation_keeps_no_job_from_its_end(
-    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempt_timeout, "STOP_TIMEOUT_S", 0.1)
-    may_end = asyncio.Event()
-
-    async def ignore_cancellation() -> float:
-        while not may_end.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await may_end.wait()
-        return 1.0
-
-    job = start(real_time_buffer, count=1, attempt_timeout_seconds=0.2)
-    generator = ScriptedGenerator(lambda e: ignore_cancellation() if e.attempt == 1 else by_slot(e))
-    await run(real_time_buffer, job, generator)
-    assert slots(real_time_buffer, job)["ready"] == 2
-    may_end.set()
 
 
 async def test_a_slow_member_is_waited_for_however_long_its_siblings_are_through(real_time_buffer: Buffer) -> None:
@@ -634,17 +579,3 @@ async def test_slots_that_were_given_up_stay_so_until_somebody_asks_for_them(rea
     assert (after["state"], after["outcomes"], after["attempts"]["failed"]) == ("finished", {"completed": 4}, 8)
     delivered = uids(real_time_buffer, poll(real_time_buffer, job))
     assert (len(delivered), any("dummy" in uid for uid in delivered)) == (4, False)
-
-
-async def test_a_retry_takes_back_what_was_delivered_short_and_leaves_the_rest(real_time_buffer: Buffer) -> None:
-    job = start(real_time_buffer, count=2, job_id="j", **EVALUATION)
-    await run(real_time_buffer, job, ScriptedGenerator(lambda e: by_slot(e) if e.instance.instance_id == "i0" else
-                                                       broken_in_slot_1(e)))  # fmt: skip
-    assert len(uids(real_time_buffer, poll(real_time_buffer, job))) == 4
-    again = start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION)
-    assert (slots(real_time_buffer, job)["delivered"], slots(real_time_buffer, job)["open"]) == (2, 2)
-    await run(real_time_buffer, again, ScriptedGenerator(by_slot))
-    delivery = poll(real_time_buffer, job)
-    assert len(uids(real_time_buffer, delivery)) == 2
-    assert delivery is not None
-    assert delivery.meta_info["total_samples"] == 2

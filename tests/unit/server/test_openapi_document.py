@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from slime_plugins.rollout_buffer.openapi.document import openapi_document
 from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS
@@ -168,13 +168,3 @@ def test_real_replies_are_what_their_types_say(lived_in: FlaskClient, name: str)
     reply = lived_in.get(READS[name])
     assert reply.status_code in (200, 503), reply.get_data()
     hold(name, reply.get_json())
-
-
-def test_a_reply_that_lacks_a_key_or_has_another_is_told_apart(lived_in: FlaskClient) -> None:
-    job = lived_in.get("/jobs/j").get_json()
-    with pytest.raises(ValidationError):
-        hold("JobDetails", {key: value for key, value in job.items() if key != "late"})
-    with pytest.raises(ValidationError):
-        hold("JobDetails", {**job, "state": "asleep"})
-    with pytest.raises(AssertionError):
-        hold("JobDetails", {**job, "surprise": 1})

@@ -18,12 +18,8 @@ from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import generator_files
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.server.routes import jobs as job_routes
-from tests.support import PNG, written
-
-
-def post(client: FlaskClient, path: str, body: Any) -> Any:
-    reply = client.post(path, data=body if isinstance(body, bytes) else json.dumps(body))
-    return reply.status_code, reply.get_json()
+from tests.asgi_client import post
+from tests.support import written
 
 
 def start(client: FlaskClient, **changes: Any) -> Any:
@@ -294,21 +290,6 @@ def test_an_item_goes_in_and_comes_out_the_same(client: FlaskClient) -> None:
     assert delivered.extra_info["k"] == [1, {"deep": None}]
     assert delivered.outcome == "truncated"
     assert [list(g.prompt_ids) for g in delivered.generations] == [[1, 2], [1, 2, 3, 4]]
-
-
-def test_screenshots_are_stored_once_and_come_back_inline_or_by_hash(client: FlaskClient, tmp_path: Path) -> None:
-    start(client)
-    shot = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}}
-    messages = [{"role": "user", "content": [shot, {"type": "text", "text": 'a "url":"sha256:' + "0" * 64 + '"'}]}]
-    for uid in "ab":
-        assert post(client, "/buffer/write", written(uid, reward=ord(uid) % 2, messages=messages))[0] == 200
-    assert sum(pack.read_bytes().count(PNG) for pack in (tmp_path / "data" / "packs").iterdir()) == 1
-    _, by_hash = post(client, "/get_rollout_data", {"images": "hash", "lease_s": 0.001})
-    url = by_hash["data"]["data"][0]["messages"][0]["content"][0]["image_url"]["url"]
-    reply = client.get(f"/images/{url.removeprefix('sha256:')}")
-    assert (reply.data, reply.mimetype) == (PNG, "image/png")
-    _, inline = post(client, "/get_rollout_data", {})
-    assert inline["data"]["data"][1]["messages"] == messages
 
 
 @pytest.mark.parametrize(

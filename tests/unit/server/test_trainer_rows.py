@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+
+from tests.asgi_client import post
 
 JOB = "run-1"
 TURNS = [
@@ -19,11 +20,6 @@ TURNS = [
     },
     {"keep": 5, "prompt_ids": [5, 6], "output_ids": [20], "output_log_probs": [-1.0], "weight_version": "5"},
 ]
-
-
-def post(client: FlaskClient, path: str, body: Any) -> tuple[int, Any]:
-    reply = client.post(path, data=json.dumps(body))
-    return reply.status_code, reply.get_json()
 
 
 def item(uid: str, generations: list[dict[str, Any]] | None = None) -> dict[str, Any]:

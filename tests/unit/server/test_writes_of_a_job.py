@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,10 @@ from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.storage.tables import job_rows
+from tests.asgi_client import post
 from tests.support import written
 
 TOKEN = "a-token-of-enough-length"
-
-
-def post(client: FlaskClient, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-    reply = client.post(path, data=body if isinstance(body, bytes) else json.dumps(body), headers=headers)
-    return reply.status_code, reply.get_json()
 
 
 def start(client: FlaskClient, job_id: str, **headers: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Any
 
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
-from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -40,15 +38,6 @@ def test_a_group_is_delivered_when_its_last_member_came(buffer: Buffer) -> None:
     write(buffer, job, written("u2"))
     assert uids(buffer, poll(buffer, job)) == ["u1", "u2"]
     assert slots(buffer, job)["delivered"] == 2
-
-
-def test_one_more_member_than_slots_is_late_and_opens_no_new_group(buffer: Buffer) -> None:
-    job = start_external(buffer)
-    assert write(buffer, job, *(written(f"u{i}", reward=i) for i in (0, 1))) == ["stored", "stored"]
-    assert write(buffer, job, written("u2")) == ["late"]
-    described = describe_job(buffer.store, job)
-    assert described["late"] == 1
-    assert described["slots"]["submitted"] == 2
 
 
 def test_without_a_job_id_the_only_open_job_is_meant_and_of_several_none(buffer: Buffer) -> None:
@@ -204,15 +193,6 @@ def test_a_result_that_came_while_its_group_was_skipped_fills_no_slot_when_it_is
     assert buffer.begin_attempt(fence, group, 0) == 2
 
 
-def test_cancelling_gives_up_open_slots_and_keeps_what_is_ready(buffer: Buffer) -> None:
-    job = ready_job(buffer)
-    write(buffer, job, written("c0", "c"))
-    buffer.change_job(job.job_id, "cancel")
-    accounting = slots(buffer, job)
-    assert (accounting["ready"], accounting["skipped"]) == (4, 2)
-    assert len(uids(buffer, poll(buffer, job))) == 4
-
-
 # --- the clock -------------------------------------------------------------------------------------------------------
 
 
@@ -295,22 +275,3 @@ def test_groups_of_a_job_that_a_poll_resumes_get_their_whole_timeout(buffer: Buf
     assert buffer.timed_out_groups(buffer.job(job.job_id)) == []
     clock.advance(2)
     assert [group.instance_id for group in buffer.timed_out_groups(buffer.job(job.job_id))] == ["b"]
-
-
-@pytest.mark.parametrize("brings", [{}, {"weight_version": 3}, {"weight_version": 10**9}])
-def test_a_poll_that_says_what_is_known_reads_its_job_once(
-    buffer: Buffer, brings: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = start_external(buffer, max_weight_version_lag=2)
-    assert poll(buffer, job, **brings) is None
-    write(buffer, job, written("a0", "a"), written("a1", "a", reward=0))
-    reads: list[str] = []
-    as_job = job_rows.as_job
-
-    def counted(row: sqlite3.Row) -> JobRecord:
-        reads.append(row["job_id"])
-        return as_job(row)
-
-    monkeypatch.setattr(job_rows, "as_job", counted)
-    assert poll(buffer, job, **brings) is not None
-    assert reads == [job.job_id]

@@ -147,14 +147,6 @@ async def test_a_job_whose_groups_were_all_filtered_says_so(quick: Buffer) -> No
     assert "gave nothing to train on: all 3 groups were filtered" in explanation(quick, job.job_id)["nothing_delivered"]
 
 
-async def test_one_group_that_came_makes_a_job_finished(quick: Buffer) -> None:
-    job = start(quick, count=3, max_attempts=1)
-    generator = ScriptedGenerator(lambda e: by_slot(e) if e.instance.instance_id == "i2" else ValueError("no label"))
-    await run(quick, job, generator)
-    found = quick.job(job.job_id)
-    assert (found.state, found.cause) == (JobState.FINISHED, "")
-
-
 @pytest.mark.parametrize(("count", "of_them"), [(3, ""), (2, ", 2 of them")])
 def test_a_job_names_the_commonest_cause_and_of_how_many_groups_it_is(count: int, of_them: str) -> None:
     most = CountedCause(not_valid([1.0, 1.0], own=False), count)

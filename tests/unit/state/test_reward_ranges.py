@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
+from tests.asgi_client import post
 from tests.support import written
-
-
-def post(client: FlaskClient, path: str, body: Any) -> tuple[int, Any]:
-    reply = client.post(path, data=json.dumps(body))
-    return reply.status_code, reply.get_json()
 
 
 def start(client: FlaskClient, **changes: Any) -> None:
@@ -26,14 +21,6 @@ def start(client: FlaskClient, **changes: Any) -> None:
 def explanation(client: FlaskClient) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = client.get("/jobs/j/explanation").get_json()["explanation"]
     return found
-
-
-def test_rewards_below_zero_reach_the_trainer_when_nobody_set_a_range(client: FlaskClient) -> None:
-    start(client)
-    for uid, reward in (("a0", -1.0), ("a1", 1.0)):
-        assert post(client, "/buffer/write", written(uid, "a", reward=reward))[0] == 200
-    _, reply = post(client, "/get_rollout_data", {})
-    assert [item["reward"] for item in reply["data"]["data"]] == [-1.0, 1.0]
 
 
 def test_a_reward_outside_of_a_set_range_is_refused_counted_and_explained(client: FlaskClient) -> None:

@@ -115,6 +115,7 @@ def test_a_second_serve_is_refused_before_it_opens_or_migrates_anything(
 ) -> None:
     owner = data_dir.acquire_ownership(folder)
     become_next_version(monkeypatch, tmp_path)
+    monkeypatch.setattr(data_dir, "OWNERSHIP_TIMEOUT_S", 0.0)
     with pytest.raises(ConfigError, match="another rollout-buffer serve"):
         Supervisor(ServeSettings(data_dir=folder, port=1)).run()
     assert version(folder) == SCHEMA_VERSION

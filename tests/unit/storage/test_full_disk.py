@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import (
@@ -22,7 +21,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.http import ServerContext
-from slime_plugins.rollout_buffer.storage.pack_writer import Disk, PackWriter
+from slime_plugins.rollout_buffer.storage.pack_writer import Disk
 from slime_plugins.rollout_buffer.storage.storage_errors import storage_error
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.asgi_client import create_app
@@ -158,18 +157,6 @@ def test_a_disk_that_does_not_work_is_a_sentence_with_what_to_do(
     with pytest.raises(kind, match=says):
         write(buffer, job, written("u", messages=[{"role": "user", "content": "x" * 100_000}]))
     buffer.store.close()
-
-
-def test_a_disk_that_does_not_work_is_503_over_http(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    context: ServerContext = client.application.extensions["rollout_buffer"]
-    start_external(context.buffer)
-
-    def fails(self: object, blobs: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(PackWriter, "append", fails)
-    reply = client.post("/buffer/write", json=written("u", messages=[{"role": "user", "content": "x" * 100_000}]))
-    assert (reply.status_code, reply.get_json()["error"]["code"]) == (503, "unavailable")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.pack_reader import PackReader
 from slime_plugins.rollout_buffer.storage.pack_writer import (
     Blob,
-    BlobRef,
     PackWriter,
     pack_path,
     packs_in,
@@ -21,7 +20,7 @@ from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.support import delivered_items, poll, start_external, write
-from tests.unit.storage.test_packs import episode, place_of, shot
+from tests.unit.storage.test_packs import episode, place_of
 
 
 def reopened(buffer: Buffer) -> Buffer:
@@ -87,15 +86,6 @@ def test_a_whole_record_of_somebody_else_is_not_read(tmp_path: Path) -> None:
             reader.read(place)
     assert reader.read(first._replace(owner=second.owner)) == b"b" * 5000, "it is whole, and the other's"
     reader.close()
-
-
-def test_the_owner_of_a_screenshot_is_its_hash_and_of_a_payload_its_trajectory(buffer: Buffer) -> None:
-    job = start_external(buffer, 2)
-    write(buffer, job, episode("u", shots=[shot(1)]), episode("v", shots=[shot(1)]))
-    with buffer.store.read() as connection:
-        (place,) = connection.execute("SELECT place FROM images").fetchone()
-    assert BlobRef.parse(place).owner == bytes.fromhex(shot(1).sha256)[:8]
-    assert len({place_of(buffer, "u").owner, place_of(buffer, "v").owner, b""}) == 3
 
 
 @pytest.mark.parametrize("name", ["00000001.pack", "00000007.pack", "notes.pack", "²³.pack", f"{10**22}.pack"])

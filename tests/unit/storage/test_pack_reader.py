@@ -60,24 +60,6 @@ def test_any_choice_of_records_comes_back_once_each_in_the_order_of_the_disk(
         assert found == [(place, records[place]) for place in expected]
 
 
-def test_the_screenshots_of_an_episode_are_read_at_once(
-    tmp_path: Path, reader: PackReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = PackWriter(tmp_path)
-    places = writer.append([Blob(os.urandom(30_000)) for _ in range(25)])
-    writer.close()
-    reads: list[int] = []
-    preadv = os.preadv
-
-    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        reads.append(offset)
-        return preadv(descriptor, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", counted)
-    assert len(list(reader.each(places))) == 25
-    assert reads == [0]
-
-
 @pytest.mark.parametrize("how", ["refuses the flag", "takes the flag and refuses the read"])
 def test_a_file_system_that_cannot_go_past_the_page_cache_is_read_through_it(
     tmp_path: Path, reader: PackReader, monkeypatch: pytest.MonkeyPatch, how: str
@@ -113,22 +95,6 @@ def test_a_pack_that_was_cut_gives_what_is_left_and_says_what_is_gone(tmp_path: 
         list(read_each([first, second, third]))
     with pytest.raises(DamagedError, match="cannot be read"):
         list(read_each([BlobRef(99, 0, 5, b"owner of")]))
-
-
-def test_a_flipped_bit_is_noticed(tmp_path: Path, reader: PackReader) -> None:
-    writer = PackWriter(tmp_path)
-    places = writer.append([Blob(b"a" * 5000), Blob(b"b" * 5000)])
-    writer.close()
-    path = pack_path(tmp_path, 1)
-    content = bytearray(path.read_bytes())
-    content[places[1].offset + 1000] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(content)
-    assert reader.read(places[0]) == b"a" * 5000
-    with pytest.raises(DamagedError, match="not what was written"):
-        reader.read(places[1])
-    with pytest.raises(DamagedError, match="cannot be read"):
-        reader.read(BlobRef(99, 0, 5, b"owner of"))
 
 
 class CountingPool(Executor):

@@ -368,7 +368,7 @@ from tests.support import write
 from tests.unit.storage.test_packs import episode, shot
 buffer = Buffer(Store(Path(sys.argv[1])))
 job = buffer.job("j")
-for number in range(12):
+for number in range(6):
     item = episode(f"{sys.argv[2]}-{number}", f"g{number}", float(sys.argv[2]) % 2, shots=[shot(number), shot(99)])
     assert write(buffer, job, item) == ["stored"]
 buffer.store.close()
@@ -376,15 +376,15 @@ buffer.store.close()
 
 
 def test_several_processes_write_at_once_while_another_reads(buffer: Buffer) -> None:
-    job = start_external(buffer, n=4, job_id="j")
+    job = start_external(buffer, n=3, job_id="j")
     command = [sys.executable, "-c", CONCURRENT_WRITER, str(buffer.store.data_dir)]
-    writers = [subprocess.Popen([*command, str(number)]) for number in range(4)]
+    writers = [subprocess.Popen([*command, str(number)]) for number in range(3)]
     got: list[str] = []
     while any(process.poll() is None for process in writers):
         got += uids(buffer, poll(buffer, job, max_groups=1))
     got += uids(buffer, poll(buffer, job))
-    assert [process.returncode for process in writers] == [0] * 4
-    assert sorted(got) == sorted(f"{writer}-{number}" for writer in range(4) for number in range(12))
+    assert [process.returncode for process in writers] == [0] * 3
+    assert sorted(got) == sorted(f"{writer}-{number}" for writer in range(3) for number in range(6))
     assert list(examine(buffer.store)) == []
     assert recover(buffer.store).cut_bytes == 0 or list(examine(buffer.store)) == []
 

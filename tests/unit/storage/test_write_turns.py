@@ -17,7 +17,6 @@ import pytest
 from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.observability.process_status import ProcessStatus
 from slime_plugins.rollout_buffer.storage import write_lock
-from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLock, WriteLockOwner
 
 HOLDER = """
@@ -172,21 +171,6 @@ def test_only_one_process_at_a_time_has_the_turn(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", COUNTER, str(tmp_path)]) for _ in range(4)]
     assert [writer.wait(120) for writer in writers] == [0] * 4
     assert (tmp_path / "count").read_text() == "800"
-
-
-@pytest.mark.usefixtures("short_timeout")
-def test_a_store_tells_who_holds_up_its_writers(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with holder(tmp_path) as process:
-        os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(UnavailableError, match=str(process.pid)), store.write():
-            pass
-        owner = store.write_lock_owner()
-        assert owner is not None
-        assert (owner.pid, owner.state) == (process.pid, "T")
-        with store.read() as connection:
-            assert connection.execute("SELECT count(*) FROM jobs").fetchone()[0] == 0
-    store.close()
 
 
 def test_a_later_process_with_the_same_id_owns_nothing(lock: WriteLock, monkeypatch: pytest.MonkeyPatch) -> None:

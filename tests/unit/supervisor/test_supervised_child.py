@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
@@ -213,45 +207,3 @@ def test_a_stop_is_no_crash_and_kills_only_what_does_not_end_in_time() -> None:
     child.reconcile()
     assert state_of(child) is ChildState.ENDED
     assert child.is_finished
-
-
-FROZEN_IN_A_TRANSACTION = """
-import os, signal, sys
-from pathlib import Path
-from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
-from slime_plugins.rollout_buffer.storage.store import Store
-with Store(Path(sys.argv[1])).write():
-    Heartbeat(int(sys.argv[2])).beat()
-    os.kill(os.getpid(), signal.SIGSTOP)
-"""
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_a_real_process_frozen_in_the_middle_of_a_transaction_is_killed(tmp_path: Path) -> None:
-    def start(heartbeat: Heartbeat | None) -> ChildProcess:
-        assert heartbeat is not None
-        command = [sys.executable, "-c", FROZEN_IN_A_TRANSACTION, str(tmp_path / "data"), str(heartbeat.descriptor)]
-        return ChildProcess(
-            "frozen", command, log_file=tmp_path / "frozen.log", descriptors=(heartbeat.descriptor,)
-        )  # fmt: skip
-
-    policy = RestartPolicy(heartbeat_timeout_s=0.2, max_crashes=1)
-    child = SupervisedChild(ChildSpec(name="frozen", start=start, policy=policy, heartbeats=True))
-    child.reconcile()
-    process = child.process
-    assert process is not None
-
-    def over() -> bool:
-        child.reconcile()
-        return child.is_finished
-
-    until(over)
-    assert process.exit_code() == -signal.SIGKILL
-    assert "no heartbeat" in child.cause
-    assert not os.path.exists(f"/proc/{process.pid}")

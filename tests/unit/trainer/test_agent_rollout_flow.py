@@ -328,16 +328,6 @@ def test_a_resumed_trainer_gets_the_rest_and_nothing_twice(buffer: LoopbackBuffe
     assert (start["fresh"], start["skip_instance_ids"]) == (False, [f"task-{number}" for number in range(4)])
 
 
-def test_what_was_received_after_the_checkpoint_comes_again(buffer: LoopbackBuffer, tmp_path: Path) -> None:
-    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
-    trainer = trainer_of(buffer, **paths)
-    trainer.train(1)
-    lost = trainer.train(1, save_interval=None)
-    reset_jobs()
-
-    assert instances(trainer_of(buffer, start=1, **paths).train(1)) == instances(lost) == ["task-2", "task-3"]
-
-
 def test_ids_of_a_rollout_generated_ahead_are_not_skipped(buffer: LoopbackBuffer, tmp_path: Path) -> None:
     """slime's async trainer generates rollout 1 before it saves rollout 0."""
     paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}

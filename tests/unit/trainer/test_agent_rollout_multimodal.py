@@ -133,37 +133,6 @@ def only_row(generations: Sequence[Generation]) -> TrainingRow:
 # --- one row ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_three_turn_episode_position_by_position(vision: QwenVision) -> None:
-    """Prompt, reply, observation, reply, observation, reply; what was sampled is 1, every screenshot a run of pads."""
-    generations = episode([0, 1, 3])
-    inputs = RowImages(vision, ALL).attach(only_row(generations), generations)
-
-    first, second, third = (
-        [START, *[PAD] * 72, END],
-        [START, *[PAD] * 72, END],
-        [START, *[PAD] * 152, END],
-    )
-    expected = [
-        *((token, 0, 0.0) for token in [10, *first]),
-        (100, 1, -0.5),
-        (TURN_END, 1, -0.25),
-        *((token, 0, 0.0) for token in [NEW_LINE, 11, *second]),
-        (101, 1, -1.5),
-        (TURN_END, 1, -1.25),
-        *((token, 0, 0.0) for token in [NEW_LINE, 12, *third]),
-        (102, 1, -2.5),
-        (TURN_END, 1, -2.25),
-    ]
-    row = inputs.row
-    assert row.log_probs is not None
-    assert list(zip(row.token_ids, row.loss_mask, row.log_probs, strict=True)) == expected
-    assert row.response_length == len(expected) - 75
-    assert inputs.train_inputs is not None
-    assert inputs.train_inputs["image_grid_thw"].tolist() == [[1, 24, 12], [1, 24, 12], [1, 38, 16]]
-    assert inputs.train_inputs["pixel_values"].shape == (288 + 288 + 608, 1536)
-    assert [picture.getpixel((0, 0))[0] for picture in inputs.pictures] == [200, 100, 50]
-
-
 @pytest.mark.parametrize(("numbers", "family"), [(QWEN3, ImageFamily.QWEN3_VL), (QWEN2_5, ImageFamily.QWEN2_5_VL)])
 def test_both_families_expand_as_their_size_rule_says(numbers: dict[str, Any], family: ImageFamily) -> None:
     vision, _ = vision_of(numbers)

@@ -215,13 +215,6 @@ def test_a_group_is_padded_or_cut_to_exactly_n() -> None:
     assert [sample.prompt for sample in flat_samples(long)] == ["u-0", "u-1", "u-2"]
 
 
-def test_groups_are_kept_apart_by_number_not_by_instance() -> None:
-    """The same instance comes once per epoch."""
-    groups = converter(1).groups([item(group_index=1, epoch=0), item(group_index=2, epoch=1, uid="b")])
-
-    assert len(groups) == 2
-
-
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
@@ -366,6 +359,3 @@ def test_any_batch_is_one_that_slime_takes(groups: list[list[RolloutItem]], roll
     indices = [{row.group_index for rows in trajectories_of([group]) for row in rows} for group in batch]
     assert all(len(index) == 1 for index in indices)
     assert len(set.union(*indices)) == len(batch)
-
-
-# Trajectories that come as messages only.

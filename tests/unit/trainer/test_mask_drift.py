@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import copy
-import functools
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from slime.utils.mask_utils import DriftReport, Generation, MultiTurnLossMaskGenerator, pack_training_rows
+from slime.utils.mask_utils import DriftReport, Generation, pack_training_rows
 from tests import chat_tokenizers, mask_conversations
 from tests.example_counts import examples
+from tests.mask_conversations import generator_of, said, user
 
 Message = dict[str, Any]
-
-
-def user(text: str) -> Message:
-    """A user message."""
-    return {"role": "user", "content": text}
-
-
-def said(text: str, **more: Any) -> Message:
-    """An assistant message."""
-    return {"role": "assistant", "content": text, **more}
-
-
-@functools.cache
-def generator(name: str = "small-plain") -> MultiTurnLossMaskGenerator:
-    """One generator for each kind of tokenizer."""
-    return MultiTurnLossMaskGenerator(chat_tokenizers.load(name), chat_tokenizers.KINDS[name].tokenizer_type)
 
 
 def ids(text: str, name: str = "small-plain") -> list[int]:
@@ -41,7 +25,7 @@ def ids(text: str, name: str = "small-plain") -> list[int]:
 
 def faithful(messages: list[Message], name: str = "small-plain") -> list[Generation]:
     """What an engine would have sampled if the rebuilt ids were the truth."""
-    masked = generator(name).mask_conversation(messages)
+    masked = generator_of(name).mask_conversation(messages)
     return [
         Generation(masked.token_ids[: turn.start], masked.token_ids[turn.start : turn.end]) for turn in masked.turns
     ]
@@ -52,7 +36,7 @@ TWO_TURNS = [user("Open the settings"), said("tap"), user("and then"), said("The
 
 def report(generations: list[Generation], messages: list[Message] = TWO_TURNS) -> DriftReport:
     """The report on these generations."""
-    return generator().report_drift(messages, generations)
+    return generator_of("small-plain").report_drift(messages, generations)
 
 
 def continued(first: Generation, *, bridge: str = "\n", output: list[int]) -> list[Generation]:
@@ -78,7 +62,7 @@ def test_other_splits_of_the_same_text_are_found() -> None:
 def test_a_turn_that_was_cut_is_found_even_where_the_ids_agree() -> None:
     cut = Generation(PROMPT, ids("tap"), finish_reason="length")
     found = report(continued(cut, bridge="<|im_end|>\n", output=ANSWER))
-    rebuilt, _ = generator().get_loss_mask(TWO_TURNS)
+    rebuilt, _ = generator_of("small-plain").get_loss_mask(TWO_TURNS)
     (row,) = pack_training_rows(continued(cut, bridge="<|im_end|>\n", output=ANSWER))
     assert row.token_ids == rebuilt[: len(row.token_ids)]
     assert found.kinds == ["eos"]
@@ -90,9 +74,9 @@ def test_reasoning_that_the_template_drops_is_found() -> None:
     messages = [user("one"), said("<think>\nwhy\n</think>\n\ntap"), user("two"), said("wait", reasoning_content="so")]
     start = ids("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n", name)
     first = Generation(start, ids("<think>\nwhy\n</think>\n\ntap<|im_end|>", name))
-    second = generator(name).mask_conversation(messages).turns[1]
-    shown, _ = generator(name).get_loss_mask(messages)
-    found = generator(name).report_drift(
+    second = generator_of(name).mask_conversation(messages).turns[1]
+    shown, _ = generator_of(name).get_loss_mask(messages)
+    found = generator_of(name).report_drift(
         messages, [first, Generation(shown[: second.start], shown[second.start : second.end])]
     )
     assert found.kinds == ["think_stripped", "rows"]
@@ -122,7 +106,7 @@ def test_a_report_is_clean_exactly_when_ids_and_mask_agree(name: str, data: st.D
     """M11, with faithful trajectories harmed in random ways."""
     messages, _ = data.draw(mask_conversations.conversations(chat_tokenizers.KINDS[name].oracle))
     before = copy.deepcopy(messages)
-    masked = generator(name).mask_conversation(messages)
+    masked = generator_of(name).mask_conversation(messages)
     generations: list[Generation] = []
     held: list[int] = []
     for turn in masked.turns:
@@ -140,7 +124,7 @@ def test_a_report_is_clean_exactly_when_ids_and_mask_agree(name: str, data: st.D
         generations.append(Generation([*held, *shown], sampled, trained=data.draw(st.integers(0, 9)) > 0))
         held = [*held, *shown, *sampled]
 
-    found = generator(name).report_drift(messages, generations)
+    found = generator_of(name).report_drift(messages, generations)
 
     rows = pack_training_rows(generations)
     end = masked.turns[-1].end if masked.turns else 0

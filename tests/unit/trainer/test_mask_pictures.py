@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,15 +21,3 @@ def test_a_picture_is_up_to_date_and_in_the_page(name: str, studio: Studio) -> N
     wanted = picture_svg(strips_of(name, studio), studio.tokenizer.decode)
     assert (FOLDER / name).read_text(encoding="utf-8") == wanted, "python tools/write_mask_pictures.py draws it"
     assert f"](images/{name})" in (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
-
-
-def test_the_command_says_whether_they_are_up_to_date() -> None:
-    finished = subprocess.run(
-        [sys.executable, "tools/write_mask_pictures.py", "--check"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr

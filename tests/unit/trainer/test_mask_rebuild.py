@@ -9,20 +9,13 @@ import pytest
 
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, RebuiltRows, UndecidedReason
 from tests import chat_tokenizers
+from tests.mask_conversations import said, user
 
 Message = dict[str, Any]
 THINKERS = ["small-hybrid", "qwen3-hybrid", "qwen3-first-release"]
 DISTILLED = ["small-deepseek", "deepseek-r1-distill"]
 OPENED = ["small-thinking", "qwen3.5"]
 END = {"small-deepseek": "<｜end▁of▁sentence｜>", "deepseek-r1-distill": "<｜end▁of▁sentence｜>"}
-
-
-def user(content: Any = "one") -> Message:
-    return {"role": "user", "content": content}
-
-
-def said(content: Any, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}
 
 
 def generator(name: str, **options: Any) -> MultiTurnLossMaskGenerator:
@@ -51,15 +44,6 @@ def trained(name: str, messages: list[Message], *, cut: bool = False, **options:
     return [text for row in rows for text in one.get_text_from_loss_mask(row.token_ids, row.loss_mask)]
 
 
-@pytest.mark.parametrize("name", [*THINKERS, *OPENED, *DISTILLED, "small-plain", "qwen3-2507", "qwen3-vl"])
-@pytest.mark.parametrize("turns", [1, 2, 4])
-def test_no_thought_of_any_turn_is_lost(name: str, turns: int) -> None:
-    opening = "" if name in OPENED or name in DISTILLED else "<think>\n"
-    replies = [f"{opening}thought {at}\n</think>\n\nanswer {at}" for at in range(turns)]
-    messages = [message for reply in replies for message in (user(), said(reply))]
-    assert trained(name, messages) == [reply + END.get(name, "<|im_end|>") for reply in replies]
-
-
 @pytest.mark.parametrize("name", DISTILLED)
 @pytest.mark.parametrize(
     "reply", ["long thoughts\n</think>\n\n42", "<think>\nlong thoughts\n</think>\n\n42", "42", "never done thinking"]
@@ -83,13 +67,6 @@ def test_a_field_with_reasoning_is_put_back_in_front(name: str) -> None:
     ]
     assert trained(name, [user(), said("", reasoning_content="two and")], cut=True) == [f"{opening}two and"]
     assert trained(name, [user(), said(None, reasoning_content="two and")], cut=True) == [f"{opening}two and"]
-
-
-@pytest.mark.parametrize("name", OPENED)
-def test_the_templates_own_opening_is_not_trained_where_a_message_repeats_it(name: str) -> None:
-    ((prompt, output),) = parts(name, [user(), said("<think>\nso\n</think>\n\nfour")])
-    assert prompt.endswith("<|im_start|>assistant\n<think>\n")
-    assert output == "so\n</think>\n\nfour<|im_end|>"
 
 
 @pytest.mark.parametrize("name", OPENED)
@@ -171,12 +148,6 @@ def test_a_call_right_after_a_thought_closes_it_once(message: Message) -> None:
     assert written == ('R\n</think>\n\n<tool_call>\n{"name": "tap", "arguments": {"x": 1}}\n</tool_call><|im_end|>')
 
 
-@pytest.mark.parametrize("name", ["qwen3-hybrid", "small-deepseek"])
-def test_history_without_its_thoughts_opens_a_row_for_each_reply(name: str) -> None:
-    messages = [message for at in range(6) for message in (user(), said(f"so\n</think>\n\nanswer {at}"))]
-    assert len(rebuilt(name, messages).rows) == 6
-
-
 def test_calls_that_the_template_cannot_write_are_reported() -> None:
     call = {"type": "function", "function": {"name": "tap", "arguments": "{}"}}
     found = rebuilt("small-deepseek", [user(), said("I tap.", tool_calls=[call])])
@@ -191,9 +162,3 @@ def test_an_image_token_that_a_reply_spells_is_not_trained_and_reported() -> Non
         "b<|im_end|>",
     ]
     assert [one.reason for one in found.undecided] == [UndecidedReason.IMAGE]
-
-
-@pytest.mark.parametrize("name", ["small-plain", "qwen3-vl", "qwen3.5"])
-def test_a_step_that_is_switched_off_is_context(name: str) -> None:
-    messages = [user(), said("so\n</think>\n\ntwo", step_loss_mask=0), user(), said("so\n</think>\n\nfour")]
-    assert trained(name, messages) == ["so\n</think>\n\nfour<|im_end|>"]

@@ -246,6 +246,3 @@ def test_a_trajectory_of_a_generator_is_stored_with_them() -> None:
     )
     assert encode_body(played)["turn_rewards"] == [0.0, 1.0]
     assert "token_rewards" not in encode_body(played)
-
-
-# --- settings --------------------------------------------------------------------------------------------------------
