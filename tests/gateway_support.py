@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from slime.utils.mask_utils import Generation
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import Engine
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.gateway.app import create_app
 from slime_plugins.rollout_buffer.gateway.backends import JobBackends
 from slime_plugins.rollout_buffer.gateway.service import Gateway
@@ -71,6 +72,25 @@ def counting() -> FakeEngine:
     """An engine that never says the same twice."""
     engine = FakeEngine(lambda request: f"Answer {len(engine.requests)}.", tokenizer=tokenizer)
     return engine
+
+
+class HeldEngine(FakeEngine):
+    """Answers when the test lets it, and counts the requests that were given up."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: f"Answer {len(self.requests)}.", tokenizer=tokenizer)
+        self.may_answer = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.given_up = 0
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        self.asked.set()
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        return await super().generate(request)
 
 
 class GatewayUnderTest:

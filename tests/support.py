@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage import migrations
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
@@ -102,6 +103,20 @@ def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list
 
 def poll(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery | None:
     return buffer.take(job, parse(PollPayload, options))
+
+
+def delivery_of(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery:
+    """Polls once, and gets something."""
+    delivery = poll(buffer, job, **options)
+    assert delivery is not None
+    return delivery
+
+
+def begun_attempt(buffer: Buffer, fence: int, group: GroupRecord, slot: int) -> int:
+    """Begins an attempt at an open slot; returns its number."""
+    attempt = buffer.begin_attempt(fence, group, slot)
+    assert attempt is not None
+    return attempt
 
 
 def delivered_items(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import io
 import logging
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image as PillowImage
 
 from slime_plugins.rollout_buffer.engine.image_token_counts import (
     SIZE_RULES,
@@ -24,14 +22,13 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_token_coun
     PromptMismatch,
 )
 from slime_plugins.rollout_buffer.types import Image
+from tests.pictures import png
 
 QWEN3, QWEN2_5 = ImageFamily.QWEN3_VL, ImageFamily.QWEN2_5_VL
 
 
-def png(width: int, height: int) -> Image:
-    file = io.BytesIO()
-    PillowImage.new("RGB", (width, height), (3, 90, 200)).save(file, "PNG")
-    return Image(data=file.getvalue())
+def blank(width: int, height: int) -> Image:
+    return Image(data=png((width, height), (3, 90, 200)))
 
 
 @pytest.mark.parametrize(
@@ -73,12 +70,12 @@ def test_a_family_is_known_by_what_its_tokens_cover() -> None:
 
 
 def test_a_size_is_read_from_pictures_alone() -> None:
-    assert image_size(png(30, 70).data) == (30, 70)
+    assert image_size(blank(30, 70).data) == (30, 70)
     assert image_size(b"no picture") is None
 
 
 def test_a_budget_counts_to_the_token_and_agrees_with_an_engine_that_does() -> None:
-    images = [png(540, 1200), png(270, 600)]
+    images = [blank(540, 1200), blank(270, 600)]
     counter = ImageTokenCounter(QWEN3, estimate=9)
 
     counter.compare(images, 646 + 152)
@@ -87,7 +84,7 @@ def test_a_budget_counts_to_the_token_and_agrees_with_an_engine_that_does() -> N
 
 
 def test_an_engine_that_counts_otherwise_is_believed_and_reported(caplog: pytest.LogCaptureFixture) -> None:
-    images = [png(540, 1200)]
+    images = [blank(540, 1200)]
     counter = ImageTokenCounter(QWEN2_5, estimate=9)
     expected = image_tokens(540, 1200, QWEN2_5)
 

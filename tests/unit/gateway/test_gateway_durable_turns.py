@@ -10,18 +10,18 @@ import pytest
 
 from slime.utils.mask_rows import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import StorageFullError
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import (
     USER,
     GatewayUnderTest,
+    HeldEngine,
     counting,
     gateway_on,
     said,
     start_session_job,
-    tokenizer,
 )
 from tests.support import PNG, poll, uids
 
@@ -33,20 +33,6 @@ LOOK: Any = {
     ],
 }
 RETRY = {"x-stainless-retry-count": "1"}
-
-
-class HeldEngine(FakeEngine):
-    """Answers when the test lets it."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda request: f"Answer {len(self.requests)}.", tokenizer=tokenizer)
-        self.may_answer = asyncio.Event()
-        self.asked = asyncio.Event()
-
-    async def generate(self, request: GenerateRequest) -> GenerateReply:
-        self.asked.set()
-        await self.may_answer.wait()
-        return await super().generate(request)
 
 
 def stored_turns(gateway: GatewayUnderTest) -> int:

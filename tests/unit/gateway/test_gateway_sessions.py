@@ -16,35 +16,14 @@ from aiohttp import web
 
 from slime.utils.mask_rows import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
 from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import USER, GatewayUnderTest, HeldEngine, gateway_on, start_session_job, tokenizer
 from tests.support import poll, slots, start_external, uids, write, written
-
-
-class HeldEngine:
-    """An engine that answers when the test lets it, and tells which requests were given up."""
-
-    def __init__(self) -> None:
-        self.may_answer = asyncio.Event()
-        self.asked = asyncio.Event()
-        self.given_up = 0
-
-    async def generate(self, request: GenerateRequest) -> GenerateReply:
-        self.asked.set()
-        try:
-            await self.may_answer.wait()
-        except asyncio.CancelledError:
-            self.given_up += 1
-            raise
-        return GenerateReply(output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop")
-
-    async def close(self) -> None:
-        return None
 
 
 def talkative() -> FakeEngine:

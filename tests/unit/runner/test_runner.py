@@ -42,7 +42,7 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
-from tests.support import delivered_items, poll, slots, start_played, trajectory, uids
+from tests.support import begun_attempt, delivered_items, poll, slots, start_played, trajectory, uids
 
 Play = Callable[[EpisodeRequest], Any]
 
@@ -434,8 +434,7 @@ async def test_groups_that_another_runner_began_go_on_although_there_is_room_for
 
 def _play(buffer: Buffer, fence: int, group: GroupRecord) -> None:
     for slot in (0, 1):
-        attempt = buffer.begin_attempt(fence, group, slot)
-        assert attempt is not None
+        attempt = begun_attempt(buffer, fence, group, slot)
         uid = group.attempt_uid(slot, attempt)
         buffer.add_trajectory(fence, group, slot, attempt, trajectory(uid, group.instance_id, float(slot)))
     assert buffer.judge_and_close(group, group_policy(buffer.job_by_key(group.job_key))) is not None
@@ -496,8 +495,7 @@ async def test_settled_slots_of_a_group_that_was_never_closed_are_closed_by_the_
     fence = real_time_buffer.begin_running(job.key)
     group = real_time_buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
     for slot in (0, 1):
-        attempt = real_time_buffer.begin_attempt(fence, group, slot)
-        assert attempt is not None
+        attempt = begun_attempt(real_time_buffer, fence, group, slot)
         real_time_buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", "i0", slot))
     generator = ScriptedGenerator(by_slot)
     await run(real_time_buffer, job, generator)

@@ -17,7 +17,9 @@ from slime_plugins.rollout_buffer.types import (
 )
 from tests.support import (
     PNG,
+    begun_attempt,
     delivered_items,
+    delivery_of,
     poll,
     slots,
     start_external,
@@ -59,8 +61,7 @@ def test_max_groups_and_batch_size_hand_out_whole_groups(buffer: Buffer) -> None
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "abc" for i in (0, 1)))
     assert uids(buffer, poll(buffer, job, max_groups=1)) == ["a0", "a1"]
     assert uids(buffer, poll(buffer, job, batch_size=3)) == ["b0", "b1"]
-    rounded_up = poll(buffer, job, batch_size=1)
-    assert rounded_up is not None
+    rounded_up = delivery_of(buffer, job, batch_size=1)
     assert uids(buffer, rounded_up) == ["c0", "c1"]
     assert rounded_up.meta_info["note"].startswith("batch_size 1 was rounded up to one group of 2 samples")
 
@@ -69,13 +70,11 @@ def test_meta_info_counts_each_write_once_and_names_every_group_that_ended(buffe
     job = start_external(buffer)
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "ab" for i in (0, 1)))
     write(buffer, job, written("c0", "c", reward=1), written("c1", "c", reward=1))
-    first = poll(buffer, job, max_groups=1)
-    assert first is not None
+    first = delivery_of(buffer, job, max_groups=1)
     assert first.meta_info["total_samples"] == 6
     assert first.meta_info["avg_reward"] == pytest.approx(4 / 6)
     assert sorted(first.meta_info["finished_groups"]) == ["a", "c"]
-    second = poll(buffer, job, max_groups=1)
-    assert second is not None
+    second = delivery_of(buffer, job, max_groups=1)
     assert second.meta_info["total_samples"] == 0
     assert second.meta_info["finished_groups"] == ["b"]
 
@@ -85,8 +84,7 @@ def test_a_generators_meta_info_of_one_group_replaces_no_sum_of_the_delivery(buf
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "ab" for i in (0, 1)))
     with buffer.store.write() as connection:
         job_rows.update_job(connection, job.key, meta_info='{"total_samples": 2, "mine": 5}')
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     assert (delivery.meta_info["total_samples"], delivery.meta_info["mine"]) == (4, 5)  # type: ignore[typeddict-item]  # any key
 
 
@@ -103,8 +101,7 @@ def test_an_acknowledged_delivery_never_comes_back_and_acks_are_idempotent(
     buffer: Buffer, clock: SettableClock
 ) -> None:
     job = ready_job(buffer)
-    delivery = poll(buffer, job, lease_s=10)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job, lease_s=10)
     assert buffer.acknowledge([delivery.delivery_id])["acked"] == [delivery.delivery_id]
     clock.advance(100)
     assert buffer.acknowledge([delivery.delivery_id])["acked"] == [delivery.delivery_id]
@@ -114,8 +111,7 @@ def test_an_acknowledged_delivery_never_comes_back_and_acks_are_idempotent(
 
 def test_a_late_ack_of_groups_that_still_wait_is_taken(buffer: Buffer, clock: SettableClock) -> None:
     job = ready_job(buffer)
-    first = poll(buffer, job, lease_s=10)
-    assert first is not None
+    first = delivery_of(buffer, job, lease_s=10)
     clock.advance(11)
     assert buffer.acknowledge([first.delivery_id])["acked"] == [first.delivery_id]
     assert poll(buffer, job, lease_s=10) is None
@@ -168,8 +164,7 @@ def test_a_result_of_an_attempt_that_was_given_up_is_refused(buffer: Buffer) -> 
     job = start_played(buffer)
     old = buffer.begin_running(job.key)
     group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
-    attempt = buffer.begin_attempt(old, group, 0)
-    assert attempt is not None
+    attempt = begun_attempt(buffer, old, group, 0)
     new, brought = buffer.begin_running(job.key), trajectory("t", images=[Image(data=PNG)])
     with pytest.raises(StaleAttemptError, match="was replaced by runner 2"):
         buffer.add_trajectory(old, group, 0, attempt, brought)
@@ -183,8 +178,7 @@ def test_a_result_that_came_while_its_group_was_skipped_fills_no_slot_when_it_is
     job = start_played(buffer, job_id="j")
     fence = buffer.begin_running(job.key)
     group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
-    attempt = buffer.begin_attempt(fence, group, 0)
-    assert attempt is not None
+    attempt = begun_attempt(buffer, fence, group, 0)
     start_played(buffer, job_id="j", skip_instance_ids=[group.instance_id])
     assert buffer.add_trajectory(fence, group, 0, attempt, trajectory("t")).status == "late"
     start_played(buffer, job_id="j", skip_instance_ids=[])
@@ -221,8 +215,7 @@ def sampled_by(version: str) -> dict[str, Any]:
 def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
     job = start_external(buffer, max_weight_version_lag=0, staleness_policy="flag")
     write(buffer, job, written("a0", "a", reward=0, **sampled_by("default")), written("a1", "a", **sampled_by("1")))
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     (first, _) = delivered_items(buffer, delivery)
     assert first[0]["weight_version"] == 0
     assert delivery.meta_info["stale_groups"] == [first[0]["group_index"]]
@@ -234,8 +227,7 @@ def idle_job(buffer: Buffer, clock: SettableClock, **settings: Any) -> JobRecord
     fence = buffer.begin_running(job.key)
     first, second = buffer.open_groups(job.key, after=(-1, -1), limit=2)
     for group, slot in ((first, 0), (first, 1), (second, 0)):
-        attempt = buffer.begin_attempt(fence, group, slot)
-        assert attempt is not None
+        attempt = begun_attempt(buffer, fence, group, slot)
         item = trajectory(f"{group.instance_id}{slot}", group.instance_id, reward=slot)
         buffer.add_trajectory(fence, group, slot, attempt, item)
     clock.advance(61)

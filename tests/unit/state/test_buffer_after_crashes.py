@@ -11,22 +11,19 @@ from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from tests.support import poll, start_external, start_played, uids, write, written
+from tests.support import delivery_of, poll, start_external, start_played, uids, write, written
 
 
 def test_a_job_is_not_exhausted_while_somebody_else_may_lose_his_lease(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer, ids=("a", "b"))
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in ("a", "b") for i in (0, 1)))
-    first = poll(buffer, job, lease_s=10, max_groups=1)
-    last = poll(buffer, job, lease_s=10)
-    assert first is not None
-    assert last is not None
+    first = delivery_of(buffer, job, lease_s=10, max_groups=1)
+    last = delivery_of(buffer, job, lease_s=10)
     assert last.meta_info["exhausted"] is False
     assert buffer.empty_meta_info(job)["exhausted"] is False
     buffer.acknowledge([last.delivery_id])
     clock.advance(11)
-    again = poll(buffer, job, lease_s=10)
-    assert again is not None
+    again = delivery_of(buffer, job, lease_s=10)
     assert uids(buffer, again) == uids(buffer, first)
     buffer.acknowledge([again.delivery_id])
     assert buffer.empty_meta_info(job)["exhausted"] is True

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.types import GroupState, JobState
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.example_counts import examples
-from tests.support import Claims, poll, slots, start_external, uids, write, written
+from tests.support import Claims, delivery_of, poll, slots, start_external, uids, write, written
 
 NAMES = ("a", "b", "c", "d", "e")
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -154,8 +154,7 @@ def test_a_job_is_finished_when_its_last_planned_group_is_closed(buffer: Buffer)
             write_group(buffer, job, name, tag=tag)
     assert buffer.finish_if_done(job.key)
     assert buffer.job(job.job_id).state is JobState.FINISHED
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     assert delivery.meta_info["exhausted"]
 
 

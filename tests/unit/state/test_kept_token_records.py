@@ -16,7 +16,16 @@ from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.payload_store import INLINE_BODY_BYTES
 from slime_plugins.rollout_buffer.types import Generation
 from tests.stored_bytes import examine
-from tests.support import delivered_items, poll, start_external, start_played, trajectory, write, written
+from tests.support import (
+    begun_attempt,
+    delivered_items,
+    delivery_of,
+    start_external,
+    start_played,
+    trajectory,
+    write,
+    written,
+)
 
 RECORDS = RecordBytes.of(TokenRecords.of_int32(2, array("i", [3, 4]).tobytes(), ends=(2,)))
 TURN = {"prompt_ids": [1, 2], "output_ids": [3], "output_log_probs": [-0.5]}
@@ -28,14 +37,12 @@ def test_a_played_trajectory_keeps_its_records_and_a_delivery_names_them(buffer:
     fence = buffer.begin_running(job.key)
     (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=10)
     for slot in range(2):
-        attempt = buffer.begin_attempt(fence, group, slot)
-        assert attempt is not None
+        attempt = begun_attempt(buffer, fence, group, slot)
         note = {"note": "x" * INLINE_BODY_BYTES}
         brought = trajectory(f"{slot}", reward=slot, generations=[played], extra_info=note)
         buffer.add_trajectory(fence, group, slot, attempt, brought)
     buffer.judge_and_close(group, group_policy(job), fence=fence)
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     (_, body), *_ = delivered_items(buffer, delivery)
     (found,) = wire.decode_generations(orjson.loads(body)["generations"])
     assert found.records == {TOP_P_TOKENS: RECORDS}

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
-from tests.support import poll, start_external, write, written
+from tests.support import delivery_of, start_external, write, written
 
 TURNS = [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "output_log_probs": [-0.5]}]
 
@@ -85,8 +85,7 @@ def stored(buffer: Buffer) -> dict[str, list[Any]]:
 
 
 def test_scoring_again_changes_no_stored_byte_of_what_was_there(buffer: Buffer, job: JobRecord) -> None:
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     before, old_reply = stored(buffer), reply(buffer, delivery)
     done = scored(buffer, lambda one: {"reward": by_length(one), "turn_rewards": [2.0]})
 
@@ -99,8 +98,7 @@ def test_scoring_again_changes_no_stored_byte_of_what_was_there(buffer: Buffer, 
 def test_a_delivery_has_the_rewards_of_the_version_that_is_asked_for_and_says_which(
     buffer: Buffer, job: JobRecord
 ) -> None:
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     scored(buffer, lambda one: 10.0 + one["reward"], "plus ten")
     scored(buffer, lambda one: {"reward": -1, "turn_rewards": [-2.0]}, "turns")
 
@@ -116,8 +114,7 @@ def test_a_delivery_has_the_rewards_of_the_version_that_is_asked_for_and_says_wh
 
 def test_what_was_cut_short_goes_on_with_what_is_missing(buffer: Buffer, job: JobRecord) -> None:
     """As if the process had died after the first of four."""
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     asked: list[str] = []
 
     def dying(one: dict[str, Any]) -> float:
@@ -171,8 +168,7 @@ def test_a_reward_that_was_given_cannot_be_changed(buffer: Buffer, job: JobRecor
 
 
 def test_rows_for_training_are_made_of_a_replayed_delivery(buffer: Buffer, job: JobRecord) -> None:
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     scored(buffer, lambda one: {"reward": 3.0 if one["uid"] == "a1" else 1.0, "turn_rewards": [4.0]})
     data = wire.decode_rollout_data(reply(buffer, delivery, 1))
     masks = MaskSettings(tokenizer_path=None, loss_mask_type="qwen", source=None)
@@ -217,8 +213,7 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     server = HTTPServer(("127.0.0.1", 0), Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import start_id_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from tests.support import poll, slots, start_external, uids, write, written
+from tests.support import delivery_of, poll, slots, start_external, uids, write, written
 
 TRAINER: dict[str, Any] = {
     "job_id": "j",
@@ -40,8 +40,7 @@ def test_a_start_that_comes_again_after_later_ones_gives_out_nothing_that_was_ac
     job = start_external(buffer, remote_engine_url="http://old:1", **first)
     start_external(buffer, remote_engine_url="http://new:1", **{**first, "start_id": "s2"})
     write_groups(buffer, job, "a", "b", "c")
-    delivery = poll(buffer, job, lease_s=60)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job, lease_s=60)
     buffer.acknowledge([delivery.delivery_id])
     buffer = reopened(buffer)
     again = start_external(buffer, remote_engine_url="http://old:1", **first)

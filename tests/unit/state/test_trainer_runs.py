@@ -41,19 +41,6 @@ def explanation_codes(buffer: Buffer) -> dict[str, str]:
     return {one.code: one.message for one in views.explanation("j")["explanation"]}
 
 
-def test_a_resumed_trainers_groups_are_not_stale_beside_its_last_run(buffer: Buffer, clock: SettableClock) -> None:
-    job = start(buffer)
-    write_group(buffer, job, "old", 50)
-    assert uids(buffer, poll(buffer, job)) == ["old0", "old1"]
-    clock.advance(1)
-    job = start(buffer)
-    assert job.trainer_run == 2
-    write_group(buffer, job, "a", 0)
-    write_group(buffer, job, "b", 1)
-    assert uids(buffer, poll(buffer, job)) == ["a0", "a1", "b0", "b1"]
-    assert buffer.job("j").weight_version == 1
-
-
 def test_within_the_new_run_old_weights_are_stale_as_ever(buffer: Buffer, clock: SettableClock) -> None:
     job = start(buffer)
     write_group(buffer, job, "old", 50)

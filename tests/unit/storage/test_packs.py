@@ -34,7 +34,7 @@ from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from tests.stored_bytes import examine
-from tests.support import PNG, delivered_items, poll, start_external, uids, write, written
+from tests.support import PNG, delivered_items, delivery_of, poll, start_external, uids, write, written
 
 BIG = "x" * 100_000
 
@@ -228,8 +228,7 @@ def test_rows_whose_bytes_are_gone_are_reported_and_do_not_block_the_others(
     third = Buffer(Store(tmp_path / "data"), clock=clock)
     (sentence,) = recover(third.store).damaged
     assert sentence.startswith("trajectory gone is lost")
-    delivery = poll(third, job)
-    assert delivery is not None
+    delivery = delivery_of(third, job)
     whole, gone = delivered_items(third, delivery)
     assert whole[0]["remove_sample"] is False
     assert gone[0]["remove_sample"] is True
@@ -393,8 +392,7 @@ def test_of_one_uid_twice_in_one_call_the_first_counts_as_a_whole(buffer: Buffer
     job = start_external(buffer, n=1)
     first, second = episode("u", shots=[shot(1)]), episode("u", reward=0.0, shots=[shot(2)])
     assert write(buffer, job, first, second) == ["stored", "duplicate"]
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     ((light, body),) = delivered_items(buffer, delivery, inline_images=True)
     assert (light["reward"], orjson.loads(body)["messages"]) == (1.0, first["messages"])
 

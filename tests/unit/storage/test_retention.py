@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.storage.retention import Purged, purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
-from tests.support import PNG, delivered_items, poll, slots, start_external, uids, write, written
+from tests.support import PNG, delivered_items, delivery_of, poll, slots, start_external, uids, write, written
 
 BIG = "x" * 100_000
 
@@ -71,8 +71,7 @@ def test_nothing_that_is_still_to_be_delivered_is_forgotten(buffer: Buffer, cloc
     write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
     clock.advance(1000)
     assert purge(buffer.store, now=clock.now, retain_s=1) == Purged(payloads=0, images=0, packs=0)
-    delivery = poll(buffer, job, lease_s=10)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job, lease_s=10)
     assert purge(buffer.store, now=clock.now, retain_s=1).payloads == 0
     assert all(BIG.encode() in b"".join([body]) for _, body in delivered_items(buffer, delivery))
 
@@ -103,8 +102,7 @@ def test_a_screenshot_that_was_forgotten_is_kept_again_when_it_comes_again(
     clock.advance(100)
     purge(buffer.store, now=clock.now, retain_s=50)
     write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
-    delivery = poll(buffer, job)
-    assert delivery is not None
+    delivery = delivery_of(buffer, job)
     assert len(list(delivered_items(buffer, delivery))) == 2
     (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
     assert buffer.payloads.image(sha256) == PNG

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.restart_policies import MAX_CRASHES
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-from tests.support import start_played, trajectory
+from tests.support import begun_attempt, start_played, trajectory
 from tests.unit.supervisor.test_supervised_child import Process
 
 
@@ -144,8 +144,7 @@ def test_runners_that_are_killed_while_they_get_on_never_fail_their_job(
     for group in buffer.open_groups(job.key, after=(-1, -1), limit=2 * MAX_CRASHES):
         reconcile(supervisor)
         fence = buffer.begin_running(job.key)
-        attempt = buffer.begin_attempt(fence, group, 0)
-        assert attempt is not None
+        attempt = begun_attempt(buffer, fence, group, 0)
         buffer.add_trajectory(fence, group, 0, attempt, trajectory(f"t{group.key}", group.instance_id))
         started.processes[-1].code = -9
         reconcile(supervisor)

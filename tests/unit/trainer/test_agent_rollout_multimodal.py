@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import io
 import math
 import warnings
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image as PillowImage
 
 from rollout_buffer_lab.mock_trainer import flat_samples, trainer_args
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch
@@ -39,6 +37,7 @@ from slime_plugins.rollout_buffer.trainer.vision import (
     RowImages,
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
+from tests.pictures import png
 
 START, END, PAD, VIDEO = 901, 902, 903, 904
 VOCABULARY = {"<|vision_start|>": START, "<|vision_end|>": END, "<|image_pad|>": PAD, "<|video_pad|>": VIDEO}
@@ -77,13 +76,12 @@ def vision() -> QwenVision:
     return vision_of(QWEN3)[0]
 
 
-def png(red: int, width: int = 64, height: int = 128) -> bytes:
-    file = io.BytesIO()
-    PillowImage.new("RGB", (width, height), (red, 40, 80)).save(file, "PNG")
-    return file.getvalue()
-
-
-SCREENS = [png(200), png(100), png(0, 128, 64), png(50, 270, 600)]
+SCREENS = [
+    png((64, 128), (200, 40, 80)),
+    png((64, 128), (100, 40, 80)),
+    png((128, 64), (0, 40, 80)),
+    png((270, 600), (50, 40, 80)),
+]
 NAMES = [hashlib.sha256(data).hexdigest() for data in SCREENS]
 TOKENS = [72, 72, 72, 152]
 ALL = FetchedImages(data=dict(zip(NAMES, SCREENS, strict=True)))

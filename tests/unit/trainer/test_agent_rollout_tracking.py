@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
@@ -30,14 +28,8 @@ from slime_plugins.rollout_buffer.trainer.tracking import (
     tracker_for,
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
+from tests.pictures import png
 from tests.wandb_runs import artifact_files_in, logged_in, metrics_defined_in, offline_run
-
-
-def png(color: str) -> bytes:
-    """A small picture."""
-    file = io.BytesIO()
-    Image.new("RGB", (8, 16), color).save(file, "PNG")
-    return file.getvalue()
 
 
 def item(uid: str, reward: float, **changes: Any) -> RolloutItem:
@@ -52,7 +44,7 @@ def item(uid: str, reward: float, **changes: Any) -> RolloutItem:
     return RolloutItem(**{**values, **changes})
 
 
-EXAMPLE = example_of(item("a", 0.5), {"first": png("red"), "last": png("blue")})
+EXAMPLE = example_of(item("a", 0.5), {"first": png((8, 16), "red"), "last": png((8, 16), "blue")})
 
 
 class HangingSink:

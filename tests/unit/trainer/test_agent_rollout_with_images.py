@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import threading
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image as PillowImage
 
 from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, trainer_args
 from slime.rollout import agent_rollout
@@ -23,18 +21,13 @@ from slime_plugins.rollout_buffer.trainer import delivery_conversion, job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import process_cache
 from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 from tests.loopback_buffer import LoopbackBuffer, probe_item
+from tests.pictures import png
 
 PAD = 99
 
 
-def png(shade: int) -> bytes:
-    file = io.BytesIO()
-    PillowImage.new("L", (4, 4), shade).save(file, "PNG")
-    return file.getvalue()
-
-
-FIRST = png(7)
-OWN = [png(100 + slot) for slot in range(2)]
+FIRST = png((4, 4), 7, mode="L")
+OWN = [png((4, 4), 100 + slot, mode="L") for slot in range(2)]
 HASHES = {name: hashlib.sha256(data).hexdigest() for name, data in {"first": FIRST, 0: OWN[0], 1: OWN[1]}.items()}
 
 
