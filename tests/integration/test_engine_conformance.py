@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.server import running
@@ -19,8 +17,8 @@ from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.testing.engine_conformance import EngineContract
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.types import Image, SamplingParams
-from tests.engine_contracts import HttpClientContract, SglangServerContract, VisionContract
+from slime_plugins.rollout_buffer.types import SamplingParams
+from tests.engine_contracts import HttpClientContract, SglangServerContract, VisionContract, picture
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=30.0, backoff_first_s=0.02, backoff_longest_s=0.1)
@@ -31,12 +29,6 @@ def chat_ids(content: str) -> list[int]:
     text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
     ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
     return ids
-
-
-def picture(width: int, height: int) -> Image:
-    file = io.BytesIO()
-    PillowImage.new("RGB", (width, height), (20, 90, 200)).save(file, "PNG")
-    return Image(data=file.getvalue())
 
 
 class Overheard:

@@ -6,20 +6,18 @@ Qwen3-VL model. The tests pause these servers, abort their requests and rename t
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
 import aiohttp
 import pytest
-from PIL import Image as PillowImage
 
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
-from slime_plugins.rollout_buffer.types import Image, SamplingParams
-from tests.engine_contracts import SglangServerContract, VisionContract
+from slime_plugins.rollout_buffer.types import SamplingParams
+from tests.engine_contracts import SglangServerContract, VisionContract, picture
 from tests.integration.conftest import server_at
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
@@ -35,12 +33,6 @@ SETTINGS = EngineSettings(retry_timeout_s=60.0, deadline_s=240.0)
 START, END, NEW_LINE = 151644, 151645, 198
 IMAGE_IDS = (151652, 151655, 151653)
 USER, ASSISTANT, HELLO = 872, 77091, 9707
-
-
-def picture(width: int, height: int) -> Image:
-    file = io.BytesIO()
-    PillowImage.new("RGB", (width, height), (20, 90, 200)).save(file, "PNG")
-    return Image(data=file.getvalue())
 
 
 class RealServerTests(SglangServerContract):

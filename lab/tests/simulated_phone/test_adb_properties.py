@@ -129,6 +129,12 @@ def test_no_command_breaks_the_phone(adb: AdbShell, command: str, words: list[st
         ["cp", "-a", "/sdcard", "/sdcard/x"],
         ["content", "insert", "--uri", "content://sms", "--bind", "date:l:99999999999999999999999"],
         ["input", "tap", "1e400", "5"],
+        ["input tap x y"],
+        ["input fly 1 2"],
+        ['echo "'],
+        ["if true"],
+        ["| cat"],
+        ["> "],
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(adb: AdbShell, words: list[str]) -> None:
