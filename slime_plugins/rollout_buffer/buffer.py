@@ -232,20 +232,19 @@ class Buffer:
 
     def pause_for_engine(self, fence: int, job_key: int, trouble: str) -> None:
         """Pauses a running job whose engine cannot be used; ``trouble`` is a predicate, like "does not answer"."""
-        cause = engine_away(redacted(trouble))
-        self._change_for_engine(fence, job_key, JobState.RUNNING, JobState.PAUSED, cause)
-
-    def resume_for_engine(self, fence: int, job_key: int) -> None:
-        """Resumes a job that was paused because of its engine, and no other paused job."""
-        self._change_for_engine(fence, job_key, JobState.PAUSED, JobState.RUNNING, NO_CAUSE)
-
-    def _change_for_engine(self, fence: int, job_key: int, current: JobState, target: JobState, cause: Cause) -> None:
         with self.store.write() as connection:
             attempts.check_fence(connection, job_key, fence)
             job = job_rows.get_job(connection, job_key)
-            may_change = current is JobState.RUNNING or job.cause_code is CauseCode.ENGINE_AWAY
-            if job.state is current and may_change:
-                set_state(connection, self.clock(), job, target, cause)
+            if job.state is JobState.RUNNING:
+                set_state(connection, self.clock(), job, JobState.PAUSED, engine_away(redacted(trouble)))
+
+    def resume_for_engine(self, fence: int, job_key: int) -> None:
+        """Resumes a job that was paused because of its engine, and no other paused job."""
+        with self.store.write() as connection:
+            attempts.check_fence(connection, job_key, fence)
+            job = job_rows.get_job(connection, job_key)
+            if job.state is JobState.PAUSED and job.cause_code is CauseCode.ENGINE_AWAY:
+                set_state(connection, self.clock(), job, JobState.RUNNING)
 
     def fail_job(self, job_key: int, cause: str, code: CauseCode = CauseCode.NOT_PLAYED) -> None:
         """Fails a job. Its open groups stay open: attaching to it retries them."""

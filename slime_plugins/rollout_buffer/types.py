@@ -12,31 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime.utils.mask_rows import Generation, PromptCheck, PromptReceipt, TrainingRow, WeightVersionSpan
-
-__all__ = [
-    "AckResult",
-    "AttemptState",
-    "DeliveryState",
-    "EngineReport",
-    "EngineTrouble",
-    "EpisodeRequest",
-    "Generation",
-    "GroupState",
-    "Image",
-    "Instance",
-    "JobState",
-    "Message",
-    "Outcome",
-    "PromptCheck",
-    "PromptReceipt",
-    "SamplingParams",
-    "StopReason",
-    "TrainingRow",
-    "Trajectory",
-    "WeightVersionSpan",
-    "WriteStatus",
-]
+# Re-exported from mask_rows, which imports nothing of this package.
+from slime.utils.mask_rows import Generation as Generation
+from slime.utils.mask_rows import PromptCheck as PromptCheck
+from slime.utils.mask_rows import PromptReceipt as PromptReceipt
+from slime.utils.mask_rows import TrainingRow as TrainingRow
+from slime.utils.mask_rows import WeightVersionSpan as WeightVersionSpan
 
 DEFAULT_TEMPERATURE = 1.0
 """Sampling temperature of a job that names none."""

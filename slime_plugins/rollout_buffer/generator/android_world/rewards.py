@@ -128,6 +128,4 @@ def episode_reward(
 
 def _sigmoid(value: float) -> float:
     """Returns the logistic function, without overflow."""
-    if value >= 0:
-        return 1 / (1 + math.exp(-min(value, 700.0)))
-    return math.exp(max(value, -700.0)) / (1 + math.exp(max(value, -700.0)))
+    return 1 / (1 + math.exp(min(-value, 700.0)))

@@ -188,12 +188,8 @@ def _read_swipe(arguments: Mapping[str, Any], pixel: ToPixel) -> ParsedAction:
     return ParsedAction(action=action, coordinate=start, coordinate2=end)
 
 
-def _read_type(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
-    return ParsedAction(action=Action(kind=ActionKind.TYPE, text=_text(arguments)))
-
-
-def _read_answer(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
-    return ParsedAction(action=Action(kind=ActionKind.ANSWER, text=_text(arguments)))
+def _read_text(kind: ActionKind, arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
+    return ParsedAction(action=Action(kind=kind, text=_text(arguments)))
 
 
 def _read_open(arguments: Mapping[str, Any], _pixel: ToPixel) -> ParsedAction:
@@ -223,8 +219,8 @@ _READERS: dict[ActionKind, Callable[[Mapping[str, Any], ToPixel], ParsedAction]]
     ActionKind.CLICK: _read_click,
     ActionKind.LONG_PRESS: _read_long_press,
     ActionKind.SWIPE: _read_swipe,
-    ActionKind.TYPE: _read_type,
-    ActionKind.ANSWER: _read_answer,
+    ActionKind.TYPE: partial(_read_text, ActionKind.TYPE),
+    ActionKind.ANSWER: partial(_read_text, ActionKind.ANSWER),
     ActionKind.SYSTEM_BUTTON: _read_system_button,
     ActionKind.OPEN: _read_open,
     ActionKind.WAIT: _read_wait,
