@@ -67,10 +67,12 @@ class Comparison:
         """Returns the names of a session's answered turns for whose step the engine was asked afterwards."""
         uid = session["session"]
         return [
-            name
-            for name, reply in self.answered(uid).items()
-            if any(at > reply["at"] for at in self._asked[uid, _step(reply["text"])])
+            name for name, reply in self.answered(uid).items() if any(at > reply["at"] for at in self._asks(uid, reply))
         ]
+
+    def _asks(self, uid: str, reply: Event) -> list[float]:
+        """Returns when the engine was asked for the step of a reply."""
+        return self._asked[uid, _step(reply["text"])]
 
     def ended_well(self, session: Event) -> bool:
         """Returns whether an agent succeeded, its session is stored, and no answered turn of it was sampled again."""
@@ -108,8 +110,9 @@ class Comparison:
 
     def _about(self, uid: str, status: str) -> Iterator[str]:
         answered = self.answered(uid)
-        if "" in answered:
-            yield f"{uid}: a turn without a name was answered"
+        for name, reply in answered.items():
+            if not any(at < reply["at"] for at in self._asks(uid, reply)):
+                yield f"{uid}: {name or reply['text']!r} was answered, and the engine was not asked for its step before"
         if GIVEN_UP.match(status):
             if uid in self.trained or uid in self.stored:
                 yield f"{uid} was given up ({status}) and is trained"

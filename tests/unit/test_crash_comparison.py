@@ -247,6 +247,10 @@ def close_a_connection_long_after_the_supervisor(run: Run) -> None:
     run.kills = [{"at": run.replies[-1]["at"] - 7.0, "kind": "supervisor"}]
 
 
+def answer_what_the_engine_was_not_asked_for(run: Run) -> None:
+    run.asked.pop(1)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -258,6 +262,7 @@ def close_a_connection_long_after_the_supervisor(run: Run) -> None:
         (lose_a_turn_in_the_database, f"LOST: s1: {NAMES[2]} was answered and is not stored"),
         (lose_a_turn_beside_one_that_was_cut, f"LOST: s1: {NAMES[1]} was answered and is not trained"),
         (lose_an_answered_turn_that_the_engine_did_not_end, f"LOST: s1: {OTHER} was answered"),
+        (answer_what_the_engine_was_not_asked_for, f"'{NAMES[1]}' was answered, and the engine was not asked"),
         (deliver_twice, "DOUBLED: s1"),
         (train_a_turn_twice, f"DOUBLED: {NAMES[0]} is trained 2 times"),
         (train_a_turn_in_two_sessions, f"DOUBLED: {NAMES[0]} is trained 2 times"),
