@@ -28,6 +28,7 @@ from tests.crash.workload import Journal, load_plan
 COMMANDS = ("cat calc.py", "ls", "sed -i 's/a - b/a + b/' calc.py", "cat calc.py", "wc -l calc.py")
 TURNS = len(COMMANDS) + 1
 NAME = re.compile(r"sample-[0-9a-f]{12}")
+BEGUN_NAME = re.compile(r"sample-([0-9a-f]*)")
 TOOLS = {"exec_command": "cmd", "Bash": "command", "take_screenshot": "why"}
 """The tool of each agent, with the argument that takes the command. An agent without tools is only told."""
 LATENCY_S, TOKEN_LATENCY_S = 0.2, 0.01
@@ -42,7 +43,8 @@ def name_of(text: str) -> str:
 def reply(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
     """The policy: the step is the number of replies before."""
     step = len(conversation.replies)
-    name = name_of(conversation.begun_reply) or f"sample-{uuid.uuid4().hex[:12]}"
+    begun = BEGUN_NAME.search(conversation.begun_reply)
+    name = f"sample-{begun[1] if begun else ''}{uuid.uuid4().hex}"[: len("sample-") + 12]
     if step >= TURNS - 1:
         return f"Step {step}, {name}. {LAST_WORDS}"
     said = f"Step {step}, {name}: {COMMANDS[step]}"
