@@ -17,8 +17,8 @@ class EngineSettings:
     ``server_error_tries`` replies with HTTP 500, if the engine answers other requests: a router reports a lost worker
     that way, and an engine a request that crashes it. ``abort_timeout_s`` limits the abort of a cancelled request.
     ``connection_limit`` limits open connections; None = unlimited. The client resumes a generation that the engine
-    aborted from its partial tokens; with ``resume_aborted`` false it returns the partial output with finish reason
-    ``abort``.
+    aborted, or broke off in a stream, from its partial tokens; with ``resume_aborted`` false it returns the partial
+    output with finish reason ``abort``.
     """
 
     retry_timeout_s: float = 900.0
