@@ -86,11 +86,6 @@ class Sample:
         key = getattr(args, "reward_key", None)
         return self.reward[key] if key and isinstance(self.reward, dict) else self.reward
 
-    @property
-    def effective_response_length(self) -> int:
-        """Number of trained tokens."""
-        return self.response_length if self.loss_mask is None else sum(self.loss_mask)
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the sample as plain values."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}

@@ -43,7 +43,8 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
     """
     if token is not None and has_bearer(environ.get("HTTP_AUTHORIZATION"), token):
         return True
-    _check_origin(environ)
+    if environ["REQUEST_METHOD"] not in READING:
+        check_origin(environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST"))
     if token is None:
         return True
     if is_open(environ["PATH_INFO"]):
@@ -123,11 +124,6 @@ def _session_holds(cookie: str, token: str, now: float) -> bool:
 def _signed(token: str, text: str) -> str:
     about = f"rollout-buffer dashboard session {text}".encode("utf-8", "replace")
     return hmac.new(token.encode(), about, hashlib.sha256).hexdigest()
-
-
-def _check_origin(environ: Mapping[str, Any]) -> None:
-    if environ["REQUEST_METHOD"] not in READING:
-        check_origin(environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST"))
 
 
 def _cookie(environ: Mapping[str, Any], name: str) -> str:

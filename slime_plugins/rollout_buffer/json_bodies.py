@@ -12,9 +12,9 @@ from slime_plugins.rollout_buffer.wire.request_fields import is_deeper_than
 
 
 def json_object(
-    content: bytes | bytearray, what: str = "the body", *, with_nan: bool = False, max_nesting: int | None = None
+    content: bytes | bytearray, *, with_nan: bool = False, max_nesting: int | None = None
 ) -> dict[str, Any]:
-    """Parses a JSON object; an empty text is an empty object. ``what`` names it in errors.
+    """Parses a JSON object; an empty text is an empty object.
 
     Raises:
         InvalidPayloadError: it is not a JSON object, or is nested more than ``max_nesting`` levels deep.
@@ -28,9 +28,9 @@ def json_object(
         # "failed to allocate memory" is what orjson says of many levels that never end.
         if "Not enough memory" in str(error):
             raise MemoryError(str(error)) from error
-        raise InvalidPayloadError(f"{what} is not valid JSON: {error}") from error
+        raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise InvalidPayloadError(f"{what} must be a JSON object")
+        raise InvalidPayloadError("the body must be a JSON object")
     if max_nesting is not None and is_deeper_than(body, max_nesting):
-        raise InvalidPayloadError(f"{what} is nested more than {max_nesting} levels deep")
+        raise InvalidPayloadError(f"the body is nested more than {max_nesting} levels deep")
     return body

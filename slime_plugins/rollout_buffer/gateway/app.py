@@ -211,7 +211,8 @@ async def _abandon(request: web.Request) -> web.Response:
 
 
 async def _health(request: web.Request) -> web.Response:
-    return _json({"status": "ok", "sessions": await request.app[GATEWAY].open_sessions()})
+    gateway = request.app[GATEWAY]
+    return _json({"status": "ok", "sessions": await gateway.stored(gateway.claims.count_open)})
 
 
 # --- agents ----------------------------------------------------------------------------------------------------------

@@ -145,10 +145,6 @@ class Gateway:
         await self.backends.keep_only(set())
         await self.registry.close()
 
-    async def open_sessions(self) -> int:
-        """Returns the number of open sessions of all processes."""
-        return await self.stored(self.claims.count_open)
-
     # --- opening and closing sessions ---------------------------------------------------------------------------------
 
     async def open(self, body: OpenBody) -> Session:
@@ -202,7 +198,8 @@ class Gateway:
                     "not measure the policy: repeat the turn, abandon the session, or close it with an outcome"
                 )
             if body.scoring_url is not None:
-                verdict = await score(self._score_asked(session, body.scoring_url))
+                told = {**self.describe(session), "messages": list(session.view.messages)}
+                verdict = await score(ScoreAsked(url=body.scoring_url, body=told))
             elif body.reward is not None:
                 verdict = Verdict(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             else:
@@ -512,12 +509,6 @@ class Gateway:
         if now - self._closed_full_groups_at > CLOSE_FULL_GROUPS_INTERVAL_S:
             self._closed_full_groups_at = now
             await self.stored(self.claims.close_all_full_groups)
-
-    # --- helpers -----------------------------------------------------------------------------------------------------
-
-    def _score_asked(self, session: Session, url: str) -> ScoreAsked:
-        described = self.describe(session)
-        return ScoreAsked(url=url, body={**described, "messages": list(session.view.messages)})
 
 
 def _closed_before(state: ClaimState) -> dict[str, Any]:

@@ -11,7 +11,6 @@ What is wrong is an ``InvalidPayloadError`` whose sentence names the key, what i
 may have meant. Replies are typed dictionaries: mypy checks their keys, and nothing is validated while one is sent.
 """
 
-from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER as MAX_IDENTIFIER
 from slime_plugins.rollout_buffer.wire.checks import MAX_ITEMS as MAX_ITEMS
 from slime_plugins.rollout_buffer.wire.checks import identifier as identifier
 from slime_plugins.rollout_buffer.wire.generations import common_prefix_length as common_prefix_length

@@ -229,7 +229,7 @@ async def test_a_session_whose_group_was_closed_gets_410_with_the_reason_at_its_
         assert (reply.status, "its group is ready" in reply.body["error"]["message"]) == (410, True)
     await gateway.gateway.reconcile()
     assert describe_job(gateway.buffer.store, job)["attempts"] == {"given_up": 2, "given_up:group_closed": 2}
-    assert await gateway.gateway.open_sessions() == 0
+    assert gateway.gateway.claims.count_open() == 0
 
 
 @pytest.mark.parametrize(

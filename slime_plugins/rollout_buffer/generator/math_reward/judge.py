@@ -34,12 +34,8 @@ with dozens of runnable processes per CPU, exceeds it."""
 class MathJudge:
     """Compares expressions in ``processes`` processes, with ``timeout_s`` of CPU time for each comparison."""
 
-    def __init__(
-        self, *, processes: int = 2, timeout_s: float = 5.0, answer_timeout_s: float = _ANSWER_TIMEOUT_S
-    ) -> None:
-        """``answer_timeout_s`` is wall-clock time; a process that exceeds it is replaced."""
+    def __init__(self, *, processes: int = 2, timeout_s: float = 5.0) -> None:
         self._timeout_s = timeout_s
-        self._answer_timeout_s = answer_timeout_s
         self._processes = processes
         self._idle: asyncio.LifoQueue[_JudgeProcess | None] = asyncio.LifoQueue()
         self._started: set[_JudgeProcess] = set()
@@ -97,7 +93,7 @@ class MathJudge:
         Raises:
             _NoAnswerError: it crashed, hung, or reported an error.
         """
-        verdict = await process.ask({"label": label, "answer": answer}, self._answer_timeout_s)
+        verdict = await process.ask({"label": label, "answer": answer}, _ANSWER_TIMEOUT_S)
         if verdict is None and await process.returncode() == -signal.SIGPROF:
             logger.info("two expressions could not be compared within %s s: %r", self._timeout_s, answer)
             return False
@@ -122,7 +118,7 @@ class MathJudge:
             raise _NoAnswerError(f"cannot be started ({error})") from error
         self._started.add(process)
         try:
-            greeting = await process.line(self._answer_timeout_s)
+            greeting = await process.line(_ANSWER_TIMEOUT_S)
         except BaseException:
             await asyncio.shield(self._end(process))
             raise
