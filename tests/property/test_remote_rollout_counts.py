@@ -223,6 +223,11 @@ EDITS = st.lists(
 @pytest.mark.parametrize("name", ["small-plain", "demo", "small-hybrid"])
 @SETTINGS
 @given(question=QUESTIONS, steps=STEPS, edits=EDITS)
+@example(  # two replies that differ in spaces at their end only
+    question=[{"role": "user", "content": "345"}],
+    steps=[Step(reply, False, False, ()) for reply in ("345", "345", "345\n\n", "345")],
+    edits=[Edit(kind, 0) for kind in ("none", "none", "none", "stub")],
+)
 def test_edited_contexts_open_rows_and_train_each_sampled_token_once(
     name: str, question: list[dict[str, Any]], steps: list[Step], edits: list[Edit]
 ) -> None:

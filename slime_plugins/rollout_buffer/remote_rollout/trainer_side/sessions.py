@@ -237,9 +237,15 @@ async def plan_turn(
 
 
 def _with_our_replies(session: TrainerSession, conversation: Conversation) -> Conversation:
-    """Returns the conversation with each of our own replies as we sent it, in whatever form it came back."""
+    """Returns the conversation with each of our own replies as we sent it, in whatever form it came back.
+
+    A reply that came back as sent is that one, even if another differs from it in surrounding spaces only.
+    """
+    sent = [turn.recorded.message for turn in session.turns]
     messages = [
-        session.replies.get(reply_key(message), message) if message["role"] == "assistant" else message
+        message
+        if message["role"] != "assistant" or message in sent
+        else session.replies.get(reply_key(message), message)
         for message in conversation.messages
     ]
     return conversation if messages == list(conversation.messages) else read_conversation(messages)
