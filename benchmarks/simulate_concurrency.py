@@ -168,7 +168,7 @@ class Simulation:
         async def keep(steering: ConcurrencyState, load: EngineLoad | None) -> None:
             """Does nothing."""
 
-        bounds = Bounds(least=GROUP_SIZE, most=1024, step=GROUP_SIZE)
+        bounds = Bounds(min_limit=GROUP_SIZE, max_limit=1024, step=GROUP_SIZE)
         return ConcurrencyController(
             self.places,
             bounds,

@@ -85,7 +85,7 @@ def pace_of(seen: Sequence[VersionSeen]) -> Pace:
 
 
 def version_at(seen: Sequence[VersionSeen], moment: float) -> int | None:
-    """Returns the weight version at a moment, the first that is known before that; None when none is."""
+    """Returns the weight version at a moment; before the first poll, the first known one; None if none is known."""
     began = [one.version for one in seen if one.since <= moment]
     return began[-1] if began else (seen[0].version if seen else None)
 
@@ -123,10 +123,11 @@ def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | N
     """
     if expected_s is None or not pace.version_s or not pace.groups_per_version:
         return False
-    at_most = expected_s / pace.step_s if pace.step_s else math.inf
-    unhurried = min(at_most, expected_s / pace.version_s)
-    hurried = min(at_most, expected_s / pace.version_s + (ahead.taken + ahead.ready) / pace.groups_per_version)
-    return unhurried <= lag < hurried
+    backlog_versions = (ahead.taken + ahead.ready) / pace.groups_per_version
+    max_versions = expected_s / pace.step_s if pace.step_s else math.inf
+    without_backlog = min(max_versions, expected_s / pace.version_s)
+    with_backlog = min(max_versions, expected_s / pace.version_s + backlog_versions)
+    return without_backlog <= lag < with_backlog
 
 
 def should_wait_for_slow_groups(

@@ -40,17 +40,15 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The range of the limit, and its additive increase: 1 <= ``least`` <= ``most``, 1 <= ``step``."""
+    """The range of the limit, and its additive increase: 1 <= ``min_limit`` <= ``max_limit``, 1 <= ``step``."""
 
-    least: int
-    most: int
+    min_limit: int
+    max_limit: int
     step: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most or self.step < 1:
-            raise ValueError(
-                f"invalid bounds: 1 <= least ({self.least}) <= most ({self.most}) and 1 <= step ({self.step}) must hold"
-            )
+        if not 1 <= self.min_limit <= self.max_limit or self.step < 1:
+            raise ValueError(f"must be 1 <= min_limit <= max_limit and 1 <= step: {self}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +93,7 @@ class ConcurrencyState:
 
 def initial_state(bounds: Bounds) -> ConcurrencyState:
     """Returns the state of a job that begins: a low limit, because the search by doubling is quick."""
-    return ConcurrencyState(limit=max(bounds.least, min(INITIAL_LIMIT, bounds.most)))
+    return ConcurrencyState(limit=max(bounds.min_limit, min(INITIAL_LIMIT, bounds.max_limit)))
 
 
 def adjust(now: ConcurrencyState, load: Load, bounds: Bounds) -> ConcurrencyState:
@@ -120,7 +118,7 @@ def adjust(now: ConcurrencyState, load: Load, bounds: Bounds) -> ConcurrencyStat
     grown = min(2 * now.limit if now.searching else now.limit + bounds.step, ceiling)
     if grown > now.limit:
         return replace(after, limit=grown, reason=Reason.GROWS)
-    return replace(after, reason=Reason.AT_MOST if now.limit >= bounds.most else Reason.DEVICES)
+    return replace(after, reason=Reason.AT_MOST if now.limit >= bounds.max_limit else Reason.DEVICES)
 
 
 def _remember(now: ConcurrencyState, load: Load) -> ConcurrencyState:
@@ -138,10 +136,10 @@ def _class_of(playing: float) -> int:
 def _ceiling(load: Load, bounds: Bounds) -> int:
     """The number of devices plus spare episodes, within the bounds."""
     if load.devices_free is None:
-        return bounds.most
+        return bounds.max_limit
     devices = max(0.0, load.playing - load.devices_waited_for) + load.devices_free
     spare = max(1, math.floor(devices * SPARE_EPISODES))
-    return max(bounds.least, min(bounds.most, math.floor(devices + 1e-9) + spare))
+    return max(bounds.min_limit, min(bounds.max_limit, math.floor(devices + 1e-9) + spare))
 
 
 def _queues(load: Load) -> bool:
@@ -161,5 +159,5 @@ def _has_no_gain(after: ConcurrencyState, load: Load) -> bool:
 
 
 def _decreased(after: ConcurrencyState, bounds: Bounds, count: float, reason: Reason) -> ConcurrencyState:
-    limit = max(bounds.least, math.floor(DECREASE_FACTOR * count))
-    return replace(after, limit=min(limit, bounds.most), reason=reason, searching=False)
+    limit = max(bounds.min_limit, math.floor(DECREASE_FACTOR * count))
+    return replace(after, limit=min(limit, bounds.max_limit), reason=reason, searching=False)

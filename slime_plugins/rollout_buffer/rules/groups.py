@@ -174,10 +174,10 @@ def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
 
     ``raw_reward`` is the reward before normalization.
     """
-    kept = [replace(member, raw_reward=_earned(member)) for member in members]
+    kept = [replace(member, raw_reward=_raw_reward_of(member)) for member in members]
     if not policy.normalize_rewards or policy.evaluation or policy.group_size == 1:
         return kept
-    scores = z_scores([_reward(member) for member in kept])
+    scores = z_scores([_required_reward(member) for member in kept])
     return [replace(member, reward=score) for member, score in zip(kept, scores, strict=True)]
 
 
@@ -198,9 +198,9 @@ def pad_group_data(members: Members, policy: GroupPolicy) -> Members:
 
 def _with_halved_copies(members: Members, missing: int, group_size: int) -> list[Member]:
     scale = group_size / len(members)
-    scaled = [replace(member, reward=_reward(member) * scale) for member in members]
+    scaled = [replace(member, reward=_required_reward(member) * scale) for member in members]
     doubled = min(missing, len(members))
-    halves = [replace(member, reward=_reward(member) / 2) for member in scaled[:doubled]]
+    halves = [replace(member, reward=_required_reward(member) / 2) for member in scaled[:doubled]]
     copies = [replace(half, uid=f"{half.uid}+copy", source_uid=half.uid) for half in halves]
     return [*halves, *scaled[doubled:], *copies]
 
@@ -215,14 +215,14 @@ def _dummy(sibling: Member, ordinal: int) -> Member:
     )
 
 
-def _reward(member: Member) -> float:
+def _required_reward(member: Member) -> float:
     """Raises ``GeneratorError`` for a missing reward: it is not zero, and the group cannot be judged."""
     if member.reward is None:
         raise GeneratorError(f"trajectory {member.uid} has no reward")
     return member.reward
 
 
-def _earned(member: Member) -> float | None:
+def _raw_reward_of(member: Member) -> float | None:
     return member.reward if member.raw_reward is None else member.raw_reward
 
 

@@ -97,7 +97,7 @@ class JobRunner:
             engine_watch = EngineWatch(job, engine)
             generator = create_generator()
             device_watch = DeviceWatch(generator, job.record.job_id, self._keep_device_report)
-            limiter = ConcurrencyLimiter(self._bounds.most)
+            limiter = ConcurrencyLimiter(self._bounds.max_limit)
             controller = self._controller(limiter, engine, device_watch)
             watching = asyncio.create_task(_watch(device_watch, controller))
             try:
@@ -170,7 +170,7 @@ class JobRunner:
             job_id=self._job.record.job_id,
             engine=engine,
             tokenizer=tokenizer,
-            concurrency=self._bounds.most,
+            concurrency=self._bounds.max_limit,
             ray_address=self._ray_address,
             options=self._job.settings.options,
             read_instances=self._read_instances,
@@ -199,7 +199,7 @@ async def _watch(devices: DeviceWatch, controller: ConcurrencyController | None)
 def _bounds(settings: JobSettings, group_size: int) -> Bounds:
     """Returns the bounds of the concurrency limit; equal if ``num_process`` is a number."""
     if settings.num_process != AUTO:
-        return Bounds(least=settings.places(), most=settings.places(), step=1)
-    most = settings.num_process_max
-    least = min(most, settings.num_process_min or group_size)
-    return Bounds(least=least, most=most, step=max(group_size, MIN_STEP))
+        return Bounds(min_limit=settings.places(), max_limit=settings.places(), step=1)
+    max_limit = settings.num_process_max
+    min_limit = min(max_limit, settings.num_process_min or group_size)
+    return Bounds(min_limit=min_limit, max_limit=max_limit, step=max(group_size, MIN_STEP))

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.rules.concurrency import (
 )
 
 BOUNDS = st.tuples(st.integers(1, 64), st.integers(0, 400), st.integers(1, 64)).map(
-    lambda sizes: Bounds(least=sizes[0], most=sizes[0] + sizes[1], step=sizes[2])
+    lambda sizes: Bounds(min_limit=sizes[0], max_limit=sizes[0] + sizes[1], step=sizes[2])
 )
 COUNTS = st.floats(0, 4096)
 LOADS = st.builds(
@@ -34,7 +34,7 @@ LOADS = st.builds(
     devices_free=st.none() | st.integers(0, 512),
     devices_waited_for=COUNTS,
 )
-SOME = Bounds(least=4, most=1024, step=4)
+SOME = Bounds(min_limit=4, max_limit=1024, step=4)
 
 
 @given(BOUNDS, st.lists(LOADS, max_size=40))
@@ -42,7 +42,7 @@ def test_it_stays_within_its_bounds_whatever_happens(bounds: Bounds, loads: list
     now = initial_state(bounds)
     for load in loads:
         now = adjust(now, load, bounds)
-        assert 1 <= bounds.least <= now.limit <= bounds.most
+        assert 1 <= bounds.min_limit <= now.limit <= bounds.max_limit
 
 
 @given(BOUNDS, st.lists(LOADS, max_size=40), st.integers(0, 512))
@@ -53,10 +53,10 @@ def test_it_is_never_stuck_low_where_devices_idle_and_nothing_queues(
     now = initial_state(bounds)
     for load in loads:
         now = adjust(now, load, bounds)
-    for _ in range(bounds.most + 100):
+    for _ in range(bounds.max_limit + 100):
         now = adjust(now, Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free), bounds)
     reached = Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free)
-    assert adjust(now, reached, bounds).limit >= min(bounds.most, now.limit + (free > 0))
+    assert adjust(now, reached, bounds).limit >= min(bounds.max_limit, now.limit + (free > 0))
 
 
 @given(BOUNDS, st.lists(LOADS, max_size=10), st.floats(0, 1000))
@@ -67,7 +67,7 @@ def test_it_shrinks_when_the_engine_queues(bounds: Bounds, loads: list[Load], ru
     queued = Load(playing=now.limit, wanted=True, engine_running=running, engine_waiting=running + 2, rate=1.0)
     after = adjust(now, queued, bounds)
     assert after.reason is Reason.ENGINE_QUEUES
-    assert after.limit < now.limit or after.limit == bounds.least
+    assert after.limit < now.limit or after.limit == bounds.min_limit
     again = adjust(after, replace(queued, playing=now.limit), bounds)
     assert again.limit == after.limit or now.limit == after.limit, "those that are over play on, and count once"
 

@@ -76,7 +76,7 @@ class Steered:
         self.places.wanted = 1
         self.steering = ConcurrencyController(
             self.places,
-            Bounds(least=8, most=1024, step=8),
+            Bounds(min_limit=8, max_limit=1024, step=8),
             engine,
             devices=lambda: self.farm,
             is_paused=lambda: self.paused,

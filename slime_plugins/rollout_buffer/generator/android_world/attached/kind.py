@@ -53,7 +53,7 @@ def _examine(settings: AndroidWorldSettings) -> list[DeviceCheck]:
 
 
 def _examined(server: AdbServer, name: str, entry: AttachedDevice) -> list[DeviceCheck]:
-    """Returns what adb says about one device, and what a device that is there can play."""
+    """Checks that adb lists one device, and reports which tasks it can play."""
     said = server.run("connect", entry.connect)[1] if entry.connect else ""
     try:
         state = server.states().get(entry.listed_as, said or f"adb does not list {entry.serial}")
