@@ -257,12 +257,11 @@ class StreamedReply:
         """
         reason, extra = self._finish_reason, self._params.extra
         ends = () if extra.get("ignore_eos") else (self._end_id, *(extra.get("stop_token_ids") or ()))
-        if reason is None and self._entries[-1][1] in ends:
-            reason = {"type": "stop"}
-        if reason is None and (len(self._versions) > 1 or not can_be_continued(self._params)):
+        is_ended = self._entries[-1][1] in ends
+        if reason is None and (len(self._versions) > 1 or not (is_ended or can_be_continued(self._params))):
             return None
-        meta = self._sampled["meta_info"] | {"finish_reason": reason or {"type": "abort"}}
-        return _part_of(self._sampled, meta)
+        reason = reason or {"type": "stop" if is_ended else "abort"}
+        return _part_of(self._sampled, self._sampled["meta_info"] | {"finish_reason": reason})
 
     @property
     def _finish_reason(self) -> Any:

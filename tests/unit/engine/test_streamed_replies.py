@@ -233,19 +233,18 @@ def test_a_reply_is_continued_only_if_the_engine_loses_no_state_of_it(extra: dic
     assert can_be_continued(SamplingParams(max_new_tokens=9, extra=extra)) is is_so
 
 
-async def test_a_broken_stream_of_two_weight_versions_fails_the_turn() -> None:
+@pytest.mark.parametrize(
+    ("version", "extra"),
+    [("4", {}), ("4", {"stop_token_ids": [8]}), ("3", {"stop": ["x"]})],
+    ids=["two weight versions", "two weight versions, ended by a stop token", "stop sequences"],
+)
+async def test_a_broken_stream_that_cannot_be_continued_fails_the_turn(version: str, extra: dict[str, Any]) -> None:
     """Which tokens are of which version would have come with the last event."""
-    heard, why, calls = await heard_before_failing(event(reply_of([7])) + event(reply_of([7, 8], version="4")))
-    assert (heard, calls) == ([7, 8], 1)
-    assert "in the middle of a stream" in why
-
-
-async def test_a_broken_stream_with_stop_sequences_fails_the_turn() -> None:
     heard: list[int] = []
-    async with engine_that_answers(event(reply_of([7]))) as (engine, bodies):
+    async with engine_that_answers(event(reply_of([7])) + event(reply_of([7, 8], version=version))) as (engine, bodies):
         with pytest.raises(EngineError, match="in the middle of a stream"):
-            await reply_of_turn(engine, heard, stop=["x"])
-    assert (heard, len(bodies)) == ([7], 1)
+            await reply_of_turn(engine, heard, **extra)
+    assert (heard, len(bodies)) == ([7, 8], 1)
 
 
 async def test_parts_with_and_without_a_weight_version_are_not_joined() -> None:
