@@ -124,18 +124,22 @@ class Gateway:
         """
         with contextlib.suppress(RolloutBufferError):  # the loop does it again
             await self.registry.beat()
-        with contextlib.suppress(RolloutBufferError, TimeoutError):  # the first turn does it again
-            async with asyncio.timeout(LOAD_TIMEOUT_S):
-                with_sessions = {one.uid.job_key for one in (await self.stored(self.claims.open_sessions)).values()}
-                await self._open_backends(await self.stored(self.buffer.unfinished_jobs), with_sessions)
+        with contextlib.suppress(RolloutBufferError):  # the loop does it again
+            with_sessions = {one.uid.job_key for one in (await self.stored(self.claims.open_sessions)).values()}
+            jobs = await self.stored(self.buffer.unfinished_jobs)
+            await self._open_backends(jobs, with_sessions, LOAD_TIMEOUT_S)
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
-    async def _open_backends(self, jobs: Iterable[JobRecord], with_sessions: Set[int]) -> None:
-        """Opens them before a turn needs them: whichever process opened a session, any may sample its next turn."""
-        for job in jobs:
-            if job.key in with_sessions:
-                with contextlib.suppress(Exception):  # a broken tokenizer stops no other job; its turns say why
-                    await self.backends.open(job)
+    async def _open_backends(self, jobs: Iterable[JobRecord], with_sessions: Set[int], timeout_s: float) -> None:
+        """Opens them before a turn needs them: whichever process opened a session, any may sample its next turn.
+
+        A tokenizer that loads for longer goes on loading.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for job in (job for job in jobs if job.key in with_sessions):
+                    with contextlib.suppress(Exception):  # a broken tokenizer stops no other job; its turns say why
+                        await self.backends.open(job)
 
     async def stop(self) -> None:
         """Closes the engines. Sessions stay open for the next process."""
@@ -505,7 +509,8 @@ class Gateway:
             await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
         with_sessions = {one.uid.job_key for one in open_now.values()}
         await self.backends.keep_only(jobs.keys() | with_sessions)
-        await self._open_backends(jobs.values(), with_sessions)
+        # Heartbeats and idle timeouts must not wait for a tokenizer.
+        await self._open_backends(jobs.values(), with_sessions, RECONCILE_INTERVAL_S)
         if now - self._closed_full_groups_at > CLOSE_FULL_GROUPS_INTERVAL_S:
             self._closed_full_groups_at = now
             await self.stored(self.claims.close_all_full_groups)

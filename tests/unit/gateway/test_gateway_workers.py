@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -87,10 +88,11 @@ class ProbedEngine(HttpEngine):
 async def test_a_process_loads_tokenizer_and_probes_engine_for_sessions_of_another_before_their_turns(
     tmp_path: Path,
 ) -> None:
-    engine, loaded = ProbedEngine("http://127.0.0.1:9"), asyncio.Event()
+    """Its sessions are touched and its heartbeats sent while a tokenizer loads."""
+    engine, may_load = ProbedEngine("http://127.0.0.1:9"), threading.Event()
 
     def load(path: str) -> Any:
-        loaded.set()
+        may_load.wait(20)
         return tokenizer
 
     async with (
@@ -98,9 +100,10 @@ async def test_a_process_loads_tokenizer_and_probes_engine_for_sessions_of_anoth
         gateway_on(tmp_path, engine, load=load, workers=2, worker=2) as second,
     ):
         await first.open(start_session_job(first.buffer, n=1))
-        await second.gateway.reconcile()
-        assert loaded.is_set()
         async with asyncio.timeout(10):
+            await second.gateway.reconcile()
+            assert not engine.probed.is_set()
+            may_load.set()
             await engine.probed.wait()
 
 
