@@ -197,7 +197,7 @@ class StreamedReply:
     """Puts the events of a streamed ``/generate`` together: the reply that the same request gets unstreamed.
 
     ``tell`` gets the sampled ids as they come. Lists of an event hold all tokens so far, or with SGLang's
-    ``--incremental-streaming-output`` those since the event before.
+    ``--incremental-streaming-output`` those since the event before; with its older ``--stream-output``, the ids alone.
     """
 
     def __init__(
@@ -214,7 +214,8 @@ class StreamedReply:
         self._ids: list[Any] = []
         self._entries: list[Any] = []
         self._versions: set[str] = set()
-        self._is_cumulative = False
+        self._is_cumulative: bool | None = None
+        """Whether each list of an event holds all tokens so far; None until the second event with tokens."""
         self.told = 0
         """Number of ids told."""
 
@@ -288,11 +289,12 @@ class StreamedReply:
     def _joined(self, known: list[Any], given: list[Any], total: Any) -> list[Any]:
         if len(known) == total:
             return known
-        if len(given) != total and type(total) is int:
+        is_next = not self._is_cumulative and len(given) != total and type(total) is int
+        if known:
+            self._is_cumulative = self._is_cumulative is not False and not is_next
+        if is_next:
             known.extend(given)
-            return known
-        self._is_cumulative = self._is_cumulative or bool(known)
-        return given
+        return known if is_next else given
 
 
 def engine_sentence(body: bytes) -> str:

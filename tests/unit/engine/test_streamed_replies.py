@@ -45,25 +45,36 @@ def event(body: Any) -> bytes:
 
 
 def stream_of(
-    ids: Sequence[int], ends: Sequence[int], *, incremental: bool, finish: Any = None, version: str | None = "3"
+    ids: Sequence[int],
+    ends: Sequence[int],
+    *,
+    incremental: bool,
+    repeats_log_probs: bool = False,
+    finish: Any = None,
+    version: str | None = "3",
 ) -> bytes:
-    """The events of a reply whose first ``ends`` tokens each event tells."""
+    """The events of a reply whose first ``ends`` tokens each event tells.
+
+    ``repeats_log_probs``: of incremental ones too, as SGLang's older ``--stream-output`` does.
+    """
     content = b""
     for since, end in zip([0, *ends], ends, strict=False):
         is_last = end == len(ids)
         last = (finish or {"type": "stop"}) if is_last else None
         told = reply_of(ids[:end], since=since if incremental else 0, finish=last, version=version)
+        if repeats_log_probs:
+            told["meta_info"] = reply_of(ids[:end], finish=last, version=version)["meta_info"]
         content += event(told)
     return content + b"data: [DONE]\n\n"
 
 
 @examples(100)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans(), st.data())
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans(), st.booleans(), st.data())
 def test_any_stream_in_any_pieces_is_the_reply_that_it_replaces(
-    ids: list[int], incremental: bool, data: st.DataObject
+    ids: list[int], incremental: bool, repeats_log_probs: bool, data: st.DataObject
 ) -> None:
     ends = sorted({*data.draw(st.lists(st.integers(1, len(ids)))), len(ids)})
-    content = stream_of(ids, ends, incremental=incremental)
+    content = stream_of(ids, ends, incremental=incremental, repeats_log_probs=repeats_log_probs)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)))))
     told: list[int] = []
     stream = StreamedReply(told.extend, SamplingParams(max_new_tokens=12, temperature=1.0))
