@@ -127,7 +127,9 @@ class Comparison:
                     yield f"LOST: {uid}: {name} was answered and is not {' and not '.join(missing)}"
             yield from self._about_unanswered(uid, set(names["trained"]) - answered.keys())
             for ids in self.trained[uid]:
-                yield from self._about_turn(uid, ids, answered)
+                yield from self._about_turn(uid, ids)
+            if names["stored"] == names["trained"] and places["stored"] != places["trained"]:
+                yield f"{uid} is trained with other ids than it is stored with"
 
     def _about_unanswered(self, uid: str, names: set[str]) -> Iterator[str]:
         """Trained turns that were not answered are those on which the gateway died, with their name told or before."""
@@ -136,13 +138,13 @@ class Comparison:
         if len(untold) > cut.count(""):
             yield f"{uid}: {sorted(untold)} are trained, and were not answered"
 
-    def _about_turn(self, uid: str, ids: Sequence[int], answered: Mapping[str, Event]) -> Iterator[str]:
+    def _about_turn(self, uid: str, ids: Sequence[int]) -> Iterator[str]:
         text = self._decode(ids)
         name = name_of(text)
         if list(ids) != list(self._sampled.get(name, ())):
             yield f"{uid}: {name or text!r} is not trained as it was sampled"
-        elif name in answered:
-            told = answered[name]
+            return
+        for told in (one for one in self._replies[uid] if one["answered"] and name_of(one["text"]) == name):
             said, *calls = text.removesuffix(END_OF_TURN).split(CALL)
             called = [json.loads(call.removesuffix(CALL_END)) for call in calls]
             trained = [said, [[call["name"], call["arguments"]] for call in called]]

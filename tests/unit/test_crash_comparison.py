@@ -210,6 +210,14 @@ def tell_another_text(run: Run) -> None:
     run.replies[0]["text"] += " -l"
 
 
+def tell_another_text_before(run: Run) -> None:
+    run.replies.insert(0, run.reply(TEXTS[0] + " -l", 0.0))
+
+
+def store_other_tokens(run: Run) -> None:
+    run.stored["s1"][0] = ids_of(TEXTS[0] + " -l")
+
+
 def tell_another_call(run: Run) -> None:
     run.replies[0]["calls"][0][1] = '{"command":"rm"}'
 
@@ -269,6 +277,8 @@ def answer_what_the_engine_was_not_asked_for(run: Run) -> None:
         (store_a_turn_twice, f"DOUBLED: {NAMES[0]} is stored 2 times"),
         (train_other_tokens, "not trained as it was sampled"),
         (tell_another_text, "its agent was told"),
+        (tell_another_text_before, "its agent was told"),
+        (store_other_tokens, "other ids than it is stored with"),
         (tell_another_call, "its agent was told"),
         (train_what_nobody_asked_for, "are trained, and were not answered"),
         (train_two_turns_of_one_request, "are trained, and were not answered"),
