@@ -235,9 +235,12 @@ class StreamedReply:
 
     @property
     def status(self) -> int:
-        """The HTTP status that the reply would have unstreamed: an error is an event, with its status as code."""
+        """The HTTP status that the reply would have unstreamed: an error is an event, with its status as code.
+
+        SGLang sends a refusal of the request, before any token, without one.
+        """
         error = self._reply.get("error")
-        code = error.get("code") if isinstance(error, dict) else None
+        code = error.get("code", 200 if self.told else 400) if isinstance(error, dict) else None
         return code if isinstance(code, int) and 400 <= code < 600 else 200
 
     def body(self) -> bytes:

@@ -303,8 +303,9 @@ async def test_a_stream_that_breaks_before_its_first_token_is_asked_for_again() 
     assert (heard, list(reply.output_ids), len(bodies)) == ([7, 8], [7, 8], 3)
 
 
-async def test_a_refusal_in_a_stream_is_the_engines_refusal_of_the_request() -> None:
-    refusal = event({"error": {"message": "the prompt is too long", "code": 400}}) + b"data: [DONE]\n\n"
+@pytest.mark.parametrize("status", [{"code": 400}, {}], ids=["with its status", "without, as SGLang 0.5 sends it"])
+async def test_a_refusal_in_a_stream_is_the_engines_refusal_of_the_request(status: dict[str, int]) -> None:
+    refusal = event({"error": {"message": "the prompt is too long", **status}}) + b"data: [DONE]\n\n"
     heard, why, calls = await heard_before_failing(refusal)
     assert (heard, why, calls) == ([], "the engine refused the request: the prompt is too long", 1)
 
