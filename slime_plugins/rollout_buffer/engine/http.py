@@ -358,7 +358,7 @@ class HttpEngine:
             async with self._open_session().post(
                 url, data=io.BytesIO(body), headers=headers, allow_redirects=False
             ) as response:
-                if stream is None or response.content_type != "text/event-stream":
+                if stream is None or response.status != 200 or response.content_type != "text/event-stream":
                     return HttpAnswer(status=response.status, body=await _whole_body(response))
                 async for content in response.content.iter_any():
                     self._last_sign_at = time.monotonic()

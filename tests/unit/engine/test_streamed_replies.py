@@ -87,11 +87,17 @@ def test_any_stream_in_any_pieces_is_the_reply_that_it_replaces(
 # --- streams that break ----------------------------------------------------------------------------------------------
 
 
+NO_WORKER = event({"error": {"message": "no worker"}}) + b"data: [DONE]\n\n"
+
+
 @asynccontextmanager
 async def engine_that_answers(
     *answers: bytes, prompts: PromptChecker | None = None
 ) -> AsyncIterator[tuple[SglangEngine, list[dict[str, Any]]]]:
-    """A client of a server that streams each of ``answers`` once, and breaks the connection where one has no end."""
+    """A client of a server that streams each of ``answers`` once, and breaks the connection where one has no end.
+
+    ``NO_WORKER`` has the status of a router.
+    """
     left, bodies = list(answers), list[dict[str, Any]]()
 
     async def generate(request: web.Request) -> web.StreamResponse:
@@ -99,7 +105,8 @@ async def engine_that_answers(
         if not bodies[-1].get("stream"):
             return web.json_response({"error": {"message": "not streamed"}}, status=400)
         answer = left.pop(0)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        status = 503 if answer == NO_WORKER else 200
+        response = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(answer)
         if not answer.endswith(b"[DONE]\n\n"):
@@ -298,9 +305,10 @@ async def test_a_token_outside_of_the_vocabulary_is_never_told() -> None:
 async def test_a_stream_that_breaks_before_its_first_token_is_asked_for_again() -> None:
     heard: list[int] = []
     busy = event({"error": {"message": "the queue is full", "code": 503}}) + b"data: [DONE]\n\n"
-    async with engine_that_answers(b"", busy, stream_of([7, 8], [1, 2], incremental=False)) as (engine, bodies):
+    rest = stream_of([7, 8], [1, 2], incremental=False)
+    async with engine_that_answers(b"", busy, NO_WORKER, rest) as (engine, bodies):
         reply = await engine.generate(turn(heard.extend))
-    assert (heard, list(reply.output_ids), len(bodies)) == ([7, 8], [7, 8], 3)
+    assert (heard, list(reply.output_ids), len(bodies)) == ([7, 8], [7, 8], 4)
 
 
 @pytest.mark.parametrize("status", [{"code": 400}, {}], ids=["with its status", "without, as SGLang 0.5 sends it"])
