@@ -51,6 +51,8 @@ MAX_BYTES_READ_AT_ONCE: Final = 1024 * 1024
 """A longer reply, such as one with routed experts, is parsed in a thread: parsing would block the event loop."""
 PROBE_TIMEOUT_S: Final = 30.0
 MIN_LOGGED_SILENCE_S: Final = 30.0
+MAX_STREAM_BREAKS: Final = 8
+"""A turn whose stream breaks more often fails: its prompt may be what ends the engine."""
 """An engine with calls in flight that has answered none for this long is reported as silent."""
 
 
@@ -275,6 +277,8 @@ class HttpEngine:
                     budget.renew()
             if len(sampled.ids) < limit:
                 sampled.breaks += refusal.part is not None
+                if sampled.breaks > MAX_STREAM_BREAKS:
+                    raise EngineError(f"the engine at {self._base_url} broke off {sampled.breaks} streams of a turn")
                 await self._wait(budget, refusal)
         return await self._with_receipt(request, sampled.parts, sampled.reply("length"))
 

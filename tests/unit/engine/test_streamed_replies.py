@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import RefusalError
+from slime_plugins.rollout_buffer.engine.http import MAX_STREAM_BREAKS, RefusalError
 from slime_plugins.rollout_buffer.engine.prompt_check import PromptChecker
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
@@ -193,6 +193,15 @@ async def test_an_error_event_breaks_a_stream_and_a_stream_may_break_more_than_o
     rest = stream_of([9], [1], incremental=False)
     reply, bodies = await reply_after(event(reply_of([7])) + full, without_end, full, rest)
     assert (reply.output_ids, reply.breaks, len(bodies)) == ((7, 8, 9), 2, 4)
+
+
+async def test_a_turn_that_breaks_every_stream_fails() -> None:
+    broken = event(reply_of([7]))
+    rest = stream_of([8], [1], incremental=False)
+    reply, _ = await reply_after(*[broken] * MAX_STREAM_BREAKS, rest, max_new_tokens=20)
+    assert reply.breaks == MAX_STREAM_BREAKS
+    with pytest.raises(EngineError, match=f"broke off {MAX_STREAM_BREAKS + 1} streams"):
+        await reply_after(*[broken] * (MAX_STREAM_BREAKS + 1), rest, max_new_tokens=20)
 
 
 async def test_a_reply_whose_last_event_came_is_whole_though_its_connection_broke() -> None:
