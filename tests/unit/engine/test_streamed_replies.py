@@ -118,8 +118,10 @@ async def engine_that_answers(
     application.router.add_post("/generate", generate)
     async with TestServer(application) as server:
         engine = SglangEngine(str(server.make_url("")), QUICK, vocabulary_size=100, prompts=prompts)
-        yield engine, bodies
-        await engine.close()
+        try:
+            yield engine, bodies
+        finally:
+            await engine.close()
 
 
 def turn(tell: Callable[[Sequence[int]], None]) -> GenerateRequest:
