@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -33,9 +34,11 @@ def require_search_library() -> Any:
         ConfigError: it is not installed; names the extra to install.
     """
     try:
-        return importlib.import_module("bm25s")
+        library = importlib.import_module("bm25s")
     except ImportError as error:
         raise ConfigError(f"searchEngine needs bm25s ({error}): {install_extra('context-editing')}") from error
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets DEBUG: a line for each index
+    return library
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from typing import Any
 
@@ -163,6 +164,12 @@ def test_the_budget_is_told() -> None:
     assert ask(toolbox(used=300), "checkBudget").message == {
         "tokens_used": 300, "tokens_left": 600, "max_model_length": 1000, "kept_for_a_turn": 100,
     }  # fmt: skip
+
+
+def test_the_search_library_logs_no_line_for_each_index(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert ask(toolbox("another text"), "buildIndex", chunk_size=40).ok
+    assert "bm25s" not in {record.name for record in caplog.records}
 
 
 def test_a_missing_search_library_is_a_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
