@@ -239,7 +239,7 @@ async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapp
     gateway = request.app[GATEWAY]
     session = await gateway.registry.session(_named_session(request))
     previous = dialect.previous_turn(body)
-    history = [] if previous is None else await gateway.messages_of(session, *previous)
+    history = [] if previous is None else await gateway.messages_of_previous_turn(session, *previous)
     chat, more = dialect.read(body, history)
     turn = TurnRequest(
         session=session,

@@ -48,6 +48,7 @@ from slime_plugins.rollout_buffer.recording.messages import (
     digest,
     image_hashes_of,
     reply_name,
+    wrong_field,
 )
 from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
@@ -433,7 +434,7 @@ class Gateway:
         prompt = await self._prompt(asked, _chat_of(backend, asked.body))
         return _prompt_tokens(asked.session, backend, prompt)
 
-    async def messages_of(self, session: Session, session_id: str, turn: str) -> Sequence[Message]:
+    async def messages_of_previous_turn(self, session: Session, session_id: str, turn: str) -> Sequence[Message]:
         """Returns the messages of a stored turn, its reply last.
 
         Raises:
@@ -446,9 +447,7 @@ class Gateway:
         for row in rows:
             if replay([row], found).view.turn == turn:
                 return found.view.messages
-        raise InvalidPayloadError(
-            "previous_response_id names no response of this session", {"param": "previous_response_id"}
-        )
+        raise wrong_field("previous_response_id", "names no response of this session")
 
     async def _write_turn(self, session: Session, turn: Turn, view: View, *, is_retry: bool) -> Turn:
         """Stores a turn with the next number and returns it.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.gateway.dialects.openai_responses import previous_turn, read_request
+from slime_plugins.rollout_buffer.gateway.dialects.openai_responses import read_request, read_response_id
 from slime_plugins.rollout_buffer.recording.messages import read_conversation
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.example_counts import examples
@@ -65,13 +65,22 @@ async def test_a_previous_response_is_any_of_the_session_without_its_instruction
         )
 
 
-@pytest.mark.parametrize("name", ["nonsense", "resp_1.0.0.0.1-7", "resp_1.0.0.0.1-0", "resp_another-1"])
-async def test_a_previous_response_of_nobody_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nonsense", "is no id of a response: 'nonsense'"),
+        *(
+            (name, "names no response of this session")
+            for name in ("resp_1.0.0.0.1-7", "resp_1.0.0.0.1-0", "resp_another-1")
+        ),
+    ],
+)
+async def test_a_previous_response_of_nobody_is_refused(tmp_path: Path, name: str, problem: str) -> None:
     import openai
 
     async with session_of(tmp_path, "yes") as (_, _, client, _):
         await asked(client, streamed=False, input="a")
-        with pytest.raises(openai.BadRequestError, match="names no response of this session") as refused:
+        with pytest.raises(openai.BadRequestError, match=problem) as refused:
             await asked(client, streamed=False, input="b", previous_response_id=name)
     assert (refused.value.type, refused.value.param) == ("invalid_request_error", "previous_response_id")
 
@@ -118,7 +127,7 @@ async def test_a_turn_says_that_it_was_cut_and_what_it_cost(tmp_path: Path, stre
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(body: Any, field: str) -> None:
-    assert previous_turn(body) is None
+    assert read_response_id(body) is None
     with pytest.raises(InvalidPayloadError) as refused:
         read_request(body, [])
     assert refused.value.detail == {"param": field}

@@ -59,7 +59,7 @@ CHAT_COMPLETIONS = Dialect(
 )
 RESPONSES = Dialect(
     read=openai_responses.read_request,
-    previous_turn=openai_responses.previous_turn,
+    previous_turn=openai_responses.read_response_id,
     encode=openai_responses.response,
     events=openai_responses.ResponseEvents,
     error=replies.error_body,

@@ -40,7 +40,7 @@ Images = dict[str, Image]
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def previous_turn(body: Mapping[str, Any]) -> tuple[str, str] | None:
+def read_response_id(body: Mapping[str, Any]) -> tuple[str, str] | None:
     """Returns session and name of the turn that ``previous_response_id`` names.
 
     Raises:
@@ -51,7 +51,7 @@ def previous_turn(body: Mapping[str, Any]) -> tuple[str, str] | None:
         return None
     named = _RESPONSE_ID.fullmatch(expect_text(given, "previous_response_id"))
     if named is None:
-        raise wrong_field("previous_response_id", f"names no response of this session: {given[:100]!r}")
+        raise wrong_field("previous_response_id", f"is no id of a response: {given[:100]!r}")
     return named[1], named[2]
 
 
