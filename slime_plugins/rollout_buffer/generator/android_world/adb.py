@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-_ADB_S = 20.0
+_COMMAND_TIMEOUT_S = 20.0
 _LOCAL = ("127.0.0.1", "localhost")
 
 
@@ -21,7 +21,7 @@ class AdbServer:
         self.host_words = () if self.host in _LOCAL else ("-H", self.host)
         self._command = [adb_path, *self.host_words, "-P", port]
 
-    def run(self, *words: str, timeout_s: float = _ADB_S) -> tuple[bool, str]:
+    def run(self, *words: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> tuple[bool, str]:
         """Returns whether the command succeeded, and its output and errors."""
         try:
             done = subprocess.run(

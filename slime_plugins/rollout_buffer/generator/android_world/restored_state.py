@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.generator.android_world.adb import AdbServer
 SNAPSHOTS = "/data/data/android_world/snapshots"
 """Folder on the device with android_world's snapshots of its apps' data."""
 MAX_CLOCK_DRIFT_S = 120.0
-_READ_S = 60.0
+_SCRIPT_TIMEOUT_S = 60.0
 _MAX_NAMES = 3
 _MAX_SAID = 200
 # Settings that change by themselves, and those that android_world sets for every task.
@@ -127,7 +127,7 @@ class StateCheck:
             commands = [command for name in writable for command in _commands(name, recorded[name], found[name])]
             if not commands:
                 break
-            _, said = adb.run("-s", serial, "shell", "; ".join(commands), timeout_s=_READ_S)
+            _, said = adb.run("-s", serial, "shell", "; ".join(commands), timeout_s=_SCRIPT_TIMEOUT_S)
             time.sleep(pause_s)
             found = _found(adb, serial, _script(recorded))
             if not differences(recorded, found):
@@ -162,7 +162,7 @@ def _script(names: Iterable[str], *more: str) -> str:
 
 
 def _found(adb: AdbServer, serial: str, script: str) -> State:
-    _, output = adb.run("-s", serial, "shell", script, timeout_s=_READ_S)
+    _, output = adb.run("-s", serial, "shell", script, timeout_s=_SCRIPT_TIMEOUT_S)
     if "@end" not in map(str.strip, output.splitlines()):
         raise DeviceError(f"the state of {serial} cannot be read: {output[-400:]}")
     return read(output)

@@ -31,9 +31,8 @@ from slime_plugins.rollout_buffer.generator.android_world.android_host import An
 
 Read = TypeVar("Read")
 
-_EPISODE_S = 172_800
-_READ_S = 30.0
-_READ_ATTEMPTS = 2
+_READ_TIMEOUT_S = 30.0
+_READ_TRIES = 2
 _PNG = b"\x89PNG"
 _DUMP = "/data/local/tmp/rollout_buffer_window.xml"
 _MOVING = "could not get idle state"
@@ -47,7 +46,7 @@ class AdbController(android_world_controller.AndroidWorldController):  # type: i
 
     def __init__(self, endpoint: AndroidEndpoint) -> None:
         self._screens = AdbSimulator(endpoint)
-        tasks = task_manager.TaskManager(task_pb2.Task(id="rollout_buffer", max_episode_sec=_EPISODE_S))
+        tasks = task_manager.TaskManager(task_pb2.Task(id="rollout_buffer"))  # no time limit: the runner has one
         conductor = coordinator.Coordinator(self._screens, tasks, device_settings.DeviceSettings(self._screens))
         super().__init__(
             environment.AndroidEnv(simulator=self._screens, coordinator=conductor, task_manager=tasks),
@@ -56,8 +55,7 @@ class AdbController(android_world_controller.AndroidWorldController):  # type: i
 
     def screenshot(self) -> np.ndarray[Any, Any]:
         """Returns the screen's pixels (height, width, 3)."""
-        pixels: np.ndarray[Any, Any] = self._screens.get_screenshot()
-        return pixels
+        return np.asarray(self._screens.get_screenshot())
 
     def get_ui_elements(self) -> list[Any]:
         """Returns the elements of the present screen.
@@ -82,7 +80,7 @@ class AdbController(android_world_controller.AndroidWorldController):  # type: i
 
 
 class AdbSimulator(base_simulator.BaseSimulator):  # type: ignore[misc]  # untyped base
-    """A running device as android_env sees it."""
+    """A running device; android_env calls every device a simulator."""
 
     def __init__(self, endpoint: AndroidEndpoint) -> None:
         super().__init__(config_classes.SimulatorConfig())
@@ -90,7 +88,7 @@ class AdbSimulator(base_simulator.BaseSimulator):  # type: ignore[misc]  # untyp
             adb_path=endpoint.adb_path, adb_server_port=endpoint.adb_server_port, device_name=endpoint.serial
         )
         self._command = self.create_adb_controller().command_prefix()
-        self._sides: list[int] = []
+        self._side_lengths: list[int] = []  # in order of size: a screen may rotate
 
     def adb_device_name(self) -> str:
         return str(self._adb.device_name)
@@ -113,13 +111,14 @@ class AdbSimulator(base_simulator.BaseSimulator):  # type: ignore[misc]  # untyp
         """Returns what ``parse`` makes of the output of a script of the device's shell.
 
         Raises:
-            DeviceError: it cannot be parsed, with adb's words; the exit code of ``exec-out`` says nothing.
+            DeviceError: adb does not answer in time, or no try gave an output that can be parsed; the exit code of
+                ``exec-out`` says nothing.
         """
         problem = ""
-        for _ in range(_READ_ATTEMPTS):
+        for _ in range(_READ_TRIES):
             try:
                 done = subprocess.run(
-                    [*self._command, "exec-out", script], capture_output=True, timeout=_READ_S, check=False
+                    [*self._command, "exec-out", script], capture_output=True, timeout=_READ_TIMEOUT_S, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise DeviceError(f"adb exec-out {script}: {error}") from error
@@ -140,9 +139,9 @@ class AdbSimulator(base_simulator.BaseSimulator):  # type: ignore[misc]  # untyp
         with Image.open(io.BytesIO(_from(_PNG, output))) as image:
             pixels = np.asarray(image.convert("RGB"))
         height, width, _ = pixels.shape
-        self._sides = self._sides or sorted((height, width))
-        if sorted((height, width)) != self._sides:
-            raise ValueError(f"a screen of {width}x{height}, which was {self._sides[0]}x{self._sides[1]} before")
+        self._side_lengths = self._side_lengths or sorted((height, width))
+        if sorted((height, width)) != self._side_lengths:
+            raise ValueError(f"a screen of {width}x{height}, whose sides were {self._side_lengths} before")
         return pixels
 
 
@@ -157,10 +156,8 @@ class _NoLog(log_stream.LogStream):  # type: ignore[misc]  # untyped base
 
 
 def _elements(output: bytes) -> list[Any]:
-    elements: list[Any] = representation_utils.xml_dump_to_ui_elements(
-        _from(b"<?xml", output).decode("utf-8", "replace")
-    )
-    return elements
+    dump = _from(b"<?xml", output).decode("utf-8", "replace")
+    return list(representation_utils.xml_dump_to_ui_elements(dump))
 
 
 def _from(start: bytes, output: bytes) -> bytes:

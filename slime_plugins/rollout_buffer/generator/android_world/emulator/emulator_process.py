@@ -42,7 +42,7 @@ CHECKOUT_MARK = "ROLLOUT_BUFFER_DEVICE_CHECKOUT"
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _POLL_S = 0.5
-_ADB_S = 15.0
+_QUERY_TIMEOUT_S = 15.0
 _SHUT_DOWN_S = 60.0
 _SHARE_OFFLINE = 0.25
 """Share of the time for Android's boot after which an emulator that is offline all the time has failed."""
@@ -351,7 +351,7 @@ class EmulatorProcess:
 
 def _output(command: Sequence[str]) -> str:
     environment = {**os.environ, **NO_ADB_SEARCH}
-    done = subprocess.run(command, check=True, capture_output=True, timeout=_ADB_S, env=environment)
+    done = subprocess.run(command, check=True, capture_output=True, timeout=_QUERY_TIMEOUT_S, env=environment)
     return done.stdout.decode("utf-8", "replace")
 
 

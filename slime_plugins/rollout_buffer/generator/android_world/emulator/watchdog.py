@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _POLL_S = 0.5
-_ADB_S = 10.0
+_STOP_COMMAND_TIMEOUT_S = 10.0
 _SET_PARENT_DEATH_SIGNAL = 1
 _LISTENING = "0A"
 _LAST_LOOKS = 2
@@ -180,7 +180,7 @@ def _introduce(serial: str, port: int) -> None:
 def _adb(adb: str, port: str, *words: str) -> None:
     """Runs an adb command with a short timeout; the emulator is stopped by signal in any case."""
     try:
-        subprocess.run([adb, "-P", port, *words], capture_output=True, timeout=_ADB_S, check=False)
+        subprocess.run([adb, "-P", port, *words], capture_output=True, timeout=_STOP_COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"adb {' '.join(words)}: {error}\n")
 
