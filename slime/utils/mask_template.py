@@ -114,7 +114,7 @@ class Dialect(Protocol):
         """The text at the begin of every assistant turn; None if it varies."""
         ...
 
-    def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
+    def assistant_turns(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
         """Locates the sampled text of each assistant message; raises UndecidedError if it cannot."""
         ...
 
@@ -149,7 +149,7 @@ class ChatTemplate:
         write, messages, text = self.accepted(messages, tools)
         try:
             escaped_render = self._escaped_render(dialect, write, messages, tools, text)
-            return Rendering(text, tuple(dialect.locate(escaped_render, messages)), messages=messages)
+            return Rendering(text, tuple(dialect.assistant_turns(escaped_render, messages)), messages=messages)
         except UndecidedError as error:
             return Rendering(text, problem=str(error), messages=messages)
 
@@ -363,8 +363,8 @@ class MarkerDialect:
     chunk_markers: tuple[str, ...]
     neutral_characters: str
 
-    def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
-        """Pairs the template's headers with the assistant messages, in order."""
+    def assistant_turns(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
+        """Pairs the template's headers with the assistant messages, the only ones that are trained, in order."""
         speakers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         headers = [match.start() for match in re.finditer(re.escape(self.header), escaped_render)]
         if len(headers) != len(speakers):
@@ -407,7 +407,7 @@ class DeepSeekDialect:
     call_begin: str = "\n<｜tool▁call▁begin｜>"
     header: str | None = None
 
-    def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
+    def assistant_turns(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
         """Iterates over text and messages in parallel."""
         turns: list[RenderedTurn] = []
         cursor = 0

@@ -142,9 +142,14 @@ class StopReason(StrEnum):
     ABORTED = "aborted"
 
 
+def image_hash(data: bytes) -> str:
+    """Returns the name of an image everywhere in the buffer: the sha256 of its encoded bytes, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """An encoded screenshot, identified by the sha256 of its bytes.
+    """An encoded screenshot, identified by its ``image_hash``.
 
     Raises:
         ValueError: ``sha256`` is given and is not that of ``data``.
@@ -155,7 +160,7 @@ class Image:
     sha256: str = ""
 
     def __post_init__(self) -> None:
-        digest = hashlib.sha256(self.data).hexdigest()
+        digest = image_hash(self.data)
         if self.sha256 and self.sha256 != digest:
             raise ValueError(f"the sha256 of the image is {digest}, not {self.sha256}")
         object.__setattr__(self, "sha256", digest)

@@ -193,7 +193,7 @@ def pad_group_data(members: Members, policy: GroupPolicy) -> Members:
     if policy.padding == "copy":
         members = _with_halved_copies(members, missing, policy.group_size)
         missing = policy.group_size - len(members)
-    return [*members, *(_dummy(members[0], ordinal) for ordinal in range(missing))]
+    return [*members, *(_dummy_member(members[0], ordinal) for ordinal in range(missing))]
 
 
 def _with_halved_copies(members: Members, missing: int, group_size: int) -> list[Member]:
@@ -205,7 +205,7 @@ def _with_halved_copies(members: Members, missing: int, group_size: int) -> list
     return [*halves, *scaled[doubled:], *copies]
 
 
-def _dummy(sibling: Member, ordinal: int) -> Member:
+def _dummy_member(sibling: Member, ordinal: int) -> Member:
     return Member(
         uid=f"{sibling.uid}+dummy{ordinal}",
         instance_id=sibling.instance_id,

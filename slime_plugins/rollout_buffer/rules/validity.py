@@ -17,7 +17,7 @@ MAX_VOCABULARY: Final = 2**24
 ROUNDING: Final = 1e-3
 """A log-prob computed in half precision may exceed 0 by this much."""
 LOWEST_LOG_PROB: Final = -3.0e38
-"""A smaller number is infinite in float32."""
+"""A smaller number is infinite in float32. Both bounds hold also for log-probs in written items (``wire.checks``)."""
 
 
 def as_reward(value: Any) -> float:

@@ -21,12 +21,12 @@ class RestartPolicy:
     ready within ``start_timeout_s``, or sends no heartbeat for ``heartbeat_timeout_s``, counts as crashed.
     """
 
+    heartbeat_timeout_s: float
     first_s: float = 1.0
     longest_s: float = 60.0
     max_crashes: int | None = None
     steady_after_s: float = 300.0
     start_timeout_s: float = float("inf")
-    heartbeat_timeout_s: float = 60.0
 
 
 def server_policy(settings: ServeSettings) -> RestartPolicy:

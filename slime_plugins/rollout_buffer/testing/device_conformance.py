@@ -16,7 +16,6 @@ here imports pytest.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import pickle
 from abc import abstractmethod
@@ -24,6 +23,7 @@ from typing import Any, ClassVar
 
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation, ReportsLoss
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.types import image_hash
 
 
 class DeviceContract:
@@ -93,7 +93,7 @@ class DeviceContract:
 
 def assert_is_observation(seen: Observation) -> None:
     """Checks an observation: screenshot, screen size, goal."""
-    assert seen.screenshot.sha256 == hashlib.sha256(seen.screenshot.data).hexdigest()
+    assert seen.screenshot.sha256 == image_hash(seen.screenshot.data)
     assert min(seen.screen_width, seen.screen_height) > 0
     assert seen.step_budget is None or seen.step_budget > 0
     assert isinstance(seen.note, str)

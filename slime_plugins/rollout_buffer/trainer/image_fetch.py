@@ -8,7 +8,6 @@ failures are retried as for every other call.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import threading
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import DamagedError, NotFoundError
 from slime_plugins.rollout_buffer.trainer.job_feed import with_retries
+from slime_plugins.rollout_buffer.types import image_hash
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class ImageFetcher:
             if isinstance(found, str):
                 return found
             self.fetched += 1
-            if hashlib.sha256(found).hexdigest() == sha256:
+            if image_hash(found) == sha256:
                 return found
             logger.warning("the downloaded bytes of image %s do not match its hash", sha256)
         return f"the downloaded bytes of image {sha256[:12]} do not match its hash"

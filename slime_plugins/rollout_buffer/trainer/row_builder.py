@@ -144,19 +144,18 @@ class RowBuilder:
             taken.append(ungrouped.pop())
         members = [self._member(item) for item in taken]
         missing = range(len(members), wanted)
-        members += [_dummy(_dummy_item(items[0], slot), "the group came with too few members") for slot in missing]
+        members += [_as_dummy(_missing_item(items[0], slot), "the group came with too few members") for slot in missing]
         self.counts["dummies"] += sum(member.is_dummy for member in members)
         first = items[0]
-        return RolloutGroup(
-            group_index=first.group_index, instance_id=first.instance_id, trajectories=_with_neutral_dummies(members)
-        )
+        trajectories = _with_mean_reward_for_dummies(members)
+        return RolloutGroup(group_index=first.group_index, instance_id=first.instance_id, trajectories=trajectories)
 
     def _member(self, item: RolloutItem) -> RolloutTrajectory:
         """Returns an item with its rows, or a dummy with the reason."""
         refusal = _refusal(item)
         if refusal is not None:
             self.counts["malformed_items"] += item.error is not None
-            return _dummy(item, refusal)
+            return _as_dummy(item, refusal)
         self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
         self.counts["repeated_tokens"] += _repeated_tokens(item.extra_info)
         try:
@@ -167,19 +166,19 @@ class RowBuilder:
         except (ImageProblemError, RecordProblemError) as problem:
             logger.warning("trajectory %s is not trained: %s", item.uid, problem)
             self.counts[problem.counter] += 1
-            return _dummy(item, str(problem))
+            return _as_dummy(item, str(problem))
         except Exception as error:  # one broken item must not fail its delivery
             logger.exception("trajectory %s cannot be turned into tokens", item.uid)
             self.counts["malformed_items"] += 1
-            return _dummy(item, f"{type(error).__name__}: {error}")
+            return _as_dummy(item, f"{type(error).__name__}: {error}")
         if not rows:
             self.counts["untrained_trajectories"] += 1
-            return _dummy(item, self._why_untrained(packed))
+            return _as_dummy(item, self._why_untrained(packed))
         wanted_by = self._settings.log_probs_wanted_by
         if wanted_by is not None and any(row.log_probs is None for row in rows):
             self.counts["without_log_probs"] += 1
             _warn_of_missing_log_probs(wanted_by)
-            return _dummy(item, f"it has no log-probs of the engine, from which {wanted_by} computes the loss")
+            return _as_dummy(item, f"it has no log-probs of the engine, from which {wanted_by} computes the loss")
         self._count(packed, rows)
         return replace(
             _trajectory(item),
@@ -419,7 +418,7 @@ def _refusal(item: RolloutItem) -> str | None:
     return None if item.reward is not None else "it has no reward"
 
 
-def _dummy_item(member: RolloutItem, slot: int) -> RolloutItem:
+def _missing_item(member: RolloutItem, slot: int) -> RolloutItem:
     """Returns a dummy item for a missing member of a group."""
     return RolloutItem(
         uid=f"{member.instance_id}.{member.epoch}.{slot}.dummy",
@@ -432,7 +431,7 @@ def _dummy_item(member: RolloutItem, slot: int) -> RolloutItem:
     )
 
 
-def _with_neutral_dummies(members: Sequence[RolloutTrajectory]) -> tuple[RolloutTrajectory, ...]:
+def _with_mean_reward_for_dummies(members: Sequence[RolloutTrajectory]) -> tuple[RolloutTrajectory, ...]:
     """Sets the rewards of dummies to the means of the group's other members."""
     real = [member for member in members if not member.is_dummy]
     reward, raw_reward = mean([one.reward for one in real]), mean([one.raw_reward for one in real])
@@ -464,7 +463,7 @@ def _trajectory(item: RolloutItem) -> RolloutTrajectory:
     )
 
 
-def _dummy(item: RolloutItem, reason: str) -> RolloutTrajectory:
+def _as_dummy(item: RolloutItem, reason: str) -> RolloutTrajectory:
     return replace(_trajectory(item), dummy_reason=reason)
 
 

@@ -19,6 +19,8 @@ MAX_ATTEMPTS = 100
 """Limit of the attempts at one slot, retries after it was given up included."""
 AUTO: Final = "auto"
 FIXED_NUM_PROCESS: Final = 100
+MAX_GROUP_SIZE: Final = 4096
+"""Limit of ``num_repeat_per_sample``."""
 DEFAULT_MAX_NEW_TOKENS: Final = 4096
 
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
@@ -68,7 +70,7 @@ class JobSettings(BaseModel):
     """Upper limit of `num_process: auto`."""
     num_epoch: Annotated[Count, Field(ge=1, le=1_000_000)] = 1
     """Number of epochs of the input."""
-    num_repeat_per_sample: Annotated[Count, Field(ge=1, le=4096)] = 1
+    num_repeat_per_sample: Annotated[Count, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
     """n, the number of slots of each group. Short name: `samples`."""
     tokenizer_path: Path | None = DEFAULTS.tokenizer_path
     """Folder of the trainer's tokenizer on the buffer host. Short name: `tokenizer`."""

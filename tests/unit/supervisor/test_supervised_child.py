@@ -157,7 +157,7 @@ def test_a_frozen_child_is_killed_and_started_again() -> None:
 
 def test_a_child_that_is_not_ready_in_time_counts_as_crashed() -> None:
     nursery, clock, answers = Nursery(), SettableClock(), [False]
-    policy = RestartPolicy(start_timeout_s=30.0, max_crashes=2, longest_s=1.0)
+    policy = RestartPolicy(start_timeout_s=30.0, max_crashes=2, longest_s=1.0, heartbeat_timeout_s=60.0)
     child = child_of(nursery, clock, policy, is_ready=lambda: all(answers))
     child.reconcile()
     clock.now += 30
