@@ -1,4 +1,7 @@
-"""Path of the tokenizer that is shipped with the package. Built by ``tools/build_demo_tokenizer.py``."""
+"""Path of the tokenizer that is shipped with the package. Built by ``tools/build_demo_tokenizer.py``.
+
+Besides demos and tests, ``engine/openai.py`` uses it in production, for prompts to chat servers.
+"""
 
 from __future__ import annotations
 

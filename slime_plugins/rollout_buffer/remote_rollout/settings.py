@@ -31,7 +31,7 @@ class TokenizerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
-    """Limits of rollouts that this server plays for trainers.
+    """Limits of rollouts that this server plays for trainers. The command line sets the first three; programs set all.
 
     ``callback_hosts`` are the hosts it may call back: ``host``, ``host:port``, ``*.domain``, or a network of IP
     addresses like ``10.0.0.0/8``; by default this machine only. If ``api_key`` is set, ``POST /rollout`` must send it

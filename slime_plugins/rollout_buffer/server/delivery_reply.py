@@ -1,4 +1,4 @@
-"""Encodes a delivery as JSON, item by item, for a poll or for ``GET /deliveries/ID``."""
+"""Encodes a delivery as JSON, item by item: for a poll, or for ``rollout-buffer replay`` (``GET /deliveries/ID``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""State changes on an open transaction: ``buffer.py`` opens it, ``storage/`` holds the rows.
+"""State changes; ``storage/`` holds the rows.
+
+Most work on the transaction that ``buffer.py`` opens. ``item_writes``, ``delivery_reader``, ``trainer_reports``,
+``runner_reports``, ``reward_versions``, ``recovery``, and ``group_closing`` with slow functions open their own.
 
 In the order of a job's life:
 

@@ -58,7 +58,7 @@ def export_list(
     with report_errors():
         if output is not None:
             refuse_existing(output, overwrite=overwrite)
-        counts, ids = consumed_ids(connect(url), job_id)
+        counts, ids = count_consumed_groups(connect(url), job_id)
         states = dict(sorted(counts.items()))
         document = {"job_id": job_id, "counts": states, FIELD: sorted(ids.elements())}
         if output is not None:
@@ -151,7 +151,7 @@ def _print_payload(entries: int, output: Path, *, as_json: bool) -> None:
         console.print(f"a start payload with {entries} entries is in {output}; no job was changed")
 
 
-def consumed_ids(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str], Counter[str]]:
+def count_consumed_groups(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str], Counter[str]]:
     """Returns the number of consumed groups by state and by instance.
 
     Filtered and failed groups count once a delivery has reported them: trainers cannot know of them before.

@@ -13,7 +13,7 @@ MAX_START_IDS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartIdRecord:
-    """A row of ``start_ids``."""
+    """An accepted start of a job; ``identity`` is the digest of its payload."""
 
     key: int
     job_key: int
@@ -34,7 +34,7 @@ def insert_start_id(connection: Connection, job_key: int, job_id: str, start_id:
 
 
 def find_start_id(connection: Connection, start_id: str, identity: str, job_id: str | None) -> StartIdRecord | None:
-    """Returns the newest start with that id and payload; ``job_id`` is None if the payload names no job."""
+    """Returns the newest start with that id and payload: of any job if ``job_id`` is None (the payload names none)."""
     row: sqlite3.Row | None = connection.execute(
         "SELECT * FROM start_ids WHERE start_id = ? AND identity = ? AND job_id = coalesce(?, job_id) "
         "ORDER BY key DESC LIMIT 1",
