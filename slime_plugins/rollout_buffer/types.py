@@ -149,7 +149,7 @@ def image_hash(data: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """An encoded screenshot, identified by its ``image_hash``.
+    """An encoded screenshot, identified by the sha256 of its bytes.
 
     Raises:
         ValueError: ``sha256`` is given and is not that of ``data``.
