@@ -409,7 +409,7 @@ class Gateway:
                 await self.registry.refuse(session, engine_failure=backend.trouble)
             raise
         await self.registry.refuse(session)
-        if sampled.breaks:
+        if sampled.breaks:  # streams that broke and went on; ``sglang_protocol.can_be_continued`` decides
             await self.turns.count_continued(session.claim)
         return sampled
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.rules.validity import LOWEST_LOG_PROB, ROUNDING, checked_log_prob
 from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 
 USER = {"role": "user", "content": "2 + 2?"}
@@ -107,3 +110,17 @@ def test_of_thousands_of_ones_own_keys_the_first_are_compared_with_the_known_one
     assert len(decode_written_item({**item(), **many, "rewrd": 1}).extra_info) > 20_000
     with pytest.raises(InvalidPayloadError, match="did you mean raw_reward"):
         decode_written_item({"raw_rewrd": 1, **many, **item()})
+
+
+@given(st.floats() | st.floats(-2 * ROUNDING, 2 * ROUNDING) | st.integers() | st.booleans())
+@example(LOWEST_LOG_PROB)
+@example(LOWEST_LOG_PROB * 1.01)
+@example(10**400)
+def test_a_written_log_prob_is_accepted_exactly_if_one_of_an_engine_is(value: Any) -> None:
+    written = item(generations=[{**GENERATION, "output_log_probs": [value]}])
+    expected = checked_log_prob(value)
+    if expected is None:
+        with pytest.raises(InvalidPayloadError, match="output_log_probs"):
+            decode_written_item(written)
+    else:
+        assert decode_written_item(written).generations[0].output_log_probs == [expected]
