@@ -25,12 +25,21 @@ _SECRET: Final = (
 )
 _SECRET_NAME: Final = re.compile(rf"{_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer|env|token)$", re.IGNORECASE)
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# In a text: "api_key": "…" as in JSON and Python, api_key=… as in URLs and shells, headers, keys of gateway sessions.
+_VOCABULARY: Final = re.compile(
+    r"(?:^|[-_])(?:bos|eos|pad|unk|sep|cls|mask|start|stop|end|image|video|audio|vision|think|thinking|max|min|new|per)"
+    r"[-_]token$",
+    re.IGNORECASE,
+)
+# Values end before a quote and its backslashes, so that JSON inside a log line stays JSON.
+_QUOTED: Final = r"(?:[^\"'\\]++|\\++(?![\"']))+"
+_UNQUOTED: Final = r"(?:[^\s&\"',;\\]++|\\++(?![\"']))+"
+# In a text: "api_key": "…" as in JSON and Python, api_key=… as in URLs and shells, flags, headers, keys of gateway
+# sessions. A lone token needs quotes, a ? or & before it, or --: logs count tokens.
 _NAMED: Final = re.compile(
-    rf"((?:{_SECRET})[\"']\s?:\s?[\"'])[^\"']+"
-    rf"|((?:{_SECRET})=)[^\s&\"',;]+"
-    r"|(authorization:\s?(?:bearer |basic )?)[^\s\"',]+"
-    r"|(sk-rollout-)[^\s\"'/*]+",
+    rf"((?:(?:{_SECRET})\\*[\"']?\s*[:=]|(?<![\w-])token(?:\\*[\"']\s*:|=))\s*\\*[\"']){_QUOTED}"
+    rf"|((?:{_SECRET})=|[?&]token=|(?:authorization|api-key|x-(?:{_SECRET})):\s?(?:(?:bearer|basic|token) )?"
+    rf"|--(?:\w++-){{0,3}}(?:{_SECRET}|token)(?: +|=)(?!-)){_UNQUOTED}"
+    r"|(sk-rollout-)[^\s\"'/\\]+",
     re.IGNORECASE,
 )
 
@@ -52,25 +61,21 @@ def redacted_values(values: Any, *, secret: bool = False) -> Any:
     return redacted(values) if isinstance(values, str) else values
 
 
-def holds_mask(values: Any, *, secret: bool = False) -> bool:
+def holds_redacted(values: Any, *, secret: bool = False) -> bool:
     """Returns True if a JSON value contains a redacted secret, so that it cannot be used."""
     if isinstance(values, Mapping):
-        return any(holds_mask(value, secret=secret or _names_secret(key)) for key, value in values.items())
+        return any(holds_redacted(value, secret=secret or _names_secret(key)) for key, value in values.items())
     if isinstance(values, list | tuple):
-        return any(holds_mask(value, secret=secret) for value in values)
-    return isinstance(values, str) and (f"://{MASK}@" in values or (secret and values == MASK))
+        return any(holds_redacted(value, secret=secret) for value in values)
+    if not isinstance(values, str) or MASK not in values:
+        return False
+    named = any(found[0].startswith(f"{found[found.lastindex or 0]}{MASK}") for found in _NAMED.finditer(values))
+    return named or f"://{MASK}@" in values or (secret and values == MASK)
 
 
 def _names_secret(name: Any) -> bool:
     """Returns True if a key is the name of a secret; tokens of a vocabulary (``eos_token``) are none."""
     return _SECRET_NAME.search(_HUMP.sub("_", str(name))) is not None and not _VOCABULARY.search(str(name))
-
-
-_VOCABULARY: Final = re.compile(
-    r"(?:^|[-_])(?:bos|eos|pad|unk|sep|cls|mask|start|stop|end|image|video|audio|vision|think|thinking|max|min|new|per)"
-    r"[-_]token$",
-    re.IGNORECASE,
-)
 
 
 KEY_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_KEY"

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.cli.commands.skip_list import _start_payload
-from slime_plugins.rollout_buffer.credentials import holds_mask, redacted, redacted_values
+from slime_plugins.rollout_buffer.credentials import holds_redacted, redacted, redacted_values
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
@@ -55,7 +55,13 @@ def test_credentials_are_taken_out_of_every_address(text: str, shown: str) -> No
         "://" * 50_000 + "@",
         "api_key=" * 30_000,
         "secret" * 40_000,
-        'password": "' * 20_000,
+        'password": "' * 100_000,
+        "password=" + "\\" * 1_000_000,
+        "token" + " " * 1_000_000,
+        'api_key = "\\' * 90_000,
+        "--a-" * 250_000,
+        "--" + "a" * 1_000_000,
+        "token\\" * 160_000,
         "http://" + "a" * 200_000,
         "://a:" * 30_000,
         "@" * 200_000,
@@ -95,8 +101,8 @@ def test_what_stands_under_the_name_of_a_secret_is_masked_at_any_depth(name: str
         shown = redacted_values({"judge": [{name: value, "model": "m"}]})
         assert SECRET not in json.dumps(shown)
         assert shown["judge"][0]["model"] == "m"
-        assert holds_mask(shown)
-        assert not holds_mask({"judge": [{name: value}]})
+        assert holds_redacted(shown)
+        assert not holds_redacted({"judge": [{name: value}]})
 
 
 @pytest.mark.parametrize(
@@ -106,13 +112,41 @@ def test_what_stands_under_the_name_of_a_secret_is_masked_at_any_depth(name: str
         (f'{{"Authorization": "Bearer {SECRET}"}}', '{"Authorization": "***"}'),
         (f"GET http://h/v1?api_key={SECRET}&n=1", "GET http://h/v1?api_key=***&n=1"),
         (f"Authorization: Bearer {SECRET}", "Authorization: Bearer ***"),
-        ("api_key: must be a string", "api_key: must be a string"),
-        ("the token is not this server's", "the token is not this server's"),
+        (f'password="{SECRET}", model="m"', 'password="***", model="m"'),
+        (f"api_key = '{SECRET}'", "api_key = '***'"),
+        (f'{{"password":  "{SECRET}\\d", "n": 1}}', '{"password":  "***", "n": 1}'),
+        (f'{{\\"api_key\\": \\"{SECRET}\\", \\"n\\": 1}}', '{\\"api_key\\": \\"***\\", \\"n\\": 1}'),
+        (f"serve --api-key {SECRET} --port 8", "serve --api-key *** --port 8"),
+        (f"serve --judge-api-key={SECRET} --port 8", "serve --judge-api-key=*** --port 8"),
+        (f"serve --token {SECRET}", "serve --token ***"),
+        (f"X-Api-Key: {SECRET}", "X-Api-Key: ***"),
+        (f"http://h/?token={SECRET}&n=1", "http://h/?token=***&n=1"),
+        (f'{{"token": "{SECRET}", "n": 1}}', '{"token": "***", "n": 1}'),
     ],
 )
 def test_a_text_that_names_a_secret_does_not_show_it(text: str, shown: str) -> None:
-    assert redacted(text) == shown
-    assert redacted(shown) == shown
+    for form, redacted_form in ((text, shown), (json.dumps(text), json.dumps(shown))):
+        assert redacted(form) == redacted_form
+        assert redacted(redacted_form) == redacted_form
+    assert holds_redacted({"settings": [shown]})
+    assert not holds_redacted({"settings": [text]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api_key: must be a string",
+        "the token is not this server's",
+        "the X-Api-Key header is missing",
+        "tokens: 512, max_tokens=100, new_tokens = 7, token 5 of 9, token=17, token: 3",
+        'eos_token="<|im_end|>", {"eos_token": "<|im_end|>", "tokens": "512"}, Unexpected token: \'<\'',
+        'password="" and {"api_key": "", "model": "m"}',
+        "--token-file /run/token --max-tokens 100 --api-key --port 8",
+    ],
+)
+def test_a_text_without_a_secret_stays_as_it_is(text: str) -> None:
+    assert redacted(text) == text
+    assert redacted(json.dumps(text)) == json.dumps(text)
 
 
 def test_an_error_has_no_password_in_any_form() -> None:
@@ -175,9 +209,10 @@ def test_what_a_reply_shows_cannot_be_sent_back(client: FlaskClient) -> None:
     shown = client.get("/jobs/j").get_json()
     with pytest.raises(ConfigError, match="give its start with --payload"):
         _start_payload(shown, None)
-    reply = client.post("/start_rollout", json={**START, "remote_engine_url": shown["engine_url"]})
-    assert reply.status_code == 400
-    assert "in place of a password" in reply.get_json()["error"]["message"]
+    for url in (shown["engine_url"], "http://engine:30000/v1?api_key=***", "http://engine:30000/sk-rollout-***/v1"):
+        reply = client.post("/start_rollout", json={**START, "remote_engine_url": url})
+        assert reply.status_code == 400
+        assert "in place of a password" in reply.get_json()["error"]["message"]
 
 
 async def test_an_engine_is_asked_with_it_and_nothing_that_is_said_of_it_shows_it(

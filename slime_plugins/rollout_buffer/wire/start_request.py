@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema, model_validator
 
-from slime_plugins.rollout_buffer.credentials import holds_mask
+from slime_plugins.rollout_buffer.credentials import holds_redacted
 from slime_plugins.rollout_buffer.types import MessageMatching
 from slime_plugins.rollout_buffer.wire.checks import MAX_KEYS, misspelt_key_messages, nearest_key
 from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE, JobSettings, SamplingPayload
@@ -152,7 +152,7 @@ class StartPayload(JobSettings):
         shown = {key: value for key, value in body.items() if key not in LISTS} if isinstance(body, dict) else {}
         if reason := why_too_large(shown):
             raise ValueError(f"settings and options {reason}; what is larger belongs into a file that they name")
-        if holds_mask(shown):
+        if holds_redacted(shown):
             raise ValueError(
                 "it has *** in place of a password, a key or a header, as replies show it: send the real one"
             )

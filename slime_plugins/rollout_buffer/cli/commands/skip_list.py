@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     refuse_existing,
     report_errors,
 )
-from slime_plugins.rollout_buffer.credentials import holds_mask
+from slime_plugins.rollout_buffer.credentials import holds_redacted
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.types import GroupState
@@ -212,7 +212,7 @@ def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
     if file is None:
         given = {key: value for key, value in job["settings"].items() if value is not None}
         start = given if job["engine_url"] is None else {**given, "remote_engine_url": job["engine_url"]}
-        if holds_mask(start):
+        if holds_redacted(start):
             raise ConfigError(
                 "the job has a password, a key or a header, which no reply shows: give its start with --payload"
             )
