@@ -33,8 +33,9 @@ class DriftReport:
     """Differences between sampled and rebuilt tokens in ids and mask; ``kinds`` is empty if there are none.
 
     ``first_differing_turn`` is the index of a generation, and ``first_differing_token`` the index in its prompt and
-    output together; both are None without differences or if only the numbers of turns differ. ``tokens_affected``
-    counts sampled tokens between the common prefix and the common suffix of the turn.
+    output together, which is their length if only the images differ; both are None without differences or if only the
+    numbers of turns differ. ``tokens_affected`` counts sampled tokens between the common prefix and the common suffix
+    of the turn.
     """
 
     kinds: list[str]
@@ -91,22 +92,20 @@ def compare_with_rebuilt(
         kinds.add(DriftKind.TURNS)
     if len(rows) > 1:
         kinds.add(DriftKind.ROWS)
-    first: tuple[int, int] | None = None
-    affected = 0
-    for index, (generation, turn) in enumerate(zip(generations, rebuilt.turns, strict=False)):
-        difference = _Difference(generation, turn, rebuilt)
-        kinds |= difference.kinds
-        affected += difference.tokens_affected
-        if difference.kinds and first is None:
-            first = (index, difference.first_token)
-    if len(rows) > 1 and first is None:
+    pairs = zip(generations, rebuilt.turns, strict=False)
+    differences = [_Difference(generation, its_turn, rebuilt) for generation, its_turn in pairs]
+    kinds.update(*(one.kinds for one in differences))
+    places = [(index, one.first_token) for index, one in enumerate(differences) if one.kinds]
+    if len(rows) > 1 and not places:
         opening = rows[1].generation_indices[0]
-        first = (opening, 0)
+        tokens = [*generations[opening].prompt_ids, *generations[opening].output_ids]
+        places = [(opening, _common(tokens, rebuilt.token_ids))]
+    turn, token = places[0] if places else (None, None)
     return DriftReport(
         kinds=[kind.value for kind in DriftKind if kind in (kinds or {DriftKind.CONTEXT})],
-        first_differing_turn=None if first is None else first[0],
-        first_differing_token=None if first is None else first[1],
-        tokens_affected=affected,
+        first_differing_turn=turn,
+        first_differing_token=token,
+        tokens_affected=sum(one.tokens_affected for one in differences),
         rows=len(rows),
     )
 
@@ -129,43 +128,44 @@ class _Difference:
     def __init__(self, generation: Generation, turn: RebuiltTurn, rebuilt: Rebuilt) -> None:
         self._rebuilt = rebuilt
         self._merged = turn.merged
-        prompt, shown = list(generation.prompt_ids), list(rebuilt.token_ids[: turn.start])
-        sampled, again = list(generation.output_ids), list(rebuilt.token_ids[turn.start : turn.end])
+        prompt, rebuilt_prompt = list(generation.prompt_ids), list(rebuilt.token_ids[: turn.start])
+        sampled, rebuilt_output = list(generation.output_ids), list(rebuilt.token_ids[turn.start : turn.end])
         self.kinds: set[DriftKind] = set()
         self.tokens_affected = 0
         self.first_token = len(prompt)
-        if sampled != again:
-            self.kinds |= self._kinds_of_output(sampled, again)
-            same = _common(sampled, again)
-            self.tokens_affected = len(sampled) - same - _common(sampled[same:][::-1], again[same:][::-1])
-            self.first_token += same
+        if sampled != rebuilt_output:
+            self.kinds |= self._kinds_of_output(sampled, rebuilt_output)
+            common_start = _common(sampled, rebuilt_output)
+            rest, rebuilt_rest = sampled[common_start:], rebuilt_output[common_start:]
+            self.tokens_affected = len(rest) - _common(rest[::-1], rebuilt_rest[::-1])
+            self.first_token += common_start
         elif any(mask != int(generation.is_trained) for mask in rebuilt.loss_mask[turn.start : turn.end]):
             self.kinds.add(DriftKind.MASK)
-        if prompt != shown and not turn.merged:
+        if prompt != rebuilt_prompt and (sampled == rebuilt_output or not turn.merged):
             self.kinds.add(DriftKind.CONTEXT)
-            self.first_token = _common(prompt, shown)
+            self.first_token = _common(prompt, rebuilt_prompt)
 
-    def _kinds_of_output(self, sampled: list[int], again: list[int]) -> set[DriftKind]:
+    def _kinds_of_output(self, sampled: list[int], rebuilt_output: list[int]) -> set[DriftKind]:
         kinds: set[DriftKind] = {DriftKind.BOUNDARY} if self._merged else set()
-        if sampled[-1:] != again[-1:]:
+        if sampled[-1:] != rebuilt_output[-1:]:
             kinds.add(DriftKind.EOS)
-        body, body_again = self._without_end(sampled), self._without_end(again)
-        if body != body_again:
-            kinds |= self._kinds_of_body(body, body_again)
+        body, rebuilt_body = self._without_end(sampled), self._without_end(rebuilt_output)
+        if body != rebuilt_body:
+            kinds |= self._kinds_of_body(body, rebuilt_body)
         return kinds or {DriftKind.SPLIT}
 
     def _without_end(self, ids: list[int]) -> list[int]:
         return ids[:-1] if ids and ids[-1] in self._rebuilt.special_ids else ids
 
-    def _kinds_of_body(self, body: list[int], again: list[int]) -> set[DriftKind]:
-        text, text_again = self._rebuilt.decode(body), self._rebuilt.decode(again)
-        if text == text_again:
-            return {DriftKind.SPLIT if self._added(body) == self._added(again) else DriftKind.INJECTED}
+    def _kinds_of_body(self, body: list[int], rebuilt_body: list[int]) -> set[DriftKind]:
+        text, rebuilt_text = self._rebuilt.decode(body), self._rebuilt.decode(rebuilt_body)
+        if text == rebuilt_text:
+            return {DriftKind.SPLIT if self._added(body) == self._added(rebuilt_body) else DriftKind.INJECTED}
 
-        if self._merged and text.lstrip() == text_again.lstrip():
+        if self._merged and text.lstrip() == rebuilt_text.lstrip():
             return set()
 
-        if "</think>" in text and text.rpartition("</think>")[2].strip() == text_again.strip():
+        if "</think>" in text and text.rpartition("</think>")[2].strip() == rebuilt_text.strip():
             return {DriftKind.THINK_STRIPPED}
 
         return {DriftKind.TEXT}

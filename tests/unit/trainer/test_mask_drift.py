@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from slime.utils.mask_drift import Rebuilt, RebuiltTurn, compare_with_rebuilt
 from slime.utils.mask_utils import DriftReport, Generation, pack_training_rows
 from tests import chat_tokenizers, mask_conversations
 from tests.example_counts import examples
@@ -97,6 +98,31 @@ def test_a_turn_trained_on_one_side_only_is_found() -> None:
     untrained = Generation(first.prompt_ids, first.output_ids, trained=False)
     assert report([untrained, second]).kinds == ["mask"]
     assert report([untrained, second], off).is_clean
+
+
+def compared(generations: list[Generation], turns: list[RebuiltTurn]) -> DriftReport:
+    """The report on generations whose messages rebuild into the tokens 0 to 9."""
+    mask = [int(any(turn.start <= at < turn.end for turn in turns)) for at in range(10)]
+    rebuilt = Rebuilt(range(10), mask, turns, added_ids=(), special_ids=(), decode=str)
+    return compare_with_rebuilt(generations, pack_training_rows(generations), rebuilt)
+
+
+def test_a_prompt_that_differs_before_an_equal_output_is_placed_also_if_its_end_merged() -> None:
+    found = compared([Generation([0, 1, 77, 3], [4, 5])], [RebuiltTurn(4, 6, merged=True)])
+    assert (found.kinds, found.first_differing_turn, found.first_differing_token) == (["context"], 0, 2)
+
+
+def test_a_second_row_is_placed_at_the_first_token_that_the_messages_do_not_rebuild() -> None:
+    turns = [Generation([0, 1], [2, 3]), Generation([0, 1, 2, 3, 4], [5])]
+    found = compared([*turns, Generation([0, 1, 2, 3, 88], [5])], [RebuiltTurn(2, 4), RebuiltTurn(5, 6)])
+    assert found.kinds == ["rows", "turns"]
+    assert (found.first_differing_turn, found.first_differing_token) == (2, 4)
+
+
+def test_rows_that_differ_in_images_alone_are_placed_after_their_tokens() -> None:
+    turns = [Generation([0, 1], [2, 3], images=("a",)), Generation([0, 1, 2, 3, 4], [5], images=("b",))]
+    found = compared(turns, [RebuiltTurn(2, 4), RebuiltTurn(5, 6)])
+    assert (found.kinds, found.first_differing_turn, found.first_differing_token) == (["rows"], 1, 6)
 
 
 @pytest.mark.parametrize("name", ["small-plain", "small-hybrid", "small-thinking", "small-deepseek"])
