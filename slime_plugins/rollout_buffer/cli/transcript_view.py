@@ -20,40 +20,43 @@ _ROLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "ye
 
 
 def message_lines(
-    message: Mapping[str, Any], draw: Callable[[str], RenderableType], most: int | None
+    message: Mapping[str, Any], draw: Callable[[str], RenderableType], max_characters: int | None
 ) -> Iterator[RenderableType]:
-    """Yields what to print of one message; ``draw`` renders an image, ``most`` limits the characters of a text."""
+    """Yields what to print of one message; ``draw`` renders an image, each text has at most ``max_characters``.
+
+    Messages come from third-party programs: values of another form than OpenAI's are printed as they are.
+    """
     role = str(message.get("role", "?"))
     yield Text(f"\n{role}", style=f"bold {_ROLES.get(role, '')}")
-    content = message.get("content")
-    parts: list[dict[str, Any]] = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     thought = with_reasoning_content(message).get("reasoning_content")
-    if thought:
-        yield _indented(_shortened(Text(str(thought), style=_STYLES["thinking"]), most))
-    for part in parts:
-        if part.get("type") == "image_url":
-            yield _indented(draw(str(part["image_url"]["url"])))
+    yield from _text(str(thought or ""), max_characters, _STYLES["thinking"])
+    content = message.get("content") or ""
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, Mapping) and part.get("type") == "image_url":
+            url = part.get("image_url")
+            yield _indented(draw(str(url.get("url") if isinstance(url, Mapping) else url)))
         else:
-            yield from _text(str(part.get("text", "")), role, most)
-    for call in message.get("tool_calls") or []:
-        function = call.get("function", call)
-        yield _indented(Text(f"→ {function.get('name')} {function.get('arguments')}", style="bold yellow"))
+            text = str(part.get("text", "") if isinstance(part, Mapping) else part)
+            yield from (_tagged_text if role == "assistant" else _text)(text, max_characters)
+    calls = message.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, Mapping) else call
+        shown = f"{function.get('name')} {function.get('arguments')}" if isinstance(function, Mapping) else function
+        yield from _text(f"→ {shown}", max_characters, "bold yellow")
 
 
-def _text(text: str, role: str, most: int | None) -> Iterator[RenderableType]:
-    """Renders the tagged parts of an assistant's text in their styles; other text unchanged."""
+def _tagged_text(text: str, max_characters: int | None) -> Iterator[RenderableType]:
+    """Renders the tagged parts of an assistant's text in their styles."""
     at = 0
-    for name, start, end in tagged_parts(text) if role == "assistant" else ():
-        if before := text[at:start].strip():
-            yield _indented(_shortened(Text(before), most))
-        inside = text[start + len(f"<{name}>") : end - len(f"</{name}>")].removeprefix("\n").removesuffix("\n")
-        if name == "tool_call":
+    for name, start, end in tagged_parts(text):
+        yield from _text(text[at:start], max_characters)
+        inside = text[start + len(f"<{name}>") : end - len(f"</{name}>")].strip()
+        if name == "tool_call" and (max_characters is None or len(inside) <= max_characters):
             yield _indented(Syntax(inside, "json", word_wrap=True, background_color="default"))
         else:
-            yield _indented(_shortened(Text(inside, style=_STYLES[name]), most))
+            yield from _text(inside, max_characters, _STYLES.get(name, ""))
         at = end
-    if rest := text[at:].strip():
-        yield _indented(_shortened(Text(rest), most))
+    yield from _text(text[at:], max_characters)
 
 
 def tagged_parts(text: str) -> Iterator[tuple[str, int, int]]:
@@ -71,10 +74,14 @@ def tagged_parts(text: str) -> Iterator[tuple[str, int, int]]:
             yield name, opening.start(), at
 
 
-def _shortened(text: Text, most: int | None) -> Text:
-    if most is None or len(text) <= most:
-        return text
-    return Text.assemble(text[:most], (f"… {len(text) - most} more characters (--full shows them)", "dim"))
+def _text(text: str, max_characters: int | None, style: str = "") -> Iterator[RenderableType]:
+    text = text.strip()
+    more = 0 if max_characters is None else len(text) - max_characters
+    if more > 0:
+        rest = f"… {more} more characters (--json shows them)"
+        yield _indented(Text.assemble((text[:max_characters], style), (rest, "dim")))
+    elif text:
+        yield _indented(Text(text, style=style))
 
 
 def _indented(content: RenderableType) -> Padding:

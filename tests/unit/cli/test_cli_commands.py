@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner, Result
 from werkzeug.serving import make_server
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.cli.commands import export, trajectories
+from slime_plugins.rollout_buffer.cli.transcript_view import message_lines
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
@@ -219,6 +221,52 @@ def test_a_trajectory_is_shown_turn_by_turn(served: Served) -> None:
     for part in ("I see the app.", '"name": "tap"', "Tapped.", f"[screenshot {PNG_HASH}]", "steps 3", "+1.0000"):
         assert part in said
     assert json.loads(served.said("inspect", "u1", "--json"))["messages"] == served.client.trajectory("u1")["messages"]
+
+
+@pytest.mark.parametrize(
+    ("message", "extra_info", "shown"),
+    [
+        ({"content": ["a bare text"]}, {}, "a bare text"),
+        ({"content": [5, None]}, {}, "5"),
+        ({"content": [{"type": "image_url", "image_url": f"sha256:{PNG_HASH}"}]}, {}, f"[screenshot {PNG_HASH}]"),
+        ({"content": "", "tool_calls": ["a call"]}, {}, "→ a call"),
+        ({"content": "", "tool_calls": [{"function": "f"}]}, {}, "→ f"),
+        ({"content": "", "tool_calls": 7}, {}, "→ 7"),
+        ({"content": ""}, {"reward_breakdown": [1, 2]}, "reward breakdown [1, 2]"),
+        ({"content": ""}, {"reward_breakdown": 0.5}, "reward breakdown 0.5"),
+    ],
+)
+def test_a_trajectory_of_another_form_than_openais_is_shown(
+    served: Served, message: dict[str, Any], extra_info: dict[str, Any], shown: str
+) -> None:
+    odd: dict[str, Any] = {"messages": [{"role": "assistant", **message}], "extra_info": extra_info}
+    served.client.write([written("odd", "f", **odd)], job_id="j")
+    assert shown in served.said("inspect", "odd")
+
+
+@pytest.mark.parametrize("name", ["tool_call", "conclusion", None])
+def test_a_long_text_or_call_is_shortened_unless_all_is_wanted(name: str | None) -> None:
+    long = "x" * 9000
+    message: dict[str, Any] = {"role": "assistant", "content": f"<{name}>{long}</{name}>" if name else ""}
+    if name is None:
+        message = {**message, "tool_calls": [{"function": {"name": "f", "arguments": long}}]}
+
+    def printed(limit: int | None) -> str:
+        console = Console(file=io.StringIO(), width=80)
+        console.print(*message_lines(message, Text, limit))
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]  # it is the StringIO from above
+
+    assert printed(None).count("x") == 9000
+    assert 90 <= printed(100).count("x") <= 100
+    assert "more characters (--json shows them)" in " ".join(printed(100).split())
+
+
+def test_weight_versions_are_shown_in_the_order_of_their_numbers() -> None:
+    generations: list[dict[str, Any]] = [{"output_ids": [], "weight_version": one} for one in ("10", "9", None, "9")]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(trajectories._numbers({"generations": generations}))
+    said = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO from above
+    assert "weight version 9, 10\n" in said
 
 
 def test_a_screenshot_is_drawn_and_one_that_is_gone_is_named(served: Served) -> None:

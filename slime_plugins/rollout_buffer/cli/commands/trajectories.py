@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,12 +61,12 @@ def trajectories(
     if as_json:
         print_json(page)
         return
-    table = Table("uid", "instance", "job", "outcome", "stop reason", "reward", "group", "written")
+    table = Table("uid", "instance", "job", "outcome", "stop reason", "reward", "group state", "written")
     for entry in page["trajectories"]:
         ended = (entry["outcome"], entry["stop_reason"], f"{entry['reward']:g}")
-        group = "late" if entry["late"] else entry["group_state"] or ""
+        group_state = "late" if entry["late"] else entry["group_state"] or ""
         names = (entry["uid"], entry["instance_id"], entry["job_id"])
-        table.add_row(*names, *ended, group, local_time(entry["created_at"]))
+        table.add_row(*names, *ended, group_state, local_time(entry["created_at"]))
     print_page(table if page["trajectories"] else "no such trajectory", page)
 
 
@@ -124,13 +124,15 @@ def _numbers(found: Mapping[str, Any]) -> RenderableType:
     for title, values in (("reward breakdown", info.get("reward_breakdown")), ("timings", found.get("timings_s"))):
         if values:
             unit = " s" if title == "timings" else ""
-            summary = "  ".join(f"{name} {_number(value)}{unit}" for name, value in values.items())
+            named = values.items() if isinstance(values, Mapping) else [("", values)]
+            summary = "  ".join(f"{name} {_number(value)}{unit}".lstrip() for name, value in named)
             grid.add_row(Text(title, style="bold"), Text(summary))
     generations: Sequence[Mapping[str, Any]] = found.get("generations") or []
     if generations:
         sampled = sum(len(one["output_ids"]) for one in generations)
-        versions = ", ".join(sorted({str(one.get("weight_version")) for one in generations}))
-        summary = f"{len(generations)} generations, {sampled} sampled tokens, weight version {versions}"
+        versions = {str(one["weight_version"]) for one in generations if one.get("weight_version") is not None}
+        in_order = ", ".join(sorted(versions, key=lambda one: (len(one), one))) or "unknown"
+        summary = f"{len(generations)} generations, {sampled} sampled tokens, weight version {in_order}"
         grid.add_row(Text("engine", style="bold"), Text(summary))
     for name in ("engine_s", "environment_s"):
         seconds = [(one[name], turn) for turn, one in enumerate(generations, start=1) if one.get(name) is not None]
@@ -153,31 +155,29 @@ class _Screenshots:
         """``width`` in columns; None names every screenshot and draws none."""
         self._client = client
         self._width = width
-        self._kind = None if width is None else _renderable()
+        self._draw: Callable[..., RenderableType] | None = None if width is None else _terminal_image_class()
 
     def __call__(self, url: str) -> RenderableType:
         """Returns what to print for one image."""
         if not url.startswith(IMAGE_URL_PREFIX):
             return Text(f"[image {url[:80]}]", style="dim")
         sha256 = url.removeprefix(IMAGE_URL_PREFIX)
-        if self._kind is None:
+        if self._draw is None:
             return Text(f"[screenshot {sha256}]", style="dim")
         try:
             content = self._client.get_image(sha256)
         except RequestError as error:
             return Text(f"[screenshot {sha256}: {error.message}]", style="red")
-        drawn: RenderableType = self._kind(io.BytesIO(content), width=self._width, height="auto")
-        return drawn
+        return self._draw(io.BytesIO(content), width=self._width, height="auto")
 
 
-def _renderable() -> Any:
+def _terminal_image_class() -> Any:
     """Returns the class that draws an image with the best method of this terminal: sixel, kitty, or half blocks."""
     # It queries the terminal, and logs a traceback if there is no answer; it then uses half blocks.
     logging.getLogger("textual_image").setLevel(logging.CRITICAL)
     try:
         from textual_image.renderable import Image
     except ImportError as error:
-        raise ConfigError(
-            f"drawing screenshots needs the extra 'terminal': {install_extra('terminal')}, or give --no-images"
-        ) from error
+        hint = f"{install_extra('terminal')}, or give --no-images"
+        raise ConfigError(f"drawing screenshots needs the extra 'terminal': {hint}") from error
     return Image
