@@ -18,13 +18,13 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.pool import on_every_node
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 
-_NODE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the findings; returns the exit code."""
     try:
-        findings = examine_nodes(arguments[0], AndroidWorldSettings.model_validate_json(sys.stdin.read()), _NODE_S)
+        findings = examine_nodes(arguments[0], AndroidWorldSettings.model_validate_json(sys.stdin.read()), _TIMEOUT_S)
     except RolloutBufferError as error:
         sys.stderr.write(f"{error.message}\n")
         return 1

@@ -23,9 +23,9 @@ from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replaces a command's first parameter by an option for each field of ``model`` that has a description.
 
-    The command gets the values that were given, by field name. ``--some-flag`` is ``PREFIX_SOME_FLAG`` in the
-    environment and ``some_flag`` in a file. A field with several values is a repeatable option;
-    ``json_schema_extra`` may name another flag.
+    The command gets the fields' values, defaults included, by field name; those that are None are left out. A field
+    with several values is a repeatable option, left out if it was not given. ``--some-flag`` is ``PREFIX_SOME_FLAG``
+    in the environment and ``some_flag`` in a file; ``json_schema_extra`` may name another flag.
     """
     fields = {name: field for name, field in model.model_fields.items() if field.description is not None}
 
@@ -98,6 +98,7 @@ def _flag_of(name: str, field: FieldInfo) -> str:
 
 
 def _file_key_of(name: str, field: FieldInfo) -> str:
+    """Returns a field's key in the file: the name of its flag with _ for -."""
     return _flag_of(name, field).removeprefix("--").replace("-", "_")
 
 

@@ -51,7 +51,11 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupPolicy:
-    """The settings that judge a group. Ratios are fractions of ``group_size``; ``StartPayload`` defines them."""
+    """The settings that judge a group. Ratios are fractions of ``group_size``; ``StartPayload`` defines them.
+
+    ``min_valid_group_size_ratio`` has no effect with the default functions: ``judge_group`` asks ``is_valid_group``
+    about full groups only.
+    """
 
     group_size: int
     task_type: str

@@ -90,7 +90,7 @@ class JobSettings(BaseModel):
     """Seed of the job, from which each slot gets its own seed; effective if the engine supports seeds."""
 
     min_valid_group_size_ratio: Ratio = DEFAULTS.min_valid_group_size_ratio
-    """Fraction of n that a valid group must have."""
+    """Minimum that a generator's own `is_valid_group` gets, as a fraction of n; only full groups are judged by it."""
     min_valid_item_size_ratio: Ratio = DEFAULTS.min_valid_item_size_ratio
     """Fraction of n that must remain after `filter_item`; otherwise the group is filtered."""
     min_timeout_group_size_ratio: Ratio = DEFAULTS.min_timeout_group_size_ratio

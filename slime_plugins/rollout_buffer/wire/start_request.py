@@ -153,9 +153,7 @@ class StartPayload(JobSettings):
         if reason := why_too_large(shown):
             raise ValueError(f"settings and options {reason}; what is larger belongs into a file that they name")
         if holds_redacted(shown):
-            raise ValueError(
-                "it has *** in place of a password, a key or a header, as replies show it: send the real one"
-            )
+            raise ValueError("it has *** in place of a password, a key or a header: send the real one")
         return body
 
     @model_validator(mode="after")

@@ -213,9 +213,7 @@ def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
         given = {key: value for key, value in job["settings"].items() if value is not None}
         start = given if job["engine_url"] is None else {**given, "remote_engine_url": job["engine_url"]}
         if holds_redacted(start):
-            raise ConfigError(
-                "the job has a password, a key or a header, which no reply shows: give its start with --payload"
-            )
+            raise ConfigError("no reply shows the job's password, key or header: give its start with --payload")
         return start
     try:
         start = json.loads(file.read_text(encoding="utf-8"))
