@@ -1,37 +1,6 @@
 """Reads the settings of an agent rollout from slime's arguments: polling, the job's id, and the payload that starts it.
 
-Attributes without a flag in slime are set in the file of ``--custom-config-path``, each with a default here:
-
-    rollout_buffer_job_id        name of the job; derived from save path, task type, input and sampling when not set
-    rollout_buffer_on_exhausted  ``error`` (default) or ``repeat``: what happens when the input is used up
-    rollout_buffer_short_groups  ``refill`` (default): other groups replace members that could not be played; ``keep``:
-                                 dummies replace them, which reduces slime's mean
-    rollout_buffer_on_policy     true: a rollout's groups are sampled only by the weights at its start (false)
-    rollout_buffer_exact_prompts  ``report`` (default) or ``require``: an engine that changes prompts, or does not
-                                 report the ids that it runs, is refused at the start
-    rollout_buffer_options       further keys of the start payload: timeouts, ratios, options of the generator
-    rollout_buffer_token         bearer token; by default ROLLOUT_BUFFER_TOKEN of the environment
-    rollout_buffer_wait_s        seconds that one poll waits for a group (20)
-    rollout_buffer_lease_s       seconds until a delivery that is not acknowledged is redelivered (600)
-    rollout_buffer_timeout_s     seconds that one call may take in addition to rollout_buffer_wait_s (100)
-    rollout_buffer_image_cache_mb   cache of fetched screenshots, in MB (512)
-    rollout_buffer_image_fetches    concurrent downloads of screenshots (16)
-    rollout_buffer_image_threads    threads that convert screenshots to tensors (2)
-    rollout_buffer_images           ``pixels`` (default): a vision model gets tensors of screenshots, and the run fails
-                                    if one is missing; ``tokens``: rows keep one placeholder for each
-    rollout_buffer_keep_images      true also puts the images into ``Sample.multimodal_inputs`` (false)
-    rollout_buffer_pixel_dtype      float32 or bfloat16; by default that of the image processor
-    rollout_buffer_report_drift  count in ``rollout/token_drift/*`` how re-tokenising would change tokens (true)
-    rollout_buffer_report_rows   rows of a rank that ``post_process_rollout_data`` reports to the buffer each step (64)
-    rollout_buffer_loss_mask     a custom loss mask: module:Class, /path/file.py:Class, or a module (none)
-    rollout_buffer_max_row_tokens  limit of tokens in all rows of a trajectory rebuilt from its messages (none)
-    rollout_buffer_turn_discount  trains rewards of turns, with this discount from turn to turn: 1 is undiscounted (not
-                                 set: only the trajectory's reward)
-    rollout_buffer_max_token_lag  masks tokens whose weights are more versions older than the trainer's (no limit)
-    rollout_buffer_example_interval  rollouts between two tables of example trajectories; 0 logs none (10)
-    rollout_buffer_metrics_file  JSONL file that gets a line of metrics for each rollout
-    rollout_buffer_tensorboard_dir  folder for TensorBoard events
-    rollout_num_process          concurrent episodes (100), or auto
+What each argument means is in this project's ``docs/arguments.md``.
 """
 
 from __future__ import annotations
@@ -41,15 +10,17 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime.utils.types import Sample
@@ -65,32 +36,17 @@ from slime_plugins.rollout_buffer.trainer.settings import (
     TrackingSettings,
 )
 from slime_plugins.rollout_buffer.trainer.training_reports import MAX_ROWS_PER_REPORT
+from slime_plugins.rollout_buffer.types import CHANGEABLE
 
 logger = logging.getLogger(__name__)
 
 ADVANTAGE_PATH = "slime.rollout.agent_rollout.turn_advantages"
 """Value of ``--custom-advantage-function-path`` that trains rewards of turns."""
 OLD_URL_FLAG = "--agent-rollout-buffer-url"
-DEFAULT_NUM_EPOCH = 3
-DEFAULT_NUM_PROCESS = 100
-DEFAULT_IMAGE_CACHE_MB = 512.0
-DEFAULT_IMAGE_FETCHES = 16
-DEFAULT_EXAMPLE_INTERVAL = 10
-DEFAULT_IMAGE_THREADS = 2
+PREFIX = "rollout_buffer_"
 
-
-KEYS = frozenset(
-    {"rollout_buffer_exact_prompts", "rollout_buffer_image_threads", "rollout_buffer_images"}
-    | {"rollout_buffer_example_interval", "rollout_buffer_image_cache_mb", "rollout_buffer_image_fetches"}
-    | {"rollout_buffer_job_id", "rollout_buffer_keep_images", "rollout_buffer_lease_s", "rollout_buffer_loss_mask"}
-    | {"rollout_buffer_max_row_tokens", "rollout_buffer_metrics_file", "rollout_buffer_on_exhausted"}
-    | {"rollout_buffer_max_token_lag", "rollout_buffer_on_policy", "rollout_buffer_turn_discount"}
-    | {"rollout_buffer_options", "rollout_buffer_pixel_dtype", "rollout_buffer_ray_address"}
-    | {"rollout_buffer_report_drift", "rollout_buffer_report_rows", "rollout_buffer_short_groups"}
-    | {"rollout_buffer_tensorboard_dir"}
-    | {"rollout_buffer_timeout_s", "rollout_buffer_token", "rollout_buffer_url", "rollout_buffer_wait_s"}
-)
-"""Every ``rollout_buffer_…`` attribute that is read; others are refused, because slime accepts any key."""
+Value = TypeVar("Value")
+Default = TypeVar("Default")
 
 
 class OnExhausted(StrEnum):
@@ -105,6 +61,124 @@ class ShortGroups(StrEnum):
 
     REFILL = "refill"  # by members of other groups
     KEEP = "keep"  # by dummies
+
+
+class Attribute(Generic[Value]):
+    """An attribute of slime's arguments; one that is absent or null has its default.
+
+    ``convert`` raises ValueError or TypeError for a value that is not ``needed``, which is reported as a ConfigError. A
+    default is not converted.
+    """
+
+    def __init__(self, convert: Callable[[Any], Value], default: Value, needed: str) -> None:
+        self._convert, self._default, self._needed = convert, default, needed
+
+    def __set_name__(self, _owner: type[BufferAttributes], name: str) -> None:
+        self._name = name
+
+    def __get__(self, own: BufferAttributes, _owner: type[BufferAttributes]) -> Value:
+        given = getattr(own.args, self._name, None)
+        if given is None:
+            return self._default
+        try:
+            return self._convert(given)
+        except (TypeError, ValueError, OverflowError) as error:
+            # A value of a wrong type is not shown: it may be a token.
+            shown = f"of type {type(given).__name__}" if isinstance(error, TypeError) else repr(given)
+            raise ConfigError(f"{self._name} is {shown}; use {self._needed}") from None
+
+
+def number(default: Default, needed: str, least: float, most: float = math.inf) -> Attribute[float | Default]:
+    """A finite number; a text of one is read too, because YAML reads 1e3 as a text."""
+
+    def convert(given: Any) -> float:
+        value = float(given)
+        if isinstance(given, bool) or not math.isfinite(value) or not least <= value <= most:
+            raise ValueError
+        return value
+
+    return Attribute(convert, default, needed)
+
+
+def seconds(default: float) -> Attribute[float]:
+    return number(default, "a number of more than 0 seconds", least=math.ulp(0.0))
+
+
+def count(default: Default, least: int = 0) -> Attribute[int | Default]:
+    return Attribute(partial(_whole, least), default, f"a whole number of at least {least}")
+
+
+def choice(choices: Iterable[Value], default: Default) -> Attribute[Value | Default]:
+    known = list(choices)
+    return Attribute(lambda given: known[known.index(given)], default, " or ".join(map(str, known)))
+
+
+def instance(kind: type[Value], default: Default, needed: str) -> Attribute[Value | Default]:
+    def convert(given: Any) -> Value:
+        if not isinstance(given, kind):
+            raise TypeError
+        return given
+
+    return Attribute(convert, default, needed)
+
+
+def _whole(least: int, given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise ValueError
+    return given
+
+
+class BufferAttributes:
+    """The attributes of ``args``, each read and checked when it is asked for."""
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+
+    rollout_buffer_url = instance(str, None, "a URL")
+    rollout_buffer_token = instance(str, None, "a text")
+    rollout_buffer_job_id = instance(str, None, "a text")
+    rollout_buffer_options: Attribute[dict[str, Any]] = instance(dict, {}, "a mapping of payload keys to values")
+    rollout_buffer_on_exhausted = choice(OnExhausted, OnExhausted.ERROR)
+    rollout_buffer_short_groups = choice(ShortGroups, ShortGroups.REFILL)
+    rollout_buffer_on_policy = instance(bool, False, "true or false")
+    rollout_buffer_exact_prompts = choice(("report", "require"), None)
+    rollout_buffer_wait_s = seconds(DEFAULT_WAIT_S)
+    rollout_buffer_lease_s = seconds(DEFAULT_LEASE_S)
+    rollout_buffer_timeout_s = seconds(DEFAULT_TIMEOUT_S)
+    rollout_buffer_image_cache_mb = number(512.0, "a number of at least 0", least=0)
+    rollout_buffer_image_fetches = count(16, least=1)
+    rollout_buffer_image_threads = count(2, least=1)
+    rollout_buffer_images = choice(("pixels", "tokens"), "pixels")
+    rollout_buffer_keep_images = instance(bool, False, "true or false")
+    rollout_buffer_pixel_dtype = choice(("float32", "bfloat16"), None)
+    rollout_buffer_report_drift = instance(bool, True, "true or false")
+    rollout_buffer_report_rows = count(MAX_ROWS_PER_REPORT)
+    rollout_buffer_loss_mask = instance(str, None, "the name of a class: module:Class or /path/file.py:Class")
+    rollout_buffer_max_row_tokens = count(None)
+    rollout_buffer_max_token_lag = count(None)
+    rollout_buffer_turn_discount = number(None, "a number from 0 to 1, the weight of the next turn's return", 0, most=1)
+    rollout_buffer_example_interval = count(10)
+    rollout_buffer_metrics_file = instance(str, None, "a path")
+    rollout_buffer_tensorboard_dir = instance(str, None, "a path")
+    rollout_buffer_ray_address = instance(str, None, "a text")
+    rollout_num_process = Attribute[int | str](
+        lambda given: given if given == "auto" else _whole(1, given), 100, "auto or a whole number of at least 1"
+    )
+    num_epoch = count(3, least=1)
+    fetch_trajectory_retry_times = count(-1, least=-1)
+
+
+KNOWN_ATTRIBUTES = tuple(sorted(name for name in vars(BufferAttributes) if name.startswith(PREFIX)))
+
+
+def refuse_unknown_attributes(args: Any) -> None:
+    """Raises a ConfigError for a ``rollout_buffer_…`` attribute that nobody reads: slime accepts any key."""
+    known = [name.removeprefix(PREFIX) for name in KNOWN_ATTRIBUTES]  # with it any two are near
+    for name in sorted(vars(args)):
+        if name.startswith(PREFIX) and name not in KNOWN_ATTRIBUTES:
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
+            meant = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(KNOWN_ATTRIBUTES)}"
+            raise ConfigError(f"{name} is not known; {meant}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,19 +216,20 @@ def read_settings(args: Any) -> RolloutSettings:
     """
     if getattr(args, "reward_key", None):
         raise ConfigError("--reward-key selects a part of a reward, and the rewards of a rollout buffer are numbers")
-    _refuse_unknown_keys(args)
-    retries = int(getattr(args, "fetch_trajectory_retry_times", -1))
+    refuse_unknown_attributes(args)
+    own = BufferAttributes(args)
+    retries = own.fetch_trajectory_retry_times
     return RolloutSettings(
         buffer_url=_buffer_url(args),
         token=buffer_token(args),
-        job_id=getattr(args, "rollout_buffer_job_id", None) or _derived_job_id(args),
+        job_id=own.rollout_buffer_job_id or _derived_job_id(args),
         groups_per_rollout=_at_least_one(args, "rollout_batch_size"),
         samples_per_group=_at_least_one(args, "n_samples_per_prompt"),
         max_failures=None if retries < 0 else retries,
-        on_exhausted=OnExhausted(_choice(args, "rollout_buffer_on_exhausted", list(OnExhausted)) or OnExhausted.ERROR),
-        wait_s=_seconds(args, "rollout_buffer_wait_s", DEFAULT_WAIT_S),
-        lease_s=_seconds(args, "rollout_buffer_lease_s", DEFAULT_LEASE_S),
-        timeout_s=_seconds(args, "rollout_buffer_timeout_s", DEFAULT_TIMEOUT_S),
+        on_exhausted=own.rollout_buffer_on_exhausted,
+        wait_s=own.rollout_buffer_wait_s,
+        lease_s=own.rollout_buffer_lease_s,
+        timeout_s=own.rollout_buffer_timeout_s,
         pause_between_rollouts=bool(getattr(args, "offload_rollout", False)),
         on_policy=_on_policy(args),
     )
@@ -166,15 +241,14 @@ def read_image_settings(args: Any) -> ImageSettings | None:
     Raises:
         ConfigError: a value is invalid.
     """
-    pixel_dtype = _choice(args, "rollout_buffer_pixel_dtype", ("float32", "bfloat16"))
-    if _choice(args, "rollout_buffer_images", ("pixels", "tokens")) == "tokens":
+    own = BufferAttributes(args)
+    if own.rollout_buffer_images == "tokens":
         return None
-    cache_mb = getattr(args, "rollout_buffer_image_cache_mb", None)
     return ImageSettings(
-        cache_bytes=int(1e6 * (DEFAULT_IMAGE_CACHE_MB if cache_mb is None else float(cache_mb))),
-        fetches_at_once=max(1, int(getattr(args, "rollout_buffer_image_fetches", None) or DEFAULT_IMAGE_FETCHES)),
-        threads=max(1, int(getattr(args, "rollout_buffer_image_threads", None) or DEFAULT_IMAGE_THREADS)),
-        pixel_dtype=pixel_dtype,
+        cache_bytes=int(1e6 * own.rollout_buffer_image_cache_mb),
+        fetches_at_once=own.rollout_buffer_image_fetches,
+        threads=own.rollout_buffer_image_threads,
+        pixel_dtype=own.rollout_buffer_pixel_dtype,
     )
 
 
@@ -182,26 +256,27 @@ def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
     """Reads the row settings from slime's arguments.
 
     Raises:
-        ConfigError: ``rollout_buffer_loss_mask`` is no text, or a discount or lag is invalid.
+        ConfigError: a value is invalid.
     """
+    own = BufferAttributes(args)
     return RowSettings(
         samples_per_group=samples_per_group,
         masks=read_mask_settings(args),
-        max_row_tokens=getattr(args, "rollout_buffer_max_row_tokens", None),
-        report_drift=bool(getattr(args, "rollout_buffer_report_drift", True)),
-        keep_pictures=bool(getattr(args, "rollout_buffer_keep_images", False)),
+        max_row_tokens=own.rollout_buffer_max_row_tokens,
+        report_drift=own.rollout_buffer_report_drift,
+        keep_pictures=own.rollout_buffer_keep_images,
         log_probs_wanted_by=log_probs_wanted_by(args),
         turn_discount=read_turn_discount(args),
-        max_token_lag=_count(args, "rollout_buffer_max_token_lag"),
+        max_token_lag=own.rollout_buffer_max_token_lag,
         records=wanted_records(args),
-        experts_width=_experts_width(args),
+        experts_width=_routed_ids_per_token(args),
     )
 
 
 def wanted_records(args: Any) -> tuple[str, ...]:
     """Returns the kinds of token records that slime's loss and its routing replay need."""
     replays = getattr(args, "use_rollout_routing_replay", False)
-    return (*([ROUTED_EXPERTS] if replays else []), *([TOP_P_TOKENS] if replays_top_p(args) else []))
+    return (*([ROUTED_EXPERTS] if replays else []), *([TOP_P_TOKENS] if needs_top_p_ids(args) else []))
 
 
 def asked_records(args: Any) -> dict[str, Any]:
@@ -214,13 +289,13 @@ def asked_records(args: Any) -> dict[str, Any]:
     return asked
 
 
-def replays_top_p(args: Any) -> bool:
+def needs_top_p_ids(args: Any) -> bool:
     """Returns True if slime computes log-probs over the top-p ids: versions of 2026 do, for a top_p below 1."""
     knows = any(one.name == "rollout_top_p_token_ids" for one in fields(Sample))
     return knows and getattr(args, "rollout_top_p", 1.0) != 1.0
 
 
-def _experts_width(args: Any) -> int | None:
+def _routed_ids_per_token(args: Any) -> int | None:
     layers, chosen = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
     return int(layers) * int(chosen) if layers and chosen else None
 
@@ -231,13 +306,10 @@ def read_turn_discount(args: Any) -> float | None:
     Raises:
         ConfigError: it is not a number from 0 to 1.
     """
-    name = "rollout_buffer_turn_discount"
-    given = getattr(args, name, None)
-    if given is None:
-        return 1.0 if getattr(args, "custom_advantage_function_path", None) == ADVANTAGE_PATH else None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
-        raise ConfigError(f"{name} is {given!r}; use a number from 0 to 1, the weight of the next turn's return")
-    return float(given)
+    given = BufferAttributes(args).rollout_buffer_turn_discount
+    if given is None and getattr(args, "custom_advantage_function_path", None) == ADVANTAGE_PATH:
+        return 1.0
+    return given
 
 
 def read_mask_settings(args: Any) -> MaskSettings:
@@ -247,9 +319,7 @@ def read_mask_settings(args: Any) -> MaskSettings:
         ConfigError: ``rollout_buffer_loss_mask`` is no text.
     """
     loss_mask_type = getattr(args, "loss_mask_type", None) or "qwen"
-    source = getattr(args, "rollout_buffer_loss_mask", None) or None
-    if source is not None and not isinstance(source, str):
-        raise ConfigError(f"rollout_buffer_loss_mask is {source!r}; name a class: module:Class or /path/file.py:Class")
+    source = BufferAttributes(args).rollout_buffer_loss_mask or None
     if source is None and (":" in loss_mask_type or loss_mask_type.endswith(".py")):
         source, loss_mask_type = loss_mask_type, "qwen"
     options = getattr(args, "apply_chat_template_kwargs", None) or {}
@@ -267,15 +337,17 @@ def read_tracking_settings(args: Any) -> TrackingSettings:
     Raises:
         ConfigError: the interval is no number from 0 on.
     """
-    interval = _count(args, "rollout_buffer_example_interval")
-    json_lines = getattr(args, "rollout_buffer_metrics_file", None)
-    tensorboard = getattr(args, "rollout_buffer_tensorboard_dir", None)
+    own = BufferAttributes(args)
     return TrackingSettings(
         use_wandb=bool(getattr(args, "use_wandb", False)),
-        json_lines=Path(json_lines) if json_lines else None,
-        tensorboard=Path(tensorboard) if tensorboard else None,
-        example_interval=DEFAULT_EXAMPLE_INTERVAL if interval is None else interval,
+        json_lines=_path(own.rollout_buffer_metrics_file),
+        tensorboard=_path(own.rollout_buffer_tensorboard_dir),
+        example_interval=own.rollout_buffer_example_interval,
     )
+
+
+def _path(given: str | None) -> Path | None:
+    return Path(given) if given else None
 
 
 def log_probs_wanted_by(args: Any) -> str | None:
@@ -304,7 +376,7 @@ def step_size(args: Any) -> int:
 
 
 def buffer_token(args: Any) -> str | None:
-    return getattr(args, "rollout_buffer_token", None) or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
+    return BufferAttributes(args).rollout_buffer_token or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
 
 
 def start_payload(
@@ -320,9 +392,9 @@ def start_payload(
     """
     payload = {
         **_engine_and_task(args),
-        "num_epoch": int(getattr(args, "num_epoch", None) or DEFAULT_NUM_EPOCH),
+        "num_epoch": BufferAttributes(args).num_epoch,
         "input_file": args.prompt_data,
-        "num_repeat_per_sample": str(args.n_samples_per_prompt),
+        "num_repeat_per_sample": str(args.n_samples_per_prompt),  # a text, as slime's own trainer sends it
         "max_tokens": args.rollout_max_response_len,
         "sampling_params": _sampling_params(args),
         "skip_instance_ids": list(skip_instance_ids),
@@ -330,7 +402,7 @@ def start_payload(
         "fresh": fresh,
         "start_id": start_id,
     }
-    return {**_plays_ahead(args), **_with_options(payload, args)}
+    return {**_limits_of_playing_ahead(args), **_with_options(payload, args)}
 
 
 def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) -> dict[str, Any]:
@@ -402,35 +474,31 @@ def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
     )
 
 
-def _refuse_unknown_keys(args: Any) -> None:
-    for name in sorted(vars(args)):
-        if name.startswith("rollout_buffer_") and name not in KEYS:
-            near = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{name} is not known; did you mean {near}?")
-
-
 def _engine_and_task(args: Any) -> dict[str, Any]:
+    own = BufferAttributes(args)
     return {
-        "num_process": _num_process(getattr(args, "rollout_num_process", None) or DEFAULT_NUM_PROCESS),
+        "num_process": own.rollout_num_process,
         "remote_engine_url": engine_url(args),
         "remote_buffer_url": _buffer_url(args),
         "task_type": args.rollout_task_type,
         "tokenizer_path": args.hf_checkpoint,
-        **_set_values(exact_prompts=_choice(args, "rollout_buffer_exact_prompts", ("report", "require"))),
+        **_set_values(exact_prompts=own.rollout_buffer_exact_prompts),
     }
 
 
-def _num_process(value: Any) -> int | str:
-    return "auto" if value == "auto" else int(value)
-
-
 def engine_url(args: Any) -> str | None:
-    """Returns the router's URL; slime passes an IPv6 address with or without brackets."""
-    address = getattr(args, "sglang_router_ip", None)
+    """Returns the router's URL; slime passes an IPv6 address with or without brackets.
+
+    Raises:
+        ConfigError: it has an address and no port.
+    """
+    address, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
     if address is None:
         return None
+    if port is None:
+        raise ConfigError("sglang_router_port is not set, and sglang_router_ip is: set both or none")
     host = f"[{address}]" if ":" in address and not address.startswith("[") else address
-    return f"http://{host}:{args.sglang_router_port}"
+    return f"http://{host}:{port}"
 
 
 def _sampling_params(args: Any) -> dict[str, Any]:
@@ -453,9 +521,7 @@ def _set_values(**values: Any) -> dict[str, Any]:
 
 
 def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
-    options = getattr(args, "rollout_buffer_options", None) or {}
-    if not isinstance(options, Mapping):
-        raise ConfigError("rollout_buffer_options must be a mapping of payload keys to values")
+    options = BufferAttributes(args).rollout_buffer_options
     if isinstance(nested := getattr(args, "actor_rollout_ref", None), Mapping):
         options = {"actor_rollout_ref": nested, **options}  # a config in StateLM's layout
     clash = sorted(payload.keys() & options.keys())
@@ -464,7 +530,7 @@ def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
     return {**payload, **options}
 
 
-def _plays_ahead(args: Any) -> dict[str, int]:
+def _limits_of_playing_ahead(args: Any) -> dict[str, int]:
     """Returns the payload's limit of the groups that a job plays ahead of the trainer.
 
     On-policy: only the groups of one rollout. Otherwise new groups begin while fewer than one rollout's groups are
@@ -474,37 +540,39 @@ def _plays_ahead(args: Any) -> dict[str, int]:
     groups = int(args.rollout_batch_size)
     if _on_policy(args):
         return {"max_groups_ahead": groups}
-    if "max_groups_ready" in (getattr(args, "rollout_buffer_options", None) or {}):
+    if "max_groups_ready" in BufferAttributes(args).rollout_buffer_options:
         return {}
     return {"max_groups_ready": groups}
 
 
 def _on_policy(args: Any) -> bool:
-    value = getattr(args, "rollout_buffer_on_policy", None) or False
-    if not isinstance(value, bool):
-        raise ConfigError(f"rollout_buffer_on_policy is {value!r}; use true or false")
-    if value and "max_groups_ahead" in (getattr(args, "rollout_buffer_options", None) or {}):
+    own = BufferAttributes(args)
+    if own.rollout_buffer_on_policy and "max_groups_ahead" in own.rollout_buffer_options:
         raise ConfigError("rollout_buffer_on_policy plays one rollout ahead: leave max_groups_ahead out of the options")
-    return value
+    return own.rollout_buffer_on_policy
 
 
 def _derived_job_id(args: Any) -> str:
-    """Derives an id that is equal after a restart with the same save path and settings."""
+    """Derives an id that is equal after a restart with the same save path and the same work.
+
+    Options that a start may change in a running job do not count.
+    """
+    own = BufferAttributes(args)
     work = {
         "save": getattr(args, "save", None) or getattr(args, "load", None),
         "task_type": args.rollout_task_type,
         "input_file": args.prompt_data,
-        "num_epoch": getattr(args, "num_epoch", None) or DEFAULT_NUM_EPOCH,
+        "num_epoch": own.num_epoch,
         "samples_per_group": args.n_samples_per_prompt,
         "sampling_params": _sampling_params(args),
-        "options": dict(getattr(args, "rollout_buffer_options", None) or {}),
+        "options": {key: value for key, value in own.rollout_buffer_options.items() if key not in CHANGEABLE},
     }
     canonical = json.dumps(work, sort_keys=True, default=str)
     return f"{args.rollout_task_type}-{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"
 
 
 def _buffer_url(args: Any) -> str:
-    given = getattr(args, "agent_rollout_buffer_url", None) or getattr(args, "rollout_buffer_url", None)
+    given = getattr(args, "agent_rollout_buffer_url", None) or BufferAttributes(args).rollout_buffer_url
     url = given or _url_on_the_command_line()
     if not url:
         raise ConfigError(
@@ -545,30 +613,13 @@ def _drivers_command_line() -> str:
         return ""
 
 
-def _choice(args: Any, name: str, choices: Sequence[str]) -> str | None:
-    """Returns the value of an attribute that must be one of ``choices``; None if it is not set."""
-    value = getattr(args, name, None) or None
-    if value not in (None, *choices):
-        raise ConfigError(f"{name} is {value!r}; use {' or '.join(choices)}")
-    return value
-
-
 def read_report_rows(args: Any) -> int:
     """Reads how many rows per rank and step are reported to the buffer; 0 reports none.
 
     Raises:
         ConfigError: it is below 0.
     """
-    rows = _count(args, "rollout_buffer_report_rows")
-    return MAX_ROWS_PER_REPORT if rows is None else rows
-
-
-def _count(args: Any, name: str) -> int | None:
-    """Returns the value of an attribute that must be a whole number from 0 on; None if it is not set."""
-    value = getattr(args, name, None)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise ConfigError(f"{name} is {value!r}; use a whole number from 0 on")
-    return value
+    return BufferAttributes(args).rollout_buffer_report_rows
 
 
 def read_short_groups(args: Any) -> ShortGroups:
@@ -577,18 +628,11 @@ def read_short_groups(args: Any) -> ShortGroups:
     Raises:
         ConfigError: the value is unknown.
     """
-    return ShortGroups(_choice(args, "rollout_buffer_short_groups", list(ShortGroups)) or ShortGroups.REFILL)
+    return BufferAttributes(args).rollout_buffer_short_groups
 
 
 def _at_least_one(args: Any, name: str) -> int:
-    value = int(getattr(args, name))
-    if value < 1:
-        raise ConfigError(f"{name} is {value}; it must be at least 1")
-    return value
-
-
-def _seconds(args: Any, name: str, default: float) -> float:
-    value = float(getattr(args, name, None) or default)
-    if value <= 0:
-        raise ConfigError(f"{name} is {value}; it must be more than 0 seconds")
+    value = getattr(args, name, None)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; it must be at least 1")
     return value

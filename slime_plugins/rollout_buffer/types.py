@@ -23,6 +23,25 @@ DEFAULT_TEMPERATURE = 1.0
 """Sampling temperature of a job that names none."""
 MAX_EXACT_INTEGER = 2**53
 """The largest integer that every JSON reader represents exactly."""
+CHANGEABLE = frozenset(
+    {
+        "num_process",
+        "num_process_min",
+        "num_process_max",
+        "tokenizer_path",
+        "max_attempts",
+        "attempt_timeout_seconds",
+        "group_timeout_seconds",
+        "stop_after_failures",
+        "stop_hopeless_groups",
+        "max_groups_ahead",
+        "max_groups_ready",
+        "staleness_policy",
+        "pause_when_idle_s",
+        "exact_prompts",
+    }
+)
+"""Settings that a start may change in a running job: they do not identify the work."""
 
 Message = dict[str, Any]
 """One OpenAI message. An image in it is ``{"type": "image_url", "image_url": {"url": "sha256:<hex>"}}``."""

@@ -36,10 +36,10 @@ from slime_plugins.rollout_buffer.storage.tables import (
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.input_rows import PackedInput
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, JobState
+from slime_plugins.rollout_buffer.types import CHANGEABLE, DeliveryState, GroupState, JobState
 from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER
 from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE, MAX_ATTEMPTS
-from slime_plugins.rollout_buffer.wire.start_request import CHANGEABLE, StartPayload
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

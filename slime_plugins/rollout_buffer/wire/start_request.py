@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema, model_validator
 
 from slime_plugins.rollout_buffer.credentials import holds_redacted
-from slime_plugins.rollout_buffer.types import MessageMatching
+from slime_plugins.rollout_buffer.types import CHANGEABLE, MessageMatching
 from slime_plugins.rollout_buffer.wire.checks import MAX_KEYS, misspelt_key_messages, nearest_key
 from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE, JobSettings, SamplingPayload
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, HttpUrl, Identifier, parts_of
@@ -242,27 +242,6 @@ class StartPayload(JobSettings):
                 digest.update(_canonical(value))
         digest.update(b"}")
         return digest.hexdigest()
-
-
-CHANGEABLE = frozenset(
-    {
-        "num_process",
-        "num_process_min",
-        "num_process_max",
-        "tokenizer_path",
-        "max_attempts",
-        "attempt_timeout_seconds",
-        "group_timeout_seconds",
-        "stop_after_failures",
-        "stop_hopeless_groups",
-        "max_groups_ahead",
-        "max_groups_ready",
-        "staleness_policy",
-        "pause_when_idle_s",
-        "exact_prompts",
-    }
-)
-"""Settings that an attaching payload may change: they do not identify the work."""
 
 
 def why_too_large(settings: Mapping[str, Any]) -> str | None:

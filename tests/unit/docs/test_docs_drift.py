@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from slime.rollout import agent_rollout_settings
+from slime.rollout.agent_rollout_settings import KNOWN_ATTRIBUTES
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
@@ -65,11 +65,11 @@ def lacking_context_settings(text: Text) -> list[str]:
 
 
 def lacking_trainer_settings(text: Text) -> list[str]:
-    """What is really read from the arguments, wherever on the trainer's side."""
-    folder = Path(agent_rollout_settings.__file__ or "").parent
-    source = "\n".join(path.read_text("utf-8") for path in folder.glob("agent_rollout*.py"))
-    read = set(re.findall(r'args, "(rollout_(?:buffer_[a-z_]+|num_process))"', source)) - {"rollout_buffer_url"}
-    return [name for name in sorted(read) if f"| `{name}` |" not in text]
+    return [
+        name
+        for name in sorted({*KNOWN_ATTRIBUTES, "rollout_num_process"} - {"rollout_buffer_url"})
+        if f"`{name}" not in text
+    ]
 
 
 def lacking_variables(text: Text) -> list[str]:

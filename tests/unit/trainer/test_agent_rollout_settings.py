@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,11 @@ import pytest
 
 from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout_settings import (
+    engine_url,
     eval_payload,
     eval_sets,
+    read_image_settings,
+    read_report_rows,
     read_row_settings,
     read_settings,
     start_payload,
@@ -121,6 +125,15 @@ def test_what_may_change_between_starts_leaves_the_job_id_alone() -> None:
     assert read_settings(elsewhere).job_id == read_settings(arguments()).job_id
 
 
+def test_options_that_a_running_job_takes_over_leave_its_derived_id_alone() -> None:
+    plain, work = arguments(), arguments(rollout_buffer_options={"max_turns": 9})
+    taken_over = {"attempt_timeout_seconds": 90, "max_attempts": 5, "staleness_policy": "filter", "num_process_max": 8}
+
+    assert read_settings(plain).job_id == "math-575d4d187210b81a", "trainers that run now would lose their job"
+    assert read_settings(arguments(rollout_buffer_options=taken_over)).job_id == read_settings(plain).job_id
+    assert read_settings(work).job_id != read_settings(plain).job_id
+
+
 def test_a_configured_job_id_wins() -> None:
     assert read_settings(arguments(rollout_buffer_job_id="mine")).job_id == "mine"
 
@@ -164,11 +177,80 @@ def test_the_older_flag_that_slimes_parser_ignores_is_read_here(
         ({"rollout_batch_size": 0}, "at least 1"),
         ({"reward_key": "score"}, "are numbers"),
         ({"rollout_buffer_lease_s": -1}, "more than 0 seconds"),
+        ({"rollout_buffer_lesae_s": 60}, "rollout_buffer_lesae_s is not known; did you mean rollout_buffer_lease_s"),
+        ({"rollout_buffer_xyzzy": 1}, "rollout_buffer_xyzzy is not known; known are .*rollout_buffer_job_id, "),
+        ({"fetch_trajectory_retry_times": "x"}, "fetch_trajectory_retry_times is 'x'"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read_settings(arguments(**changes))
+
+
+def read_everything(args: Any) -> None:
+    read_settings(args)
+    read_image_settings(args)
+    read_row_settings(args, 4)
+    read_report_rows(args)
+    start_payload(args, job_id="j", skip_instance_ids=(), fresh=False, start_id="s")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("rollout_buffer_wait_s", (0, math.nan, math.inf, "ten", [1], True)),
+        ("rollout_buffer_timeout_s", (0, -1, math.inf)),
+        ("rollout_buffer_image_cache_mb", (-5, math.nan, "big", True)),
+        ("rollout_buffer_image_fetches", (0, -1, 1.5, "many", True)),
+        ("rollout_buffer_image_threads", (0, -3, "big")),
+        ("rollout_buffer_images", ("none", 0, "")),
+        ("rollout_buffer_pixel_dtype", ("float16", 0)),
+        ("rollout_buffer_report_drift", ("false", 0)),
+        ("rollout_buffer_keep_images", ("false", 1)),
+        ("rollout_buffer_on_policy", (0, "false")),
+        ("rollout_buffer_max_row_tokens", ("x", -1, 1.5)),
+        ("rollout_buffer_report_rows", (-1, "x")),
+        ("rollout_buffer_turn_discount", (2, math.nan, "x", True)),
+        ("rollout_buffer_job_id", (7,)),
+        ("rollout_buffer_options", ("max_turns", 0, [])),
+        ("rollout_num_process", (0, "many", True)),
+        ("num_epoch", (0, "x")),
+        ("n_samples_per_prompt", (0, "x", None)),
+    ],
+)
+def test_a_value_that_an_attribute_cannot_have_is_refused_by_its_name(name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=f"^{name} is "):
+            read_everything(arguments(**{name: value}))
+
+
+def test_an_attribute_that_is_null_has_its_default() -> None:
+    args = arguments(rollout_buffer_report_drift=None, rollout_buffer_image_cache_mb=None, rollout_buffer_wait_s=None)
+    images = read_image_settings(args)
+    assert images is not None
+    assert (images.cache_bytes, read_settings(args).wait_s, read_row_settings(args, 4).report_drift) == (
+        512_000_000,
+        20,
+        True,
+    )
+
+
+def test_zero_is_taken_where_it_means_something() -> None:
+    args = arguments(rollout_buffer_image_cache_mb=0, rollout_buffer_report_rows=0, rollout_buffer_turn_discount=0)
+    images = read_image_settings(args)
+    assert images is not None
+    assert (images.cache_bytes, read_report_rows(args), read_row_settings(args, 4).turn_discount) == (0, 0, 0)
+
+
+def test_a_token_of_another_type_is_refused_without_showing_it() -> None:
+    with pytest.raises(ConfigError, match=r"^rollout_buffer_token is of type int; use a text") as refusal:
+        read_settings(arguments(rollout_buffer_token=8_675_309))
+    assert "8675309" not in str(refusal.value)
+
+
+def test_a_router_without_a_port_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sglang_router_port"):
+        engine_url(arguments(sglang_router_ip="1.2.3.4", sglang_router_port=None))
 
 
 def test_the_token_comes_from_the_arguments_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
