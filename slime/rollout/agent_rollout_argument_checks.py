@@ -18,13 +18,12 @@ from slime.rollout.agent_rollout_sample_fields import execution_field
 from slime.rollout.agent_rollout_settings import (
     ADVANTAGE_PATH,
     ShortGroups,
+    buffer_attributes,
     eval_sets,
     read_image_settings,
     read_mask_settings,
-    read_report_rows,
     read_row_settings,
     read_settings,
-    read_short_groups,
     read_tracking_settings,
     read_turn_discount,
     start_payload,
@@ -146,7 +145,7 @@ def _estimator(args: Any) -> Iterator[str]:
     estimator = getattr(args, "advantage_estimator", None)
     if estimator not in ESTIMATORS_WITHOUT_DUMMIES:
         return
-    if read_short_groups(args) is ShortGroups.KEEP:
+    if buffer_attributes(args).rollout_buffer_short_groups is ShortGroups.KEEP:
         yield (
             f"--advantage-estimator {estimator} fails on a dummy, which has no trained token: "
             "set rollout_buffer_short_groups: refill"
@@ -297,8 +296,6 @@ def _evaluation(args: Any) -> None:
 
 READERS: tuple[Callable[[Any], object], ...] = (
     read_settings,
-    read_short_groups,
-    read_report_rows,
     read_tracking_settings,
     read_image_settings,
     read_turn_discount,

@@ -23,7 +23,7 @@ from slime.rollout.agent_rollout_advantages import normalizes, scales_by_played_
 from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import Group, as_dummy, rows_of, trajectories_of
-from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
+from slime.rollout.agent_rollout_settings import ShortGroups, buffer_attributes
 from slime_plugins.rollout_buffer.errors import GeneratorError
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def rule_of(args: Any) -> BatchRule:
         groups=groups,
         members=members,
         step=int(getattr(args, "global_batch_size", None) or groups * members),
-        short_groups=read_short_groups(args),
+        short_groups=buffer_attributes(args).rollout_buffer_short_groups,
         whole_groups=path not in (None, OWN_REWARDS_PATH) or (path is None and normalizes(args)),
         least=2 if normalizes(args) and members > 1 else 1,
         weightless_dummies=_dummies_have_no_weight(args),

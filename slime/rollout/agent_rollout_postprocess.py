@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from slime.rollout.agent_rollout_settings import read_report_rows, read_settings
+from slime.rollout.agent_rollout_settings import buffer_attributes, read_settings
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport, TrainingReporter
 
 POSTPROCESS_PATH = "slime.rollout.agent_rollout.post_process_rollout_data"
@@ -133,7 +133,7 @@ def report_rows(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> boo
     Raises:
         ConfigError: an argument is invalid.
     """
-    most_rows = read_report_rows(args)
+    most_rows = buffer_attributes(args).rollout_buffer_report_rows
     if not most_rows:
         return False
     by_job: dict[str, list[RowReport]] = {}

@@ -10,22 +10,22 @@ import hashlib
 import importlib
 import json
 import logging
-import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import DEFAULT_TIMEOUT_S
-from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.settings import (
     DEFAULT_LEASE_S,
@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.trainer.settings import (
 )
 from slime_plugins.rollout_buffer.trainer.training_reports import MAX_ROWS_PER_REPORT
 from slime_plugins.rollout_buffer.types import CHANGEABLE
+from slime_plugins.rollout_buffer.wire.checks import MustBe, WireRecord, checked
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,6 @@ ADVANTAGE_PATH = "slime.rollout.agent_rollout.turn_advantages"
 """Value of ``--custom-advantage-function-path`` that trains rewards of turns."""
 OLD_URL_FLAG = "--agent-rollout-buffer-url"
 PREFIX = "rollout_buffer_"
-
-Value = TypeVar("Value")
-Default = TypeVar("Default")
 
 
 class OnExhausted(StrEnum):
@@ -63,112 +61,74 @@ class ShortGroups(StrEnum):
     KEEP = "keep"  # by dummies
 
 
-class Attribute(Generic[Value]):
-    """An attribute of slime's arguments; one that is absent or null has its default.
-
-    ``convert`` raises ValueError or TypeError for a value that is not ``needed``, which is reported as a ConfigError. A
-    default is not converted.
-    """
-
-    def __init__(self, convert: Callable[[Any], Value], default: Value, needed: str) -> None:
-        self._convert, self._default, self._needed = convert, default, needed
-
-    def __set_name__(self, _owner: type[BufferAttributes], name: str) -> None:
-        self._name = name
-
-    def __get__(self, own: BufferAttributes, _owner: type[BufferAttributes]) -> Value:
-        given = getattr(own.args, self._name, None)
-        if given is None:
-            return self._default
-        try:
-            return self._convert(given)
-        except (TypeError, ValueError, OverflowError) as error:
-            # A value of a wrong type is not shown: it may be a token.
-            shown = f"of type {type(given).__name__}" if isinstance(error, TypeError) else repr(given)
-            raise ConfigError(f"{self._name} is {shown}; use {self._needed}") from None
+def _number_of_text(given: Any) -> Any:
+    return float(given) if isinstance(given, str) else given  # YAML reads 1e3 as a text
 
 
-def number(default: Default, needed: str, least: float, most: float = math.inf) -> Attribute[float | Default]:
-    """A finite number; a text of one is read too, because YAML reads 1e3 as a text."""
-
-    def convert(given: Any) -> float:
-        value = float(given)
-        if isinstance(given, bool) or not math.isfinite(value) or not least <= value <= most:
-            raise ValueError
-        return value
-
-    return Attribute(convert, default, needed)
-
-
-def seconds(default: float) -> Attribute[float]:
-    return number(default, "a number of more than 0 seconds", least=math.ulp(0.0))
-
-
-def count(default: Default, least: int = 0) -> Attribute[int | Default]:
-    return Attribute(partial(_whole, least), default, f"a whole number of at least {least}")
-
-
-def choice(choices: Iterable[Value], default: Default) -> Attribute[Value | Default]:
-    known = list(choices)
-    return Attribute(lambda given: known[known.index(given)], default, " or ".join(map(str, known)))
-
-
-def instance(kind: type[Value], default: Default, needed: str) -> Attribute[Value | Default]:
-    def convert(given: Any) -> Value:
-        if not isinstance(given, kind):
-            raise TypeError
-        return given
-
-    return Attribute(convert, default, needed)
-
-
-def _whole(least: int, given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise ValueError
+def _text_unshown(given: Any) -> str:
+    if not isinstance(given, str):
+        raise ValueError("must be a text")  # without the value: it may be a token
     return given
 
 
-class BufferAttributes:
-    """The attributes of ``args``, each read and checked when it is asked for."""
-
-    def __init__(self, args: Any) -> None:
-        self.args = args
-
-    rollout_buffer_url = instance(str, None, "a URL")
-    rollout_buffer_token = instance(str, None, "a text")
-    rollout_buffer_job_id = instance(str, None, "a text")
-    rollout_buffer_options: Attribute[dict[str, Any]] = instance(dict, {}, "a mapping of payload keys to values")
-    rollout_buffer_on_exhausted = choice(OnExhausted, OnExhausted.ERROR)
-    rollout_buffer_short_groups = choice(ShortGroups, ShortGroups.REFILL)
-    rollout_buffer_on_policy = instance(bool, False, "true or false")
-    rollout_buffer_exact_prompts = choice(("report", "require"), None)
-    rollout_buffer_wait_s = seconds(DEFAULT_WAIT_S)
-    rollout_buffer_lease_s = seconds(DEFAULT_LEASE_S)
-    rollout_buffer_timeout_s = seconds(DEFAULT_TIMEOUT_S)
-    rollout_buffer_image_cache_mb = number(512.0, "a number of at least 0", least=0)
-    rollout_buffer_image_fetches = count(16, least=1)
-    rollout_buffer_image_threads = count(2, least=1)
-    rollout_buffer_images = choice(("pixels", "tokens"), "pixels")
-    rollout_buffer_keep_images = instance(bool, False, "true or false")
-    rollout_buffer_pixel_dtype = choice(("float32", "bfloat16"), None)
-    rollout_buffer_report_drift = instance(bool, True, "true or false")
-    rollout_buffer_report_rows = count(MAX_ROWS_PER_REPORT)
-    rollout_buffer_loss_mask = instance(str, None, "the name of a class: module:Class or /path/file.py:Class")
-    rollout_buffer_max_row_tokens = count(None)
-    rollout_buffer_max_token_lag = count(None)
-    rollout_buffer_turn_discount = number(None, "a number from 0 to 1, the weight of the next turn's return", 0, most=1)
-    rollout_buffer_example_interval = count(10)
-    rollout_buffer_metrics_file = instance(str, None, "a path")
-    rollout_buffer_tensorboard_dir = instance(str, None, "a path")
-    rollout_buffer_ray_address = instance(str, None, "a text")
-    rollout_num_process = Attribute[int | str](
-        lambda given: given if given == "auto" else _whole(1, given), 100, "auto or a whole number of at least 1"
-    )
-    num_epoch = count(3, least=1)
-    fetch_trajectory_retry_times = count(-1, least=-1)
+Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_of_text)]
+Seconds = Annotated[Number, Field(gt=0), MustBe("a number of more than 0 seconds")]
+Whole = Annotated[int, Field(ge=0), MustBe("a whole number of at least 0")]
+AtLeastOne = Annotated[int, Field(ge=1), MustBe("a whole number of at least 1")]
 
 
-KNOWN_ATTRIBUTES = tuple(sorted(name for name in vars(BufferAttributes) if name.startswith(PREFIX)))
+class BufferAttributes(WireRecord):
+    """The attributes of slime's arguments that are read here alone; one that is absent or null has its default."""
+
+    rollout_buffer_url: str | None = None
+    rollout_buffer_token: Annotated[str, BeforeValidator(_text_unshown)] | None = None
+    rollout_buffer_job_id: str | None = None
+    rollout_buffer_options: dict[str, Any] = Field(default_factory=dict)
+    rollout_buffer_on_exhausted: Annotated[OnExhausted, Field(strict=False)] = OnExhausted.ERROR
+    rollout_buffer_short_groups: Annotated[ShortGroups, Field(strict=False)] = ShortGroups.REFILL
+    rollout_buffer_on_policy: bool = False
+    rollout_buffer_exact_prompts: Literal["report", "require"] | None = None
+    rollout_buffer_wait_s: Seconds = DEFAULT_WAIT_S
+    rollout_buffer_lease_s: Seconds = DEFAULT_LEASE_S
+    rollout_buffer_timeout_s: Seconds = DEFAULT_TIMEOUT_S
+    rollout_buffer_image_cache_mb: Annotated[Number, Field(ge=0)] = 512.0
+    rollout_buffer_image_fetches: AtLeastOne = 16
+    rollout_buffer_image_threads: AtLeastOne = 2
+    rollout_buffer_images: Literal["pixels", "tokens"] = "pixels"
+    rollout_buffer_keep_images: bool = False
+    rollout_buffer_pixel_dtype: Literal["float32", "bfloat16"] | None = None
+    rollout_buffer_report_drift: bool = True
+    rollout_buffer_report_rows: Whole = MAX_ROWS_PER_REPORT
+    rollout_buffer_loss_mask: str | None = None
+    rollout_buffer_max_row_tokens: Whole | None = None
+    rollout_buffer_max_token_lag: Whole | None = None
+    rollout_buffer_turn_discount: Annotated[Number, Field(ge=0, le=1), MustBe("a number from 0 to 1")] | None = None
+    rollout_buffer_example_interval: Whole = 10
+    rollout_buffer_metrics_file: str | None = None
+    rollout_buffer_tensorboard_dir: str | None = None
+    rollout_buffer_ray_address: str | None = None
+    rollout_num_process: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)], MustBe("auto or a whole number of at least 1")
+    ] = 100
+    num_epoch: AtLeastOne = 3
+    fetch_trajectory_retry_times: Annotated[int, Field(ge=-1)] = -1
+
+
+def buffer_attributes(args: Any) -> BufferAttributes:
+    """Reads the attributes from slime's arguments.
+
+    Raises:
+        ConfigError: one is invalid; each is named.
+    """
+    found = {name: getattr(args, name, None) for name in BufferAttributes.model_fields}
+    given = {name: value for name, value in found.items() if value is not None}
+    try:
+        return checked(BufferAttributes.model_validate, given, "")
+    except InvalidPayloadError as error:
+        raise ConfigError(error.message) from None
+
+
+KNOWN_ATTRIBUTES = tuple(sorted(name for name in BufferAttributes.model_fields if name.startswith(PREFIX)))
 
 
 def refuse_unknown_attributes(args: Any) -> None:
@@ -217,7 +177,7 @@ def read_settings(args: Any) -> RolloutSettings:
     if getattr(args, "reward_key", None):
         raise ConfigError("--reward-key selects a part of a reward, and the rewards of a rollout buffer are numbers")
     refuse_unknown_attributes(args)
-    own = BufferAttributes(args)
+    own = buffer_attributes(args)
     retries = own.fetch_trajectory_retry_times
     return RolloutSettings(
         buffer_url=_buffer_url(args),
@@ -241,7 +201,7 @@ def read_image_settings(args: Any) -> ImageSettings | None:
     Raises:
         ConfigError: a value is invalid.
     """
-    own = BufferAttributes(args)
+    own = buffer_attributes(args)
     if own.rollout_buffer_images == "tokens":
         return None
     return ImageSettings(
@@ -258,7 +218,7 @@ def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
     Raises:
         ConfigError: a value is invalid.
     """
-    own = BufferAttributes(args)
+    own = buffer_attributes(args)
     return RowSettings(
         samples_per_group=samples_per_group,
         masks=read_mask_settings(args),
@@ -306,7 +266,7 @@ def read_turn_discount(args: Any) -> float | None:
     Raises:
         ConfigError: it is not a number from 0 to 1.
     """
-    given = BufferAttributes(args).rollout_buffer_turn_discount
+    given = buffer_attributes(args).rollout_buffer_turn_discount
     if given is None and getattr(args, "custom_advantage_function_path", None) == ADVANTAGE_PATH:
         return 1.0
     return given
@@ -319,7 +279,7 @@ def read_mask_settings(args: Any) -> MaskSettings:
         ConfigError: ``rollout_buffer_loss_mask`` is no text.
     """
     loss_mask_type = getattr(args, "loss_mask_type", None) or "qwen"
-    source = BufferAttributes(args).rollout_buffer_loss_mask or None
+    source = buffer_attributes(args).rollout_buffer_loss_mask or None
     if source is None and (":" in loss_mask_type or loss_mask_type.endswith(".py")):
         source, loss_mask_type = loss_mask_type, "qwen"
     options = getattr(args, "apply_chat_template_kwargs", None) or {}
@@ -337,7 +297,7 @@ def read_tracking_settings(args: Any) -> TrackingSettings:
     Raises:
         ConfigError: the interval is no number from 0 on.
     """
-    own = BufferAttributes(args)
+    own = buffer_attributes(args)
     return TrackingSettings(
         use_wandb=bool(getattr(args, "use_wandb", False)),
         json_lines=_path(own.rollout_buffer_metrics_file),
@@ -376,7 +336,7 @@ def step_size(args: Any) -> int:
 
 
 def buffer_token(args: Any) -> str | None:
-    return BufferAttributes(args).rollout_buffer_token or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
+    return buffer_attributes(args).rollout_buffer_token or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
 
 
 def start_payload(
@@ -392,7 +352,7 @@ def start_payload(
     """
     payload = {
         **_engine_and_task(args),
-        "num_epoch": BufferAttributes(args).num_epoch,
+        "num_epoch": buffer_attributes(args).num_epoch,
         "input_file": args.prompt_data,
         "num_repeat_per_sample": str(args.n_samples_per_prompt),  # a text, as slime's own trainer sends it
         "max_tokens": args.rollout_max_response_len,
@@ -475,7 +435,7 @@ def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
 
 
 def _engine_and_task(args: Any) -> dict[str, Any]:
-    own = BufferAttributes(args)
+    own = buffer_attributes(args)
     return {
         "num_process": own.rollout_num_process,
         "remote_engine_url": engine_url(args),
@@ -521,7 +481,7 @@ def _set_values(**values: Any) -> dict[str, Any]:
 
 
 def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
-    options = BufferAttributes(args).rollout_buffer_options
+    options = buffer_attributes(args).rollout_buffer_options
     if isinstance(nested := getattr(args, "actor_rollout_ref", None), Mapping):
         options = {"actor_rollout_ref": nested, **options}  # a config in StateLM's layout
     clash = sorted(payload.keys() & options.keys())
@@ -540,13 +500,13 @@ def _limits_of_playing_ahead(args: Any) -> dict[str, int]:
     groups = int(args.rollout_batch_size)
     if _on_policy(args):
         return {"max_groups_ahead": groups}
-    if "max_groups_ready" in BufferAttributes(args).rollout_buffer_options:
+    if "max_groups_ready" in buffer_attributes(args).rollout_buffer_options:
         return {}
     return {"max_groups_ready": groups}
 
 
 def _on_policy(args: Any) -> bool:
-    own = BufferAttributes(args)
+    own = buffer_attributes(args)
     if own.rollout_buffer_on_policy and "max_groups_ahead" in own.rollout_buffer_options:
         raise ConfigError("rollout_buffer_on_policy plays one rollout ahead: leave max_groups_ahead out of the options")
     return own.rollout_buffer_on_policy
@@ -557,7 +517,7 @@ def _derived_job_id(args: Any) -> str:
 
     Options that a start may change in a running job do not count.
     """
-    own = BufferAttributes(args)
+    own = buffer_attributes(args)
     work = {
         "save": getattr(args, "save", None) or getattr(args, "load", None),
         "task_type": args.rollout_task_type,
@@ -572,7 +532,7 @@ def _derived_job_id(args: Any) -> str:
 
 
 def _buffer_url(args: Any) -> str:
-    given = getattr(args, "agent_rollout_buffer_url", None) or BufferAttributes(args).rollout_buffer_url
+    given = getattr(args, "agent_rollout_buffer_url", None) or buffer_attributes(args).rollout_buffer_url
     url = given or _url_on_the_command_line()
     if not url:
         raise ConfigError(
@@ -611,24 +571,6 @@ def _drivers_command_line() -> str:
     except Exception as error:  # noqa: BLE001 - Ray has no public API for it; the URL is reported as missing
         logger.info("the command line of the training cannot be read from Ray: %r", error)
         return ""
-
-
-def read_report_rows(args: Any) -> int:
-    """Reads how many rows per rank and step are reported to the buffer; 0 reports none.
-
-    Raises:
-        ConfigError: it is below 0.
-    """
-    return BufferAttributes(args).rollout_buffer_report_rows
-
-
-def read_short_groups(args: Any) -> ShortGroups:
-    """Reads how members that could not be played are replaced.
-
-    Raises:
-        ConfigError: the value is unknown.
-    """
-    return BufferAttributes(args).rollout_buffer_short_groups
 
 
 def _at_least_one(args: Any, name: str) -> int:

@@ -49,7 +49,7 @@ def is_args(node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == "_args"
     if isinstance(node, ast.Call):
-        return ast.unparse(node) == "BufferAttributes(args)"
+        return ast.unparse(node) == "buffer_attributes(args)"
     return isinstance(node, ast.Name) and node.id in ("args", "own")
 
 

@@ -439,7 +439,7 @@ def test_an_asynchronous_rollout_lets_as_many_groups_wait_as_it_trains_unless_to
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"rollout_buffer_on_policy": "yes"}, "use true or false"),
+        ({"rollout_buffer_on_policy": "yes"}, "must be true or false"),
         (
             {"rollout_buffer_on_policy": True, "rollout_buffer_options": {"max_groups_ahead": 9}},
             "leave max_groups_ahead",

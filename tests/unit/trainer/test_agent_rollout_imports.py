@@ -30,7 +30,7 @@ OF_SLIME = ("slime.rollout.agent_rollout", "slime.rollout.base_types", "slime.ut
 MASKS = ("slime.utils.mask_",)
 PACKAGES = {"aiohttp", "requests", "transformers"}
 MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
-MORE_PACKAGES |= {"agent_rollout_sample_fields": {"numpy"}}
+MORE_PACKAGES |= {"agent_rollout_sample_fields": {"numpy"}, "agent_rollout_settings": {"pydantic"}}
 MORE_PACKAGES |= {
     "agent_rollout_postprocess": {"megatron", "torch"},
     "agent_rollout_advantages": {"torch"},

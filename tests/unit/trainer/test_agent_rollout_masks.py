@@ -169,7 +169,7 @@ def test_an_edited_module_of_slime_is_asked_for_the_type(monkeypatch: pytest.Mon
         ),
         ("class Mask: ...\n", {"rollout_buffer_loss_mask": "{file}:Mask"}, "Mask"),
         (PASTED, {"rollout_buffer_loss_mask": "{file}", "hf_checkpoint": "/nowhere"}, "needs the tokenizer"),
-        (PASTED, {"rollout_buffer_loss_mask": 7}, "use the name of a class"),
+        (PASTED, {"rollout_buffer_loss_mask": 7}, "rollout_buffer_loss_mask must be a string"),
     ],
 )
 def test_what_cannot_work_is_said_in_a_sentence_before_anything_is_played(

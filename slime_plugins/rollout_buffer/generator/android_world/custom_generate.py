@@ -27,7 +27,7 @@ from PIL import Image as PillowImage
 
 from slime.rollout.agent_rollout_sample_fields import RECORD_FIELDS, execution_of, fill_records, set_execution
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
-from slime.rollout.agent_rollout_settings import asked_records, engine_url, read_image_settings
+from slime.rollout.agent_rollout_settings import asked_records, buffer_attributes, engine_url, read_image_settings
 from slime.utils.mask_rows import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
@@ -161,7 +161,7 @@ class _LoopResources:
     def pool_for(self, settings: AndroidWorldSettings, args: Any) -> DevicePool:
         """Returns the process's pool, which no generator closes; the host's settings are the same for every job."""
         if self._pool is None:
-            ray_address = getattr(args, "rollout_buffer_ray_address", None) or "auto"
+            ray_address = buffer_attributes(args).rollout_buffer_ray_address or "auto"
             self._pool = create_device_pool(
                 settings.for_devices(), job_id=f"slime-{os.getpid()}", ray_address=ray_address
             )
