@@ -111,6 +111,15 @@ def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(serve
     assert "k: exists already and is running; attached to it" in served.said(*call)
 
 
+def test_set_overrides_a_flag_under_its_other_name_and_fills_an_empty_section(served: Served, tmp_path: Path) -> None:
+    payload = tmp_path / "job.yaml"
+    payload.write_text("task_type: external\nsampling_params:\n", encoding="utf-8")
+    settings = ("--set", "num_repeat_per_sample=3", "--set", "samples=4", "--set", "sampling_params.top_p=0.9")
+    served.said("start", str(payload), "--job-id", "k", "--samples", "2", *settings)
+    job = served.client.job("k")
+    assert (job["group_size"], job["settings"]["sampling_params"]["top_p"]) == (4, 0.9)
+
+
 def test_a_payload_in_json_is_read_as_json(served: Served, tmp_path: Path) -> None:
     payload = tmp_path / "job.json"
     params = {"min_p": 1e-06, "stop": ["😀"]}

@@ -85,10 +85,9 @@ def _merged(body: Mapping[str, Any], flags: Mapping[str, Any], set_keys: Mapping
     """
     from slime_plugins.rollout_buffer.wire.start_request import SHORT_NAMES
 
-    replaced = {SHORT_NAMES.get(key, key) for key in (*flags, *set_keys)}
-    kept = {key: value for key, value in body.items() if SHORT_NAMES.get(key, key) not in replaced}
-    merged = {**kept, **flags}
-    for key, value in set_keys.items():
+    given = {**flags, **{SHORT_NAMES.get(key, key): value for key, value in set_keys.items()}}
+    merged = {key: value for key, value in body.items() if SHORT_NAMES.get(key, key) not in given}
+    for key, value in given.items():
         _put(merged, key.split("."), value)
     if not merged:
         raise ConfigError("give a payload file, or --task-type with the options of that task type")
@@ -121,8 +120,9 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _put(body: dict[str, Any], path: Sequence[str], value: Any) -> None:
     *sections, last = path
     for section in sections:
-        inner = body.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"--set {'.'.join(path)}: {section} is not a section but {inner!r}")
-        body = inner
+        if body.get(section) is None:  # an empty section of YAML is null
+            body[section] = {}
+        body = body[section]
+        if not isinstance(body, dict):
+            raise ConfigError(f"--set {'.'.join(path)}: {section} is not a section")
     body[last] = value
