@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,7 +25,7 @@ def message_lines(
 ) -> Iterator[RenderableType]:
     """Yields what to print of one message; ``draw`` renders an image, each text has at most ``max_characters``.
 
-    Messages come from third-party programs: values of another form than OpenAI's are printed as they are.
+    Messages come from third-party programs: what is neither text nor image is printed as JSON.
     """
     role = str(message.get("role", "?"))
     yield Text(f"\n{role}", style=f"bold {_ROLES.get(role, '')}")
@@ -36,13 +37,17 @@ def message_lines(
             url = part.get("image_url")
             yield _indented(draw(str(url.get("url") if isinstance(url, Mapping) else url)))
         else:
-            text = str(part.get("text", "") if isinstance(part, Mapping) else part)
-            yield from (_tagged_text if role == "assistant" else _text)(text, max_characters)
+            yield from (_tagged_text if role == "assistant" else _text)(_text_of(part), max_characters)
     calls = message.get("tool_calls") or []
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, Mapping) else call
         shown = f"{function.get('name')} {function.get('arguments')}" if isinstance(function, Mapping) else function
         yield from _text(f"→ {shown}", max_characters, "bold yellow")
+
+
+def _text_of(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else json.dumps(part, ensure_ascii=False)
 
 
 def _tagged_text(text: str, max_characters: int | None) -> Iterator[RenderableType]:

@@ -236,7 +236,9 @@ def test_a_trajectory_is_shown_turn_by_turn(served: Served) -> None:
     ("message", "extra_info", "shown"),
     [
         ({"content": ["a bare text"]}, {}, "a bare text"),
-        ({"content": [5, None]}, {}, "5"),
+        ({"content": [5, None]}, {}, "5 null"),
+        ({"content": [{"type": "tool_use", "name": "tap"}]}, {}, '{"type": "tool_use", "name": "tap"}'),
+        ({"content": [{"type": "text", "text": None}]}, {}, '{"type": "text", "text": null}'),
         ({"content": [{"type": "image_url", "image_url": f"sha256:{PNG_HASH}"}]}, {}, f"[screenshot {PNG_HASH}]"),
         ({"content": "", "tool_calls": ["a call"]}, {}, "→ a call"),
         ({"content": "", "tool_calls": [{"function": "f"}]}, {}, "→ f"),
