@@ -290,6 +290,16 @@ def test_a_screenshot_is_drawn_and_one_that_is_gone_is_named(served: Served) -> 
     assert "screenshot" in str(draw(f"sha256:{'0' * 64}"))
 
 
+def test_without_the_extra_for_drawing_screenshots_are_named_and_one_note_says_why(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "textual_image.renderable", None)
+    draw = trajectories._Screenshots(served.client, 8)
+    assert capsys.readouterr().err == ""
+    assert [str(draw(f"sha256:{PNG_HASH}")) for _ in range(2)] == [f"[screenshot {PNG_HASH}]"] * 2
+    assert capsys.readouterr().err.count("needs the extra 'terminal'") == 1
+
+
 def test_status_says_why_and_how_far(served: Served) -> None:
     said = served.said("status")
     assert "slots closed" in said

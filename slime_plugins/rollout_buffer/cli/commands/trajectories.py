@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,13 +19,14 @@ from slime_plugins.rollout_buffer.cli.common import (
     Url,
     connect,
     console,
+    errors,
     local_time,
     print_json,
     print_page,
     report_errors,
 )
 from slime_plugins.rollout_buffer.cli.transcript_view import LONG_TEXT, message_lines
-from slime_plugins.rollout_buffer.errors import ConfigError, RequestError
+from slime_plugins.rollout_buffer.errors import RequestError
 from slime_plugins.rollout_buffer.install_hints import install_extra
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 
@@ -155,29 +157,32 @@ class _Screenshots:
         """``width`` in columns; None names every screenshot and draws none."""
         self._client = client
         self._width = width
-        self._draw: Callable[..., RenderableType] | None = None if width is None else _terminal_image_class()
 
     def __call__(self, url: str) -> RenderableType:
         """Returns what to print for one image."""
         if not url.startswith(IMAGE_URL_PREFIX):
             return Text(f"[image {url[:80]}]", style="dim")
         sha256 = url.removeprefix(IMAGE_URL_PREFIX)
-        if self._draw is None:
+        if self._width is None or self._image_class is None:
             return Text(f"[screenshot {sha256}]", style="dim")
         try:
             content = self._client.get_image(sha256)
         except RequestError as error:
             return Text(f"[screenshot {sha256}: {error.message}]", style="red")
-        return self._draw(io.BytesIO(content), width=self._width, height="auto")
+        drawn: RenderableType = self._image_class(io.BytesIO(content), width=self._width, height="auto")
+        return drawn
 
+    @cached_property
+    def _image_class(self) -> Any:
+        """Draws an image with the best method of this terminal: sixel, kitty, or half blocks.
 
-def _terminal_image_class() -> Any:
-    """Returns the class that draws an image with the best method of this terminal: sixel, kitty, or half blocks."""
-    # It queries the terminal, and logs a traceback if there is no answer; it then uses half blocks.
-    logging.getLogger("textual_image").setLevel(logging.CRITICAL)
-    try:
-        from textual_image.renderable import Image
-    except ImportError as error:
-        hint = f"{install_extra('terminal')}, or give --no-images"
-        raise ConfigError(f"drawing screenshots needs the extra 'terminal': {hint}") from error
-    return Image
+        None, with a note, if the extra is not installed.
+        """
+        # It queries the terminal, and logs a traceback if there is no answer; it then uses half blocks.
+        logging.getLogger("textual_image").setLevel(logging.CRITICAL)
+        try:
+            from textual_image.renderable import Image
+        except ImportError:
+            errors.print(f"drawing screenshots needs the extra 'terminal': {install_extra('terminal')}", soft_wrap=True)
+            return None
+        return Image
