@@ -19,28 +19,43 @@ _UP_TO_LAST_AT: Final = re.compile(r"(?<![^\s\"'<>])[^\s\"'<>]*@")
 # Everything between the scheme and the last @ of the address, also a password with a slash.
 _CREDENTIALS: Final = re.compile(r"(?<=://)(?:[^/?#\s\"'<>]*|[^/?#\s\"'<>@:]*:[^\s\"'<>@]*)@")
 
+# Parts of names. A token needs the word of a credential before it: eos_token and action_token name words of a model.
 _SECRET: Final = (
-    r"(?:api|access|account|secret|private|auth|signing|encryption)[-_]?key|passw(?:or)?d|passphrase|secret|credential"
-    r"|authorization|cookie|(?:access|auth|api|bearer|refresh|session|hf|hub|github|wandb)[-_]?token"
+    r"(?:api|access|account|secret|private|auth|signing|encryption)[-_]?key|passw(?:or)?d|passphrase|secrets?(?![a-z])"
+    r"|credentials?|authorization|cookies?|(?:access|auth|api|bearer|refresh|session|secret|security|csrf|jwt|hf|hub"
+    r"|huggingface|github|gitlab|wandb|openai|service|server|judge|client|admin|bot|deploy)[-_]?token"
 )
-_SECRET_NAME: Final = re.compile(rf"{_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer|env|token)$", re.IGNORECASE)
+# Also the variables of a launcher's env, such as NPM_TOKEN.
+_SECRET_NAME: Final = re.compile(
+    rf"(?i){_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer)$|^token$|(?-i:^[A-Z0-9_]+_(?:KEY|TOKEN|PAT|PASS)$)"
+)
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_VOCABULARY: Final = re.compile(
-    r"(?:^|[-_])(?:bos|eos|pad|unk|sep|cls|mask|start|stop|end|image|video|audio|vision|think|thinking|max|min|new|per)"
-    r"[-_]token$",
-    re.IGNORECASE,
-)
 # Values end before a quote and its backslashes, so that JSON inside a log line stays JSON.
 _QUOTED: Final = r"(?:[^\"'\\]++|\\++(?![\"']))+"
 _UNQUOTED: Final = r"(?:[^\s&\"',;\\]++|\\++(?![\"']))+"
-# In a text: "api_key": "…" as in JSON and Python, api_key=… as in URLs and shells, flags, headers, keys of gateway
-# sessions. A lone token needs quotes, a ? or & before it, or --: logs count tokens.
+_PARAMETER: Final = r"[\w-]++=(?:\\*+\"[^\"\\]*+\\*+\"|[^\s,\"'\\]++)"
+_COOKIE: Final = r"[^\s=;,\"'\\]++=(?:(?:\\*+\")?[^\s;,\"'\\]++)?"
+# Each alternative is a group with what stays, and the value. A lone token needs quotes, a ? or & before it, or --,
+# because logs count tokens.
 _NAMED: Final = re.compile(
+    r"(?im)"
+    # {"api_key": "…"}, password = '…', {\"token\": \"…\"}, token="…"
     rf"((?:(?:{_SECRET})\\*[\"']?\s*[:=]|(?<![\w-])token(?:\\*[\"']\s*:|=))\s*\\*[\"']){_QUOTED}"
-    rf"|((?:{_SECRET})=|[?&]token=|(?:authorization|api-key|x-(?:{_SECRET})):\s?(?:(?:bearer|basic|token) )?"
-    rf"|--(?:\w++-){{0,3}}(?:{_SECRET}|token)(?: +|=)(?!-)){_UNQUOTED}"
-    r"|(sk-rollout-)[^\s\"'/\\]+",
-    re.IGNORECASE,
+    # Authorization: Digest username="u", response="…"
+    rf"|(authorization ?[:=] ?(?:digest|aws4-hmac-sha256) ){_PARAMETER}(?:, ?{_PARAMETER})*+"
+    # Authorization: Bearer …, Proxy-Authorization: Negotiate …, OTEL_EXPORTER_OTLP_HEADERS=Authorization=Basic …
+    rf"|(authorization ?[:=] ?(?:(?:bearer|basic|token|negotiate|ntlm|digest|api-?key) )?){_UNQUOTED}"
+    # Cookie: session=…; theme=…
+    rf"|(cookie: ?)(?:{re.escape(MASK)}|{_COOKIE}(?:; ?{_COOKIE})*+)"
+    # api-key: …, X-Auth-Token: …, http://host/?api_key=…&token=…, HF_TOKEN=…
+    rf"|((?:api-key|x-(?:{_SECRET})):\s?|(?:{_SECRET})=|[?&]token=){_UNQUOTED}"
+    # --judge-api-key …, --token=…
+    rf"|(--(?:(?:\w++-){{0,3}}(?:{_SECRET})|token)(?: +|=)(?!-)){_UNQUOTED}"
+    # A line of YAML with one word: hf_token: …
+    rf"|((?:^|(?<=[\"'])|(?<=\\n))[ \t]*+(?:- )?(?=[\w.-]{{2,60}}+: )[\w.-]*?(?:{_SECRET}): ++)"
+    r"(?!(?:null|none|true|false)\b|[|>{\[<])[^\s\"'\\]++(?=[ \t\r]*+(?:$|#|\\|[\"'](?!\w)))"
+    # Keys of gateway sessions: /sessions/sk-rollout-…/v1
+    r"|(sk-rollout-)[^\s\"'/\\]+"
 )
 
 
@@ -74,8 +89,7 @@ def holds_redacted(values: Any, *, secret: bool = False) -> bool:
 
 
 def _names_secret(name: Any) -> bool:
-    """Returns True if a key is the name of a secret; tokens of a vocabulary (``eos_token``) are none."""
-    return _SECRET_NAME.search(_HUMP.sub("_", str(name))) is not None and not _VOCABULARY.search(str(name))
+    return any(_SECRET_NAME.search(form) for form in (str(name), _HUMP.sub("_", str(name))))
 
 
 KEY_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_KEY"

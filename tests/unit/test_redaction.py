@@ -65,6 +65,16 @@ def test_credentials_are_taken_out_of_every_address(text: str, shown: str) -> No
         "http://" + "a" * 200_000,
         "://a:" * 30_000,
         "@" * 200_000,
+        ('"' + "a" * 40) * 25_000,
+        ('"' + "a" * 40 + ": ") * 23_000,
+        "\n" * 1_000_000,
+        '"' * 1_000_000,
+        "\n" + "  " * 500_000,
+        "password: " * 110_000,
+        "Cookie: " + "a=b; " * 200_000,
+        "cookie:a=" * 110_000,
+        "Authorization: Digest " + 'a="' * 330_000,
+        "authorization: digest a=b, " * 40_000,
     ],
 )
 def test_hostile_text_is_read_in_no_time(text: str) -> None:
@@ -93,7 +103,8 @@ def test_hostile_text_is_read_in_no_time(text: str) -> None:
         "headers",
         "extra_headers",
         "auth",
-        "env",
+        "NPM_TOKEN",
+        "LANGSMITH_KEY",
     ],
 )
 def test_what_stands_under_the_name_of_a_secret_is_masked_at_any_depth(name: str) -> None:
@@ -103,6 +114,25 @@ def test_what_stands_under_the_name_of_a_secret_is_masked_at_any_depth(name: str
         assert shown["judge"][0]["model"] == "m"
         assert holds_redacted(shown)
         assert not holds_redacted({"judge": [{name: value}]})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"env": {"name": "android", "steps": 3, "PATH": "/bin"}, "android_env": "pool"},
+        {"action_token": "<act>", "tool_call_token": "a", "separator_token": "b", "assistant_token": "c"},
+        {"eosToken": "</s>", "image_token": 7, "secretary": "Ann", "sort_key": "id", "tokens": 5},
+    ],
+)
+def test_names_that_only_resemble_one_of_a_secret_show_their_values(values: dict[str, Any]) -> None:
+    assert redacted_values(values) == values
+
+
+def test_an_environment_hides_its_secrets_by_their_own_names() -> None:
+    environment = {"OPENAI_API_KEY": SECRET, "HF_TOKEN": SECRET, "DATABASE_URL": f"pg://u:{SECRET}@h", "STEPS": "3"}
+    shown = {"OPENAI_API_KEY": "***", "HF_TOKEN": "***", "DATABASE_URL": "pg://***@h", "STEPS": "3"}
+    assert redacted_values({"env": environment}) == {"env": shown}
+    assert redacted_values({"env": [f"HF_TOKEN={SECRET}"]}) == {"env": ["HF_TOKEN=***"]}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +152,14 @@ def test_what_stands_under_the_name_of_a_secret_is_masked_at_any_depth(name: str
         (f"X-Api-Key: {SECRET}", "X-Api-Key: ***"),
         (f"http://h/?token={SECRET}&n=1", "http://h/?token=***&n=1"),
         (f'{{"token": "{SECRET}", "n": 1}}', '{"token": "***", "n": 1}'),
+        (f"OTLP_HEADERS=Authorization=Bearer {SECRET},team=1", "OTLP_HEADERS=Authorization=Bearer ***,team=1"),
+        (f"Proxy-Authorization: Negotiate {SECRET}", "Proxy-Authorization: Negotiate ***"),
+        (f'Authorization: Digest a="b c", response={SECRET}', "Authorization: Digest ***"),
+        (f"Cookie: session={SECRET}; user={SECRET} in", "Cookie: *** in"),
+        (f"Set-Cookie: session={SECRET}; HttpOnly", "Set-Cookie: ***; HttpOnly"),
+        (f"judge:\n  api_key: {SECRET}\n  model: m", "judge:\n  api_key: ***\n  model: m"),
+        (f"hf_token: {SECRET}", "hf_token: ***"),
+        (f"- password: {SECRET} # of the judge", "- password: *** # of the judge"),
     ],
 )
 def test_a_text_that_names_a_secret_does_not_show_it(text: str, shown: str) -> None:
@@ -141,6 +179,9 @@ def test_a_text_that_names_a_secret_does_not_show_it(text: str, shown: str) -> N
         "tokens: 512, max_tokens=100, new_tokens = 7, token 5 of 9, token=17, token: 3",
         'eos_token="<|im_end|>", {"eos_token": "<|im_end|>", "tokens": "512"}, Unexpected token: \'<\'',
         'password="" and {"api_key": "", "model": "m"}',
+        "password: null",
+        "action_token=<act>, the cookie: must be a string, --eos-token </s>",
+        "Check: 'password: it's wrong', secretary=Ann",
         "--token-file /run/token --max-tokens 100 --api-key --port 8",
     ],
 )
