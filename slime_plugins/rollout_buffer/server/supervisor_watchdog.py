@@ -16,6 +16,8 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
 
 WATCH_INTERVAL_S = 1.0
+_KILLED = "killing it, the supervisor"
+_NOT_KILLABLE = "as process 1 it cannot be killed: restart the container from outside, and run it with --init"
 
 logger = logging.getLogger(__name__)
 
@@ -23,19 +25,23 @@ logger = logging.getLogger(__name__)
 def start_supervisor_watchdog(store: Store, limit_s: float) -> None:
     """Starts a thread that kills this worker's supervisor if it holds the write lock for ``limit_s`` without progress.
 
-    The kernel then kills the supervisor's children, and the service manager (systemd, a container) restarts ``serve``.
+    The kernel then kills the supervisor's children, and the service manager (systemd, the container's restart policy)
+    restarts ``serve``. As process 1 of a container the supervisor cannot be killed from inside: that is only logged.
     """
     threading.Thread(target=_watch, args=(store, WriteLockWatch(limit_s)), name="supervisor watch", daemon=True).start()
 
 
 def _watch(store: Store, watch: WriteLockWatch) -> None:
+    reported = False
     while True:
         time.sleep(WATCH_INTERVAL_S)
         owner = store.write_lock_owner()
-        if owner is None or not watch.is_stuck(owner):
-            continue
         # Only if the owner is this worker's grandparent: worker, gunicorn, supervisor.
         gunicorn = process_status(os.getppid())
-        if gunicorn is not None and gunicorn.parent == owner.pid:
-            logger.error("%s, without progress: killing it, the supervisor", owner)
-            os.kill(owner.pid, signal.SIGKILL)
+        if owner is None or not watch.is_stuck(owner) or gunicorn is None or gunicorn.parent != owner.pid:
+            reported = False
+            continue
+        if not reported:
+            logger.error("%s, without progress: %s", owner, _NOT_KILLABLE if owner.pid == 1 else _KILLED)
+            reported = True
+        os.kill(owner.pid, signal.SIGKILL)

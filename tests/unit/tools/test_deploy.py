@@ -54,6 +54,12 @@ def test_the_image_serves_with_flags_that_there_are() -> None:
     assert mistakes_in(" ".join(["rollout-buffer", *json.loads(arguments)])) == []
 
 
+def test_an_init_that_the_image_installs_is_process_1_so_that_the_supervisor_can_be_killed() -> None:
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.+\])$", CONTAINERFILE, re.MULTILINE)
+    assert json.loads(entry) == ["tini", "--", "rollout-buffer"]
+    assert re.search(r"apt-get install .*\btini\b", CONTAINERFILE.split("\nFROM ")[-1])
+
+
 def test_the_unit_serves_with_flags_that_there_are() -> None:
     (command,) = re.findall(r"^ExecStart=\S+/(rollout-buffer .+)$", UNIT.replace("\\\n", " "), re.MULTILINE)
     assert mistakes_in(command) == []
