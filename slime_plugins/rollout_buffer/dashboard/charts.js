@@ -1,7 +1,7 @@
 // Time series with uPlot, each with its numbers in words and as a table.
 
 import { h, scrolling, show } from "./dom.js";
-import { number } from "./format.js";
+import { moment, number } from "./format.js";
 import { trailing, fourEpisodes } from "./trailing.js";
 
 const HEIGHT = 170;
@@ -195,7 +195,6 @@ const hasAny = (spec, data) => data.slice(1).some((values) => values.some((value
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const clockSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
-const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
 /** Seconds as hours, minutes and seconds: 1:02:30. */
 function elapsed(seconds) {
@@ -204,7 +203,7 @@ function elapsed(seconds) {
   return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(Math.floor(seconds % 60))}`;
 }
 
-const momentOf = (spec, at) => (spec.elapsed ? `after ${elapsed(at)}` : exact.format(new Date(at * 1000)));
+const momentOf = (spec, at) => (spec.elapsed ? `after ${elapsed(at)}` : moment(at));
 
 /** Times along the axis in 24 hours; where a day begins, the day. */
 function clockTimes(_, splits) {

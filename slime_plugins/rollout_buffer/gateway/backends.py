@@ -77,7 +77,7 @@ class JobBackend:
                 self._chats.popitem(last=False)
         return self._chats[key]
 
-    def tokens_of(self, image: Image) -> int:
+    def tokens_of_image(self, image: Image) -> int:
         """Returns the number of prompt tokens of an image; 1 if the tokenizer's folder does not say how it is resized,
         or Pillow is not installed.
 

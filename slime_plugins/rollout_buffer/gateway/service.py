@@ -529,7 +529,7 @@ def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:
 
 
 def _prompt_tokens(session: Session, backend: JobBackend, prompt: Prompt) -> int:
-    return len(prompt.ids) + sum(backend.tokens_of(session.images[sha256]) - 1 for sha256 in prompt.images)
+    return len(prompt.ids) + sum(backend.tokens_of_image(session.images[sha256]) - 1 for sha256 in prompt.images)
 
 
 def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

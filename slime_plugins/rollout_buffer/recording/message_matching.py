@@ -117,20 +117,20 @@ def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FR
     )
     is_reply = message["role"] == ASSISTANT
     said, inline = _without_thoughts(text, thinking) if is_reply else (text, "")
-    found = _saying(silent, said, inline)
+    found = _with_text_digests(silent, said, inline)
     if not is_reply or THINK_END not in (text if thinking is not Thinking.FROM_START else said):
         return found
     forms = (found.reasoning, text), (silent.reasoning, said)
-    as_sent = [_saying(silent, *_without_thoughts(form))._replace(reasoning=kept) for kept, form in forms]
+    as_sent = [_with_text_digests(silent, *_without_thoughts(form))._replace(reasoning=kept) for kept, form in forms]
     return found._replace(as_sent=tuple(one for one in as_sent if one.text != found.text))
 
 
-def _saying(message: Fingerprint, said: str, inline: str) -> Fingerprint:
+def _with_text_digests(message: Fingerprint, said: str, inline: str) -> Fingerprint:
     """Returns the fingerprint of a message with that text, and those thoughts in it."""
     is_reply, thoughts = message.role == ASSISTANT, digest(inline) if inline else b""
     return message._replace(
         text=digest(said.strip() if is_reply else said),
-        said=_said(said, is_reply=is_reply),
+        said=_sum_of_normalized_lines(said, is_reply=is_reply),
         reasoning=message.reasoning or thoughts,
         inline=thoughts,
         is_empty=is_reply and not message.tool_calls and not said.strip(),
@@ -269,7 +269,7 @@ def _difference(
     return Difference(len(sent), None, (ASKED_AGAIN,))
 
 
-def _said(text: str, *, is_reply: bool) -> int:
+def _sum_of_normalized_lines(text: str, *, is_reply: bool) -> int:
     """Returns a sum over the lines of a text without what clients add: that of joined texts is the sum of theirs."""
     first, *rest = text.split("<system-reminder>")
     parts = (part.partition("</system-reminder>") for part in rest)

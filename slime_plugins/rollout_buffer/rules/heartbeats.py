@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """A service with heartbeats. The name of a service of a job ends with the job's key."""
+    """A service with heartbeats. A name that ends with a space is a prefix: the key of the job follows it."""
 
     name: str
     beats_every_s: float

@@ -34,7 +34,7 @@ def _read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return config_sources.validated(EmulatorOptions, layer).model_dump(mode="json", exclude_defaults=True)
 
 
-def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _defaults_of_emulators(values: Mapping[str, Any]) -> Mapping[str, Any]:
     guest_mb = re.search(r"-memory\s+(\d+)", str(values.get("emulator_flags", "")))
     needed = int(guest_mb[1]) * 1024**2 + MEMORY_BESIDE_THE_GUEST if guest_mb else 0
     resources = {"num_cpus": 4, "memory": max(MIN_MEMORY_OF_AN_EMULATOR, needed)}
@@ -53,7 +53,7 @@ KIND = AndroidKind(
     uses_package=True,
     boots_emulators=True,
     read_options=_read_options,
-    defaults=_defaults,
+    defaults=_defaults_of_emulators,
     prepare="slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device",
     examine=lambda _: [examined("tasks of each emulator", frozenset(Capability))],
 )
