@@ -116,7 +116,7 @@ def compare_reports(new: Report, old: Report, seed: int = 0) -> Report:
     Raises:
         ValueError: they have no task in common.
     """
-    ours, theirs = _shares(new), _shares(old)
+    ours, theirs = solved_shares(new), solved_shares(old)
     common = [name for name in ours if name in theirs]
     if not common:
         raise ValueError("the two evaluations have no task in common that both played")
@@ -220,6 +220,7 @@ def _counted(attempts_of_lines: Iterable[Sequence[AttemptRecord]], name: str = "
     return dict(sorted(counts.items()))
 
 
-def _shares(report: Report) -> dict[str, float]:
+def solved_shares(report: Report) -> dict[str, float]:
+    """Returns the share of solved attempts of each task that was played."""
     played = [entry for entry in report["instances"] if entry["played"]]
     return {entry["instance_id"]: entry["solved"] / entry["played"] for entry in played}

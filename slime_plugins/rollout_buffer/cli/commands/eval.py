@@ -173,12 +173,18 @@ def evaluate_policy(options: EvaluationOptions, as_json: AsJson = False) -> None
 
     Played attempts are stored: after Ctrl-C, a crash or a reboot the same command continues with the missing ones.
     """
+    from slime_plugins.rollout_buffer.evaluation.report import compare_reports
+
     with report_errors():
         settings = options.settings()
         ks = _checked_ks(options.pass_k, settings.samples_per_task)
-        earlier = None if options.compare is None else _read_report(options.compare)
+        earlier = None if options.compare is None else _earlier_report(options.compare, settings)
         report = _measure(settings, ks, as_json=as_json)
-        comparison = None if earlier is None else _compared(report, earlier)
+        try:
+            comparison = None if earlier is None else compare_reports(dict(report), dict(earlier))
+        except ValueError as error:
+            _print_report(report, None, settings.output, as_json=as_json)
+            raise ConfigError(f"--compare: {error}") from error
         _print_report(report, comparison, settings.output, as_json=as_json)
 
 
@@ -218,24 +224,20 @@ def _serve_arguments(folders: Sequence[Path] | None, ray_address: str | None, ra
     return arguments + ([] if ray_num_cpus is None else ["--ray-num-cpus", str(ray_num_cpus)])
 
 
-def _read_report(path: Path) -> Report:
+def _earlier_report(path: Path, settings: EvaluationSettings) -> Report:
+    from slime_plugins.rollout_buffer.evaluation.plan import read_tasks
+    from slime_plugins.rollout_buffer.evaluation.report import solved_shares
+
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        instances = report["instances"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        report: Report = json.loads(path.read_text(encoding="utf-8"))
+        played = solved_shares(dict(report))
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"--compare {path} is no report of an evaluation: {error}") from error
-    if not isinstance(instances, list):
-        raise ConfigError(f"--compare {path} is no report of an evaluation")
-    return dict(report)
-
-
-def _compared(report: Report, earlier: Report) -> dict[str, Any]:
-    from slime_plugins.rollout_buffer.evaluation.report import compare_reports
-
-    try:
-        return compare_reports(dict(report), dict(earlier))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--compare: {error}") from error
+    except KeyError as error:
+        raise ConfigError(f"--compare {path} is no report of an evaluation: it has no {error}") from error
+    if played.keys().isdisjoint(task.instance_id for task in read_tasks(settings)):
+        raise ConfigError(f"--compare {path} has played none of these tasks")
+    return report
 
 
 # --- while it runs ---------------------------------------------------------------------------------------------------
