@@ -63,7 +63,7 @@ class _Line:
 
 
 def default_pass_at_ks(samples_per_task: int) -> list[int]:
-    """Returns the default k of pass@k: powers of two, and the number of attempts."""
+    """Returns the default k of pass@k: powers of two, and the number of samples."""
     powers = [2**power for power in range(samples_per_task.bit_length())]
     return sorted({k for k in [*powers, samples_per_task] if k <= samples_per_task})
 
@@ -81,9 +81,9 @@ def build_report(
 
     Args:
         tasks: every line of the task list, in order.
-        attempts: complete attempts; at most ``samples_per_task`` for each task.
-        samples_per_task: planned attempts of each task.
-        ks: the k of pass@k; a task with fewer than k attempts is left out, and counted.
+        attempts: the completed attempt of each filled slot: the samples; at most ``samples_per_task`` for each task.
+        samples_per_task: planned samples of each task.
+        ks: the k of pass@k; a task with fewer than k samples is left out, and counted.
         failed_tries: numbers of failed attempts by error code.
         complete: True if every slot was played or given up.
     """

@@ -70,7 +70,7 @@ class EvaluationOptions:
         Path,
         typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command continues it."),
     ] = Path("rollout_eval")
-    samples_per_task: Annotated[int, typer.Option(min=1, max=4096, help="Attempts at each task.")] = 1
+    samples_per_task: Annotated[int, typer.Option(min=1, max=4096, help="Samples of each task.")] = 1
     pass_k: Annotated[
         list[int] | None, typer.Option(help="A k of pass@k to report; repeatable. [default: powers of two]")
     ] = None
@@ -108,7 +108,7 @@ class EvaluationOptions:
         ),
     ] = False
     success_threshold: Annotated[
-        float, typer.Option(help="Minimum success of a solved attempt, or minimum reward where no success is reported.")
+        float, typer.Option(help="Minimum success of a solved sample, or minimum reward where no success is reported.")
     ] = 1.0
     group_by: Annotated[
         list[str] | None,
@@ -169,9 +169,9 @@ class EvaluationOptions:
 
 @with_options(EvaluationOptions)
 def evaluate_policy(options: EvaluationOptions, as_json: AsJson = False) -> None:
-    """Measure a policy: attempts at each task of a list, pass@k, success by task and app, with intervals.
+    """Measure a policy: samples of each task of a list, pass@k, success by task and app, with intervals.
 
-    Played attempts are stored: after Ctrl-C, a crash or a reboot the same command continues with the missing ones.
+    Played samples are stored: after Ctrl-C, a crash or a reboot the same command continues with the missing ones.
     """
     from slime_plugins.rollout_buffer.evaluation.report import compare_reports
 
@@ -189,7 +189,7 @@ def evaluate_policy(options: EvaluationOptions, as_json: AsJson = False) -> None
 
 
 def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:
-    """Plays missing attempts and returns the report; prints the report so far if it is stopped."""
+    """Plays missing samples and returns the report; prints the report so far if it is stopped."""
     from slime_plugins.rollout_buffer.evaluation.evaluate import EvaluationStoppedError, evaluate
 
     try:
@@ -293,7 +293,7 @@ def _print_report(report: Report, comparison: Report | None, output: Path, *, as
         console.print(_comparison(comparison))
     if report["complete"] and report["slots"]["not_played"]:
         console.print("the same command with --retry-given-up plays the slots that were given up", soft_wrap=True)
-    console.print(f"every attempt: {output / REPORT_FILE}", soft_wrap=True)
+    console.print(f"every sample: {output / REPORT_FILE}", soft_wrap=True)
 
 
 def _summary(report: Report) -> Table:
@@ -302,24 +302,24 @@ def _summary(report: Report) -> Table:
     table = Table(title=f"{report['work']['task_type']}, {report['work']['model'] or 'model unknown'}{state}")
     for column in ("", "value", "95 % interval", "of"):
         table.add_column(column, justify="right" if column in ("value", "95 % interval") else "left")
-    of = f"{report['solved']} of {slots['played']} attempts at {report['tasks']} tasks"
+    of = f"{report['solved']} of {slots['played']} samples of {report['tasks']} tasks"
     table.add_row("success rate", *_cells_of(report["success"]), of)
     if slots["not_played"]:
         table.add_row("with failures as zero", *_cells_of(report["success_failures_as_zero"]),
                       f"{slots['not_played']} slots not played")  # fmt: skip
     for k, estimate in report["pass_at_k"].items():
-        left_out = f", {estimate['left_out']} with fewer attempts left out" if estimate["left_out"] else ""
+        left_out = f", {estimate['left_out']} with fewer samples left out" if estimate["left_out"] else ""
         table.add_row(f"pass@{k}", *_cells_of(estimate), f"{estimate['tasks']} tasks{left_out}")
     for name, unit in (("reward_mean", "reward"), ("turns_mean", "turns"), ("played_s_mean", "seconds")):
         if report[name] is not None:
             table.add_row(f"mean {unit}", f"{report[name]:.3g}", "", "")
     for code, count in report["failed_tries"].items():
-        table.add_row(f"failed: {code}", str(count), "", "tries, not counted against the policy")
+        table.add_row(f"failed: {code}", str(count), "", "failed attempts, not counted against the policy")
     return table
 
 
 def _group_table(name: str, groups: Mapping[str, Report]) -> Table:
-    table = Table(name, "success", "95 % interval", "solved", "attempts", "not played", "mean turns")
+    table = Table(name, "success", "95 % interval", "solved", "samples", "not played", "mean turns")
     for value, summary in groups.items():
         slots, turns = summary["slots"], summary["turns_mean"]
         numbers = (str(summary["solved"]), str(slots["played"]), str(slots["not_played"]))

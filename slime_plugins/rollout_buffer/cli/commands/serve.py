@@ -13,7 +13,6 @@ from slime_plugins.rollout_buffer.cli.common import (
     AndroidConfig,
     AndroidSetting,
     check_holds_buffer,
-    console,
     errors,
     report_errors,
 )
@@ -36,17 +35,6 @@ LogFormatOption = Annotated[
     ),
 ]
 LogMasks = Annotated[bool, typer.Option("--log-masks", help="Log each turn's mask, and the tokens it covers.")]
-TestFile = Annotated[Path, typer.Argument(help="A Python file with test_… functions, async or plain.")]
-TestEngine = Annotated[
-    str | None,
-    typer.Option(
-        "--engine-url", help="SGLang server to sample with. [default: a scripted engine that calls the calculator]"
-    ),
-]
-TestTokenizer = Annotated[
-    Path | None,
-    typer.Option("--tokenizer", help="Folder of the engine's tokenizer. [default: that of the scripted engine]"),
-]
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -99,22 +87,6 @@ def remote_rollout(
     with report_errors():
         settings = build_settings(RemoteRolloutSettings, given)
         serve_rollouts(settings, on_ready=lambda url: _print_ready(f"remote rollout serving on {url}", log_format))
-
-
-def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTokenizer = None) -> None:
-    """Run a file with tests of response masks against this rollout server, its trainer, and an engine."""
-    from slime_plugins.rollout_buffer.cli.mask_tests import run_mask_tests
-
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    with report_errors():
-        failed = run_mask_tests(
-            file,
-            engine_url,
-            tokenizer,
-            lambda message, passed: console.print(message, style=None if passed else "red", highlight=False),
-        )
-    if failed:
-        raise typer.Exit(1)
 
 
 def set_android_settings(config: Path | None, assignments: list[str] | None) -> None:
