@@ -205,7 +205,10 @@ class GeneratorError(RolloutBufferError):
 
 
 class EpisodeError(RolloutBufferError):
-    """An infrastructure failure ended an attempt. It has no reward and is retried."""
+    """An infrastructure failure ended an attempt. It has no reward and is retried.
+
+    All but ``EngineAwayError`` count towards ``max_attempts``.
+    """
 
     code = "episode"
 

@@ -75,9 +75,8 @@ class AttemptState(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"  # with a trajectory
     FAILED = "failed"  # with an error, which counts against the slot's max_attempts
-    GIVEN_UP = (
-        "given_up"  # stopped, its runner died or its engine was away; its result is refused, and it is not counted
-    )
+    # stopped, its runner died or its engine was away; its result is refused, and it does not count
+    GIVEN_UP = "given_up"
 
 
 class DeliveryState(StrEnum):

@@ -63,7 +63,7 @@ class _Tried(Enum):
 
     DONE = auto()  # the slot needs no further attempt
     FAILED = auto()
-    NOT_COUNTED = auto()  # the engine was unreachable: the attempt does not count
+    NOT_COUNTED = auto()  # the job was paused or drained, or the engine was unreachable: the attempt does not count
 
 
 @dataclass(slots=True)
@@ -72,7 +72,8 @@ class _RunningGroup:
 
     record: GroupRecord
     unfinished_slots: int
-    given_up: int
+    given_up_slots: int
+    """Slots that used up their attempts."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting_to_begin: int = 0
 
@@ -152,12 +153,10 @@ class EpisodeRunner:
     async def _begin_group(self, record: GroupRecord, episodes: asyncio.TaskGroup) -> None:
         progress = await self._job.stored(self._job.buffer.slot_progress, record.key)
         instance = await self._job.stored(self._job.buffer.instance, record)
-        done_slots = {slot for slot, done in progress.items() if done[0] or done[1] >= self._job.settings.max_attempts}
-        open_slots = [slot for slot in range(self._job.record.group_size) if slot not in done_slots]
-        given_up = sum(
-            1 for filled, failures in progress.values() if not filled and failures >= self._job.settings.max_attempts
-        )
-        group = _RunningGroup(record, len(open_slots), given_up, waiting_to_begin=len(open_slots))
+        filled = {slot for slot, done in progress.items() if done[0]}
+        used_up = {slot for slot, done in progress.items() if done[1] >= self._job.settings.max_attempts}
+        open_slots = [slot for slot in range(self._job.record.group_size) if slot not in filled | used_up]
+        group = _RunningGroup(record, len(open_slots), len(used_up - filled), waiting_to_begin=len(open_slots))
         self._groups[record.key] = group
         if not open_slots:
             await self._close_group(group)
@@ -187,7 +186,7 @@ class EpisodeRunner:
         finally:
             self._limiter.release()
         group.unfinished_slots -= 1
-        group.given_up += failures >= self._job.settings.max_attempts
+        group.given_up_slots += failures >= self._job.settings.max_attempts
         if group.record.key in self._groups and (group.unfinished_slots == 0 or self._is_unrecoverable(group)):
             await self._close_group(group)
             for other in group.tasks - {asyncio.current_task()}:
@@ -197,7 +196,7 @@ class EpisodeRunner:
         """Returns True if no result of the other slots can make the group deliverable (see ``judge_group``)."""
         if not self._job.settings.stop_hopeless_groups or self._job.settings.evaluation:
             return False
-        return not self._job.policy.accepts_short(self._job.record.group_size - group.given_up)
+        return not self._job.policy.accepts_short(self._job.record.group_size - group.given_up_slots)
 
     async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance) -> _Tried:
         record = group.record

@@ -40,7 +40,7 @@ class AttemptResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptFailure:
-    """An infrastructure failure of an attempt or, with ``given_up``, why it was stopped, which is not counted.
+    """Why an attempt failed or, with ``given_up``, was stopped; only failures count towards ``max_attempts``.
 
     ``transcript`` and ``traceback`` of a failed attempt are stored, shortened, for people to read.
     """
