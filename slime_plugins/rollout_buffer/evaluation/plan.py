@@ -69,11 +69,10 @@ class EngineFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The content of ``evaluation.json``. ``is_new`` is true if it was written by this call."""
+    """The content of ``evaluation.json``."""
 
     job_id: str
     work: Mapping[str, Any]
-    is_new: bool
 
 
 def read_tasks(settings: EvaluationSettings) -> list[Instance]:
@@ -105,7 +104,7 @@ def open_plan(settings: EvaluationSettings, tasks: Sequence[Instance], engine: E
     path = settings.output / PLAN_FILE
     work = _work(settings, tasks, engine)
     if not path.exists():
-        plan = Plan(job_id=f"eval-{uuid.uuid4().hex[:12]}", work=work, is_new=True)
+        plan = Plan(job_id=f"eval-{uuid.uuid4().hex[:12]}", work=work)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps({"job_id": plan.job_id, "work": work}, indent=2) + "\n", encoding="utf-8")
         partial.replace(path)
@@ -121,7 +120,7 @@ def open_plan(settings: EvaluationSettings, tasks: Sequence[Instance], engine: E
             f"{settings.output} belongs to another evaluation ({_differences(different, known, work)}): "
             "give another --output, or the original command"
         )
-    return Plan(job_id=job_id, work=known, is_new=False)
+    return Plan(job_id=job_id, work=known)
 
 
 def job_payload(settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instance], tokenizer: str | None) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,8 +104,8 @@ def build_report(
         "weight_versions": _weight_versions([attempt for line in lines for attempt in line.attempts]),
         "outcomes": _counted(line.attempts for line in lines),
         "stop_reasons": _counted((line.attempts for line in lines), "stop_reason"),
-        "by_task": _grouped(lines, lambda task: () if task.task is None else (task.task,)),
-        **{f"by_{name}": _grouped(lines, _group_names(name)) for name in names},
+        "by_task": _grouped(lines, [() if task.task is None else (task.task,) for task in tasks]),
+        **{f"by_{name}": _grouped(lines, [task.groups.get(name, ()) for task in tasks]) for name in names},
         "instances": [_instance(line) for line in lines],
     }
 
@@ -178,16 +178,12 @@ def _pass_at(lines: Sequence[_Line], k: int) -> Report:
     return {**estimate, "left_out": len(lines) - len(enough)}
 
 
-def _grouped(lines: Sequence[_Line], names_of: Callable[[TaskRecord], Iterable[str]]) -> Report:
+def _grouped(lines: Sequence[_Line], names_of_lines: Sequence[Iterable[str]]) -> Report:
     groups: dict[str, list[_Line]] = defaultdict(list)
-    for line in lines:
-        for name in names_of(line.task):
+    for line, names in zip(lines, names_of_lines, strict=True):
+        for name in names:
             groups[name].append(line)
     return {name: _summary(groups[name]) for name in sorted(groups)}
-
-
-def _group_names(name: str) -> Callable[[TaskRecord], Iterable[str]]:
-    return lambda task: task.groups.get(name, ())
 
 
 def _instance(line: _Line) -> Report:

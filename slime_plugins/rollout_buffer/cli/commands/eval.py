@@ -256,24 +256,20 @@ def _stopped_by_sigterm() -> Iterator[None]:
 @contextmanager
 def _live_report() -> Iterator[Callable[[Report], None]]:
     """Shows progress on stderr: live in a terminal, else one message every ``NOTE_INTERVAL_S``."""
-    if not errors.is_terminal:
-        yield _Notes().note
+    if errors.is_terminal:
+        with Live(console=errors, refresh_per_second=4, transient=True) as live:
+            yield lambda job: live.update(draw_job_status([job]))
         return
-    with Live(console=errors, refresh_per_second=4, transient=True) as live:
-        yield lambda job: live.update(draw_job_status([job]))
+    next_note = time.monotonic() + NOTE_INTERVAL_S
 
-
-class _Notes:
-    """Prints a job's progress at intervals."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + NOTE_INTERVAL_S
-
-    def note(self, job: Report) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + NOTE_INTERVAL_S
+    def note(job: Report) -> None:
+        nonlocal next_note
+        if time.monotonic() >= next_note:
+            next_note = time.monotonic() + NOTE_INTERVAL_S
             slots = job["slots"]
             errors.print(f"{slots['submitted'] - slots['open']} of {slots['submitted']} slots are closed")
+
+    yield note
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

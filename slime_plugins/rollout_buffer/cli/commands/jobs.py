@@ -98,9 +98,8 @@ def status(
 
 def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the open jobs and the one that ended last; ``jobs`` are newest first."""
-    is_open = [job["state"] in OPEN_STATES for job in jobs]
-    ended = [job for job, still in zip(jobs, is_open, strict=True) if not still]
-    return [job for job, still in zip(jobs, is_open, strict=True) if still] + ended[:1]
+    ended = [job for job in jobs if job["state"] not in OPEN_STATES]
+    return [job for job in jobs if job["state"] in OPEN_STATES] + ended[:1]
 
 
 def _print_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
