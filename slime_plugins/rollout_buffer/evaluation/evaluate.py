@@ -67,13 +67,9 @@ class EvaluationError(RolloutBufferError):
 
 
 class EvaluationStoppedError(RolloutBufferError):
-    """Interrupted by the user. ``report`` covers the slots played until then."""
+    """Interrupted by the user. ``detail["report"]`` covers the slots played until then."""
 
     code = "evaluation_stopped"
-
-    def __init__(self, message: str, detail: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message, detail)
-        self.report: Report = self.detail.get("report", {})
 
 
 def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lambda job: None) -> Report:
@@ -185,8 +181,7 @@ def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[Rol
 
 def _serve_arguments(settings: EvaluationSettings, tokenizer: str | None, port: int) -> list[str]:
     roots = Path(settings.tasks.partition("@[")[0]).resolve().parent
-    data_dir = settings.output / BUFFER_FOLDER
-    places = ["--data-dir", str(data_dir), "--data-root", str(roots)]
+    places = ["--data-dir", str(settings.output / BUFFER_FOLDER), "--data-root", str(roots)]
     places += [] if tokenizer is None else ["--allow-tokenizer", tokenizer]
     return ["--port", str(port), *places, *settings.serve_arguments]
 

@@ -16,8 +16,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
 
 WATCH_INTERVAL_S = 1.0
-_KILLED = "killing it, the supervisor"
-_NOT_KILLABLE = "as process 1 it cannot be killed: restart the container from outside, and run it with --init"
+_VAIN = ", in vain: process 1 is killed only from outside; restart the container, and run it with --init"
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +41,6 @@ def _watch(store: Store, watch: WriteLockWatch) -> None:
             reported = False
             continue
         if not reported:
-            logger.error("%s, without progress: %s", owner, _NOT_KILLABLE if owner.pid == 1 else _KILLED)
+            logger.error("%s, without progress: killing it, the supervisor%s", owner, _VAIN if owner.pid == 1 else "")
             reported = True
         os.kill(owner.pid, signal.SIGKILL)

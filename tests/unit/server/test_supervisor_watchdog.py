@@ -21,7 +21,7 @@ class EnoughError(Exception):
     """Ends the loop of the watchdog."""
 
 
-@pytest.mark.parametrize(("pid", "says"), [(4711, "killing it"), (1, "restart the container from outside")])
+@pytest.mark.parametrize(("pid", "says"), [(4711, "killing it, the supervisor"), (1, "supervisor, in vain: process 1")])
 def test_a_supervisor_that_stays_stuck_is_reported_once_and_process_1_as_not_killable(
     pid: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

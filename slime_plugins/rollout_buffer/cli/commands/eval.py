@@ -196,7 +196,7 @@ def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) 
         with _stopped_by_sigterm(), _live_report() as watch:
             return evaluate(settings, ks, watch)
     except EvaluationStoppedError as stopped:
-        _print_report(stopped.report, None, settings.output, as_json=as_json)
+        _print_report(stopped.detail["report"], None, settings.output, as_json=as_json)
         raise
 
 
