@@ -84,8 +84,7 @@ class JobBackend:
         Raises:
             InvalidPayloadError: one side of the image is more than 200 times as long as the other.
         """
-        size = None if self._size_rule is None or find_spec("PIL") is None else image_size(image.data)
-        if size is None or self._size_rule is None:
+        if self._size_rule is None or find_spec("PIL") is None or (size := image_size(image.data)) is None:
             return 1
         try:
             return self._size_rule.tokens_of(*size)

@@ -239,6 +239,28 @@ async def test_a_group_that_fails_whatever_still_comes_is_given_up_when_asked_to
     assert describe_job(real_time_buffer.store, job)["attempts"].get("given_up", 0) == (2 if stop else 0)
 
 
+async def test_slots_that_an_earlier_runner_filled_do_not_count_as_given_up(real_time_buffer: Buffer) -> None:
+    options = {"num_repeat_per_sample": 4, "max_attempts": 1, "min_timeout_group_size_ratio": 0.7}
+    job = start(real_time_buffer, count=1, stop_hopeless_groups=True, **options)
+
+    async def fill_two(episode: EpisodeRequest) -> Any:
+        return 1.0 if episode.slot < 2 else await asyncio.Event().wait()
+
+    stopped = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(fill_two)))
+    await _when(lambda: describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 2})
+    stopped.cancel()
+    await asyncio.gather(stopped, return_exceptions=True)
+
+    async def fill_one_of_two(episode: EpisodeRequest) -> Any:
+        if episode.slot == 2:
+            return DeviceError("broken")
+        await _when(lambda: describe_job(real_time_buffer.store, job)["attempts"].get("failed", 0) == 1)
+        return 1.0
+
+    await run(real_time_buffer, job, ScriptedGenerator(fill_one_of_two))
+    assert slots(real_time_buffer, job)["ready"] == 4
+
+
 @pytest.mark.parametrize(
     "answer",
     [
