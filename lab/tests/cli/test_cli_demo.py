@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rollout_buffer_lab.cli import demo_run as demo
 from rollout_buffer_lab.cli.demo_run import DemoSettings, run_demo
+from rollout_buffer_lab.run_folders import refuse_if_served
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.storage import data_dir
 
@@ -31,7 +32,7 @@ def test_a_run_that_a_server_shows_is_kept(tmp_path: Path) -> None:
 
     lock.close()
     assert kept.is_file()
-    data_dir.refuse_if_owned(data)
+    refuse_if_served(data)
 
 
 def test_a_demo_that_lacks_a_library_says_so_before_it_empties_anything(

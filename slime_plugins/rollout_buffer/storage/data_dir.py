@@ -105,18 +105,6 @@ def acquire_ownership(data_dir: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-def refuse_if_owned(data_dir: Path) -> None:
-    """Checks that no supervisor uses a directory that is to be emptied.
-
-    Raises:
-        ConfigError: a supervisor holds the lock.
-    """
-    if (data_dir / OWNER_LOCK).exists() and is_owned(data_dir):
-        raise ConfigError(
-            f"a rollout-buffer serve uses {data_dir}, which would be emptied first: stop it, or give another --folder"
-        )
-
-
 def is_owned(data_dir: Path) -> bool:
     """Returns True if a running supervisor, of this process or another, holds the directory's lock."""
     descriptor = open_lock_file(data_dir / OWNER_LOCK)

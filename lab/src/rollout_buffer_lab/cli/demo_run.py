@@ -30,6 +30,7 @@ from rich.table import Table
 
 from rollout_buffer_lab.documents import generate
 from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, flat_samples, trainer_args
+from rollout_buffer_lab.run_folders import refuse_if_served
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
@@ -40,7 +41,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.document import requ
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
 from slime_plugins.rollout_buffer.serve_settings import DEFAULT_PORT
-from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
 from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
@@ -113,7 +113,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
         require_search_library()
     folder = settings.folder.resolve()
     run = folder / "run"
-    refuse_if_owned(run / "data")
+    refuse_if_served(run / "data")
     if run.exists():
         console.print(f"{run} of an earlier demo is replaced; --folder names another place", soft_wrap=True)
         shutil.rmtree(run, ignore_errors=True)

@@ -39,12 +39,12 @@ from rollout_buffer_lab.learning.service import (
 )
 from rollout_buffer_lab.learning.task_file import TaskFile, find_task
 from rollout_buffer_lab.learning.verdict import Verdict, judge
+from rollout_buffer_lab.run_folders import refuse_if_served
 from slime_plugins.rollout_buffer import ImageSettings, RolloutFeed, RolloutTrajectory, RowSettings
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.install_hints import install_extra
-from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
@@ -175,7 +175,7 @@ def _emptied(settings: LearnSettings) -> Path:
     for flag, path in (("--model", settings.model), ("--input", settings.input_file)):
         if path is not None and path.resolve().is_relative_to(run):
             raise ConfigError(f"{flag} {path} lies in {run}, which a run empties first: give another --folder")
-    refuse_if_owned(run / "data")
+    refuse_if_served(run / "data")
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     return run
