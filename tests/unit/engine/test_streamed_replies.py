@@ -281,8 +281,7 @@ async def test_parts_with_and_without_a_weight_version_are_not_joined() -> None:
     assert "weight version of some parts" in (await heard_before_failing(event(reply_of([7])), rest))[1]
 
 
-@in_virtual_time
-async def test_an_engine_that_never_comes_back_is_waited_for_as_long_after_its_last_token_as_without_one() -> None:
+def broken_after_a_token() -> RefusalError:
     broken = RefusalError("cannot be reached")
     broken.part = SampledPart(
         ids=(7,),
@@ -293,13 +292,41 @@ async def test_an_engine_that_never_comes_back_is_waited_for_as_long_after_its_l
         prompt_tokens=1,
         cached_tokens=0,
     )
+    return broken
 
+
+@in_virtual_time
+async def test_a_turn_that_is_given_up_while_it_waits_to_be_continued_is_not_asked_for_again() -> None:
+    calls = 0
+    is_asked = asyncio.Event()
+
+    class Broken(SglangEngine):
+        async def _answered_part(self, request: GenerateRequest, sampled: Sequence[int]) -> SampledPart:
+            nonlocal calls
+            calls += 1
+            is_asked.set()
+            raise broken_after_a_token()
+
+        async def answers(self) -> bool:
+            return True
+
+    turn_under_way = asyncio.ensure_future(Broken("http://broken:1", QUICK).generate(turn(lambda ids: None)))
+    await is_asked.wait()
+    turn_under_way.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn_under_way
+    await asyncio.sleep(60)
+    assert calls == 1
+
+
+@in_virtual_time
+async def test_an_engine_that_never_comes_back_is_waited_for_as_long_after_its_last_token_as_without_one() -> None:
     class Gone(SglangEngine):
         """It answers at 15 s for the time of one token."""
 
         async def _answered_part(self, request: GenerateRequest, sampled: Sequence[int]) -> SampledPart:
             is_back = asyncio.get_running_loop().time() > 15 and not sampled
-            raise broken if is_back else RefusalError("cannot be reached")
+            raise broken_after_a_token() if is_back else RefusalError("cannot be reached")
 
         async def answers(self) -> bool:
             return False

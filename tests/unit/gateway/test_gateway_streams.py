@@ -256,6 +256,23 @@ async def test_an_engine_that_fails_in_a_stream_is_an_error_event_and_leaves_no_
         assert (await turns_of(gateway, opened), engine.calls) == (1, 2)
 
 
+@dialects
+async def test_a_session_that_is_abandoned_in_a_stream_ends_it_with_an_error_event_and_the_engines_work(
+    tmp_path: Path, hear: Hear
+) -> None:
+    """Also while the engine's client waits before it continues a broken stream."""
+    engine = HeldEngine("Alpha beta.")
+    async with session_with(tmp_path, engine) as (gateway, opened):
+
+        async def listen() -> None:
+            async for _ in hear(gateway, opened):
+                await gateway.abandon(opened)
+
+        with pytest.raises(error_of(hear), match="was abandoned"):
+            await asyncio.wait_for(listen(), 20)
+        assert engine.given_up.is_set()
+
+
 async def test_the_error_event_of_a_response_has_the_next_number(tmp_path: Path) -> None:
     engine = HeldEngine("Alpha beta.", EngineError("it broke"))
     engine.may_go_on.set()

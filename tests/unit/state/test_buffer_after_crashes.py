@@ -65,6 +65,12 @@ def test_groups_that_gave_nothing_are_reported_once_after_a_resumption(buffer: B
     assert [*first.meta_info["finished_groups"], *second.meta_info["finished_groups"]] == ["dull", "a", "b"]
 
 
+def test_the_last_delivery_says_that_nothing_comes_after_it(buffer: Buffer) -> None:
+    job = start_external(buffer, ids=("a",))
+    write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))
+    assert delivery_of(buffer, job, lease_s=10).meta_info["exhausted"] is True
+
+
 def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> None:
     job = start_played(buffer)
     fence = buffer.begin_running(job.key)
@@ -140,6 +146,20 @@ def test_a_clock_that_is_set_back_does_not_lengthen_a_lease(buffer: Buffer, cloc
     assert first is not None
     assert again is not None
     assert uids(buffer, again) == uids(buffer, first)
+
+
+def test_a_heartbeat_from_the_future_is_as_old_as_it_is_ahead(buffer: Buffer, clock: SettableClock) -> None:
+    buffer.beat("supervisor", 1, {})
+    clock.advance(-3600)
+    assert buffer.heartbeat("supervisor") == (3600, {})
+
+
+def test_a_finished_job_runs_again_when_the_trainer_goes_back_behind_its_skip_list(buffer: Buffer) -> None:
+    job = start_played(buffer, ("a", "b"), job_id="j", skip_instance_ids=["a", "b"])
+    assert buffer.finish_if_done(job.key)
+    assert start_played(buffer, ("a", "b"), job_id="j", skip_instance_ids=["b"]).state.value == "running"
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)
+    assert group.instance_id == "a"
 
 
 def test_what_was_cancelled_is_not_started_by_a_skip_list(buffer: Buffer) -> None:

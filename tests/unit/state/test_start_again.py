@@ -11,6 +11,8 @@ from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import start_id_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.wire.request_fields import parse
+from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.support import delivery_of, poll, slots, start_external, uids, write, written
 
 TRAINER: dict[str, Any] = {
@@ -82,6 +84,19 @@ def test_of_each_job_the_newest_start_ids_are_kept(buffer: Buffer, monkeypatch: 
         rows = connection.execute("SELECT job_id, start_id FROM start_ids ORDER BY key").fetchall()
     kept = {name: [row["start_id"] for row in rows if row["job_id"] == name] for name in ("j", "other")}
     assert kept == {"j": ["s2", "s3", "s4"], "other": ["s0", "s1"]}
+
+
+def test_a_start_says_whether_it_attached_and_whether_the_job_had_failed(buffer: Buffer) -> None:
+    payload = parse(StartPayload, {"job_id": "j", "task_type": "external", "num_repeat_per_sample": 2})
+    started = [buffer.start_job(payload, ()) for _ in range(2)]
+    buffer.fail_job(started[0].job.key, "no tokenizer")
+    started += [buffer.start_job(payload, ()) for _ in range(2)]
+    assert [(one.attached, one.reopened) for one in started] == [
+        (False, False),
+        (True, False),
+        (True, True),
+        (True, False),
+    ]
 
 
 # --- a trainer comes to a job that was filled before -----------------------------------------------------------------

@@ -90,6 +90,17 @@ def delivery_of(*numbers: int) -> RolloutData:
     return RolloutData(success=True, message="", items=items, meta_info=meta_info)
 
 
+def test_groups_that_come_again_are_left_out_and_their_ids_are_not_consumed_again() -> None:
+    progress = JobProgress()
+    progress.remember(delivery_of(1))
+
+    assert progress.new_part(delivery_of(1)) is None
+    new = progress.new_part(delivery_of(1, 2))
+    assert new is not None
+    assert [item.uid for item in new.items] == ["u2"]
+    assert new.meta_info["finished_groups"] == ["filtered", "i2"]
+
+
 def test_groups_that_another_consumer_got_are_new_when_they_come_again() -> None:
     progress = JobProgress()
     progress.remember(delivery_of(1))
