@@ -49,8 +49,9 @@ class JobBackend:
         self.max_turns = _limit(settings.options, "max_turns")
         self.max_tokens_total = _limit(settings.options, "max_tokens_total")
         self._size_rule = size_rule_of(settings.tokenizer_path)
-        own_arguments = inspect.signature(type(tokenizer).apply_chat_template).parameters
-        self._reserved = {"messages", *own_arguments}
+        # Of the library's method: a model's own, such as Kimi's, also names options of its template (thinking).
+        library: Any = [kind for kind in type(tokenizer).__mro__ if "apply_chat_template" in vars(kind)][-1]
+        self._reserved = {"messages", *inspect.signature(library.apply_chat_template).parameters}
         """Arguments of ``apply_chat_template`` that a request must not set."""
         self._template_options: Mapping[str, Any] = settings.options.get(TEMPLATE_OPTION) or {}
         self._chats: OrderedDict[bytes, ChatTokens] = OrderedDict()

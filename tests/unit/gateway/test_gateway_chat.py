@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -120,6 +121,24 @@ async def test_wrong_requests_are_refused_in_openais_form(
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param or param in error["message"]
     assert script.requests == []
+
+
+async def test_a_template_option_that_a_tokenizers_own_method_names_may_be_sent(tmp_path: Path, script: Script) -> None:
+    """Kimi's tokenizer has ``thinking`` in the signature of its ``apply_chat_template``."""
+
+    class KimiTokenizer(type(tokenizer)):  # type: ignore[misc]
+        def apply_chat_template(self, messages: Any, thinking: bool = True, **more: Any) -> Any:
+            return f"{'deep' if thinking else 'brief'} {super().apply_chat_template(messages, **more)}"
+
+    own = copy.copy(tokenizer)
+    own.__class__ = KimiTokenizer
+    async with gateway_on(tmp_path, script.engine, load=lambda path: own) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        for name, status in (("thinking", 200), ("tokenize", 400), ("documents", 400)):
+            body = {"messages": [USER], "chat_template_kwargs": {name: False}}
+            reply = await gateway.call("POST", f"/sessions/{opened['api_key']}/v1/chat/completions", body)
+            assert reply.status == status
+    assert tokenizer.decode(script.requests[0].input_ids).startswith("brief ")
 
 
 async def test_rubbish_is_answered_in_the_form_of_the_route_and_logs_no_traceback(
