@@ -95,8 +95,8 @@ def test_a_poll_waits_and_a_delivery_the_dashboard_and_refusals_come_through(
 ) -> None:
     items = [written(f"through-{at}", f"through-{at}", extra_info={"x": "y" * 30_000}) for at in range(10)]
     writer = threading.Timer(1.0, lambda: buffer.client.write(items, job_id="honest"))
-    writer.start()
     began = time.monotonic()
+    writer.start()
     reply = honest.post(f"{front.url}/get_rollout_data", json={"job_id": "honest", "wait_s": 30, "max_groups": 10})
     assert len(reply.json()["data"]["data"]) > 0
     assert 0.9 < time.monotonic() - began < 29
