@@ -200,6 +200,23 @@ async def test_pinned_sampling_is_the_jobs(gateway: GatewayUnderTest, script: Sc
     assert params.extra == {"stop": ["END"]}
 
 
+async def test_a_stream_ends_with_the_usage_of_a_plain_answer_if_it_is_asked_for(
+    gateway: GatewayUnderTest, script: Script
+) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    script.say("Four.", "Four.")
+    client = gateway.client(opened)
+    plain = await client.chat.completions.create(model="policy", messages=[USER])
+    stream = await client.chat.completions.create(
+        model="policy", messages=[USER], stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = [chunk async for chunk in stream]
+    assert plain.usage is not None
+    assert plain.usage.prompt_tokens == len(script.requests[0].input_ids)
+    assert (last.choices, last.usage) == ([], plain.usage)
+    assert all(chunk.usage is None for chunk in chunks)
+
+
 async def test_text_ends_before_a_stop_sequence_and_the_ids_do_not(gateway: GatewayUnderTest, script: Script) -> None:
     job = start_session_job(gateway.buffer, n=1)
     opened = await gateway.open(job)

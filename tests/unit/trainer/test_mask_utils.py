@@ -76,6 +76,14 @@ def test_the_type_never_overrides_the_template(name: str, tokenizer_type: str) -
 # What cannot be decided.
 
 
+@pytest.mark.parametrize("name", ["small-hybrid", "small-thinking"])
+def test_an_empty_thinking_block_counts_as_the_prompts_and_is_reported(name: str) -> None:
+    messages = [user("one"), said("two")]
+    assert trained(name, messages) == ["two<|im_end|>"]
+    for found in (generator_of(name).mask_conversation(messages), generator_of(name).rebuild_conversation(messages)):
+        assert [one.reason for one in found.undecided] == [UndecidedReason.EMPTY_THINKING]
+
+
 @pytest.mark.parametrize("name", ["small-plain", "qwen2.5", "qwen3-2507", "qwen3-vl"])
 def test_a_token_on_the_edge_is_not_trained_and_is_reported(name: str) -> None:
     masked = generator_of(name).mask_conversation([user("one"), said("\ntwo")])
