@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.serve_settings import generator_files
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.server.routes import jobs as job_routes
 from tests.asgi_client import post
-from tests.support import written
+from tests.support import PNG, PNG_HASH, written
 
 
 def start(client: FlaskClient, **changes: Any) -> Any:
@@ -290,6 +290,21 @@ def test_an_item_goes_in_and_comes_out_the_same(client: FlaskClient) -> None:
     assert delivered.extra_info["k"] == [1, {"deep": None}]
     assert delivered.outcome == "truncated"
     assert [list(g.prompt_ids) for g in delivered.generations] == [[1, 2], [1, 2, 3, 4]]
+
+
+def test_screenshots_come_back_by_hash_or_inline(client: FlaskClient) -> None:
+    start(client, num_repeat_per_sample=1)
+    text = {"type": "text", "text": 'a "url":"sha256:' + "0" * 64 + '"'}
+
+    def showing(url: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, text]}]
+
+    inline = showing(wire.encode_data_uri(PNG))
+    for uid, asked, expected in (("a", {"images": "hash"}, showing(f"sha256:{PNG_HASH}")), ("b", {}, inline)):
+        post(client, "/buffer/write", written(uid, uid, messages=inline))
+        _, reply = post(client, "/get_rollout_data", asked)
+        assert reply["data"]["data"][0]["messages"] == expected
+    assert client.get(f"/images/{PNG_HASH}").data == PNG
 
 
 @pytest.mark.parametrize(

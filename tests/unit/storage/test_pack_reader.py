@@ -60,6 +60,24 @@ def test_any_choice_of_records_comes_back_once_each_in_the_order_of_the_disk(
         assert found == [(place, records[place]) for place in expected]
 
 
+def test_the_screenshots_of_an_episode_are_read_at_once(
+    tmp_path: Path, reader: PackReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = PackWriter(tmp_path)
+    places = writer.append([Blob(os.urandom(30_000)) for _ in range(25)])
+    writer.close()
+    reads: list[int] = []
+    preadv = os.preadv
+
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        reads.append(offset)
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    assert len(list(reader.each(places))) == 25
+    assert reads == [0]
+
+
 @pytest.mark.parametrize("how", ["refuses the flag", "takes the flag and refuses the read"])
 def test_a_file_system_that_cannot_go_past_the_page_cache_is_read_through_it(
     tmp_path: Path, reader: PackReader, monkeypatch: pytest.MonkeyPatch, how: str
