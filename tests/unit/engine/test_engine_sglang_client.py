@@ -294,6 +294,10 @@ class TestRetries:
         assert len(tries) == QUICK.server_error_tries
         assert question["sampling_params"]["max_new_tokens"] == 1, "others are answered: the request is to blame"
 
+    async def test_one_server_error_is_survived(self) -> None:
+        reply, server = await play(web.Response(status=500), answered([7]))
+        assert (reply.output_ids, len(server.bodies)) == ((7,), 2)
+
     async def test_a_server_error_that_everybody_gets_is_waited_out(self) -> None:
         broken = [web.Response(status=500, text="Internal Server Error") for _ in range(20)]
         reply, server = await play(*broken, answered([7]))
