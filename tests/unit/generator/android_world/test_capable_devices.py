@@ -13,7 +13,10 @@ from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.capabilities import REFUSED
+from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
+from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
@@ -114,4 +117,21 @@ async def test_what_a_device_did_not_restore_is_counted_and_stands_in_the_trajec
         devices = await generator._pool.counters()
     assert sorted(device["failures"].get("not_restored", 0) for device in devices) == [0, 1]
     assert [device["quarantines"] for device in devices] == [0, 0]
+    await generator.close()
+
+
+async def test_an_episode_of_an_evaluation_asks_for_its_device_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Purpose] = []
+    acquire = DevicePool.acquire
+
+    async def noted(pool: DevicePool, purpose: Purpose, needs: frozenset[str]) -> LeasedDevice:
+        asked.append(purpose)
+        return await acquire(pool, purpose, needs)
+
+    monkeypatch.setattr(DevicePool, "acquire", noted)
+    generator = create_generator()
+    await generator.start(context("CameraTakePhoto"))
+    for evaluation in (False, True):
+        await generator.play(replace(episode_request(line_of("CameraTakePhoto")), evaluation=evaluation))
+    assert asked == [Purpose.TRAINING, Purpose.EVALUATION]
     await generator.close()
