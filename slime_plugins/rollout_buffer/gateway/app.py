@@ -298,6 +298,8 @@ async def _streamed(
         return await response.end()
     except BaseException:
         task.cancel()
+        if task.done() and not task.cancelled() and task.exception() is None:
+            request.app[GATEWAY].registry.note_sent(asked.turn.session, task.result().turn, sent=False)
         raise
     with _sending(request, asked.turn.session, answer):
         await response.send(*events.end(answer.reply))

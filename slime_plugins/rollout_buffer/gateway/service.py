@@ -54,6 +54,7 @@ from slime_plugins.rollout_buffer.recording.prompts import Prompt, build_prompt
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View, encode_turn, replay
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
+from slime_plugins.rollout_buffer.state.item_writes import check_reward
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
@@ -184,7 +185,8 @@ class Gateway:
         Raises:
             GoneError: it was given up or has expired, without a reward.
             ConflictError: the engine failed its last turn, and the body names no outcome.
-            RequestError: it has no turns, or the scoring callback is not allowed.
+            RequestError: it has no turns, the scoring callback is not allowed, or the reward is outside of the job's
+                ``reward_range``.
             UnavailableError, StorageFullError: it stays open; close it again.
         """
         session = await self.registry.find(session_id)
@@ -202,6 +204,7 @@ class Gateway:
                     f"the last turn of session {session_id} got no answer: {session.engine_failure}. Its reward would "
                     "not measure the policy: repeat the turn, abandon the session, or close it with an outcome"
                 )
+            scored_turns = session.recording.last_number
             if body.scoring_url is not None:
                 told = {**self.describe(session), "messages": list(session.view.messages)}
                 verdict = await score(ScoreAsked(url=body.scoring_url, body=told))
@@ -209,12 +212,15 @@ class Gateway:
                 verdict = Verdict(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             else:
                 raise InvalidPayloadError("reward is missing")
-            return await self._finish(session, body, verdict)
+            check_reward(session.claim.job, session.name, verdict.reward)
+            return await self._finish(session, body, verdict, scored_turns)
 
-    async def _finish(self, session: Session, body: CloseBody, verdict: Verdict) -> dict[str, Any]:
+    async def _finish(self, session: Session, body: CloseBody, verdict: Verdict, scored_turns: int) -> dict[str, Any]:
         session.end("is being closed")
         try:
             async with session.writing:
+                if body.scoring_url is not None and session.recording.last_number != scored_turns:
+                    raise UnavailableError("a turn was sampled while the session was scored: close it again")
                 status = await self._store_trajectory(session, body, verdict)
         except StaleAttemptError as error:
             self.registry.remove(session)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, model_validator
 
 from slime_plugins.rollout_buffer.types import Outcome, StopReason
+from slime_plugins.rollout_buffer.wire.checks import Reward
 from slime_plugins.rollout_buffer.wire.request_fields import Body, HttpUrl, Identifier, Number
 
 
@@ -24,9 +25,9 @@ class OpenBody(Body):
 class CloseBody(Body):
     """The body of ``POST /sessions/ID/close``."""
 
-    reward: Number | None = None
+    reward: Reward | None = None
     """The reward for the trainer."""
-    raw_reward: Number | None = None
+    raw_reward: Reward | None = None
     """The reward before shaping, if it differs."""
     turn_rewards: list[Any] | None = None
     """Reward of each turn in order of sampling; replaces ``reward`` for trainers that use rewards of turns."""

@@ -122,7 +122,7 @@ class SessionRegistry:
         """Adds the turns that others have stored, and returns them; the caller holds ``writing``."""
         known = session.turns
         after = 0 if known is None else known.recording.last_number
-        await asyncio.gather(*self._notes)
+        await asyncio.shield(asyncio.gather(*self._notes))  # one client that leaves cancels no session's notes
         found = await self.stored(partial(self.turns.read, session.claim, after=after))
         session.refusal = None if found.refusal is None else Refusal.decode(found.refusal)
         if known is None:

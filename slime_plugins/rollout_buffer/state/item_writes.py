@@ -123,7 +123,7 @@ class ItemWriter:
                 if item.uid in payloads or trajectory_rows.has_trajectory(connection, job.key, item.uid):
                     continue
                 _check_tokens(job, item)
-                _check_reward(job, item)
+                check_reward(job, item.uid, item.reward)
                 payloads[item.uid] = _pending_payload(item)
                 self._contents.check_named(connection, payloads[item.uid])
         except sqlite3.Error:
@@ -226,15 +226,16 @@ def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tupl
     return open_next_of_instance(connection, job.key, instance_id), 0
 
 
-def _check_reward(job: JobRecord, item: WrittenItem) -> None:
+def check_reward(job: JobRecord, uid: str, reward: float) -> None:
+    """Raises ``RewardRangeError`` for a reward outside of the job's ``reward_range``."""
     if job.settings.reward_range is None:
         return
     low, high = job.settings.reward_range
-    if not low <= item.reward <= high:
+    if not low <= reward <= high:
         raise RewardRangeError(
-            f"item {item.uid!r} has the reward {item.reward:g}, outside of the reward_range of job {job.job_id}, "
+            f"item {uid!r} has the reward {reward:g}, outside of the reward_range of job {job.job_id}, "
             f"{low:g} to {high:g}: nothing of this request was stored",
-            {"uid": item.uid, "reward": item.reward, "reward_range": [low, high]},
+            {"uid": uid, "reward": reward, "reward_range": [low, high]},
         )
 
 

@@ -22,7 +22,16 @@ from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from tests.gateway_support import USER, GatewayUnderTest, HeldEngine, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import (
+    USER,
+    GatewayUnderTest,
+    HeldEngine,
+    counting,
+    gateway_on,
+    said,
+    start_session_job,
+    tokenizer,
+)
 from tests.support import poll, slots, start_external, uids, write, written
 
 
@@ -341,6 +350,40 @@ async def test_an_allowed_callback_gives_the_reward(tmp_path: Path, scoring: tup
         assert service.asked[0]["instance"]["question"] == "of a"
         assert service.asked[0]["messages"][-1] == {"role": "assistant", "content": "Four."}
         assert gateway.item(job, opened["session_id"])["extra_info"]["judge"] == "me"
+
+
+async def test_a_turn_that_is_sampled_during_the_callback_has_no_reward_of_it(tmp_path: Path) -> None:
+    came, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def score(_request: web.Request) -> web.Response:
+        came.set()
+        await may_answer.wait()
+        return web.json_response({"reward": 1.0})
+
+    app = web.Application()
+    app.router.add_post("/score", score)
+    async with (
+        serving(app) as url,
+        gateway_on(tmp_path, counting(), scoring_hosts=("127.0.0.1",)) as gateway,
+    ):
+        opened = await gateway.open(start_session_job(gateway.buffer, n=1))
+        first = said(await gateway.chat(opened, [USER]))
+        closing = asyncio.create_task(gateway.close(opened, scoring_url=f"{url}/score"))
+        await came.wait()
+        assert (await gateway.chat(opened, [USER, first, USER])).status == 200
+        may_answer.set()
+        refused = await closing
+        assert (refused.status, "a turn was sampled" in refused.body["error"]["message"]) == (503, True)
+        assert (await gateway.close(opened, scoring_url=f"{url}/score")).body["turns"] == 2
+
+
+async def test_a_reward_that_no_trainer_would_get_leaves_the_session_open(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, talkative()) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer, n=1, reward_range=[0, 1]))
+        await gateway.chat(opened, [USER])
+        for reward, status in ((5.0, 422), (1e39, 400)):
+            assert (await gateway.close(opened, reward=reward)).status == status
+        assert (await gateway.close(opened, reward=0.5)).body["status"] == "stored"
 
 
 async def test_a_callback_elsewhere_is_refused_before_it_is_asked(
