@@ -17,8 +17,9 @@ MAX_CRASHES = 8
 class RestartPolicy:
     """When a crashed child is restarted.
 
-    ``max_crashes`` None is no limit. A child that ran for ``steady_after_s`` resets the count. A child that is not
-    ready within ``start_timeout_s``, or sends no heartbeat for ``heartbeat_timeout_s``, counts as crashed.
+    ``max_crashes`` None is no limit. A child that was ready for ``steady_after_s`` resets the count; its start, and the
+    time after its last heartbeat, do not count. A child that is not ready within ``start_timeout_s``, or sends no
+    heartbeat for ``heartbeat_timeout_s``, counts as crashed.
     """
 
     heartbeat_timeout_s: float

@@ -32,10 +32,6 @@ class ChildState(StrEnum):
     GIVEN_UP = "given up"  # crashed too often in a row
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildSpec:
     """How a child is started and checked; none of the functions may block.
@@ -48,8 +44,8 @@ class ChildSpec:
     start: Callable[[Heartbeat | None], ChildProcess]
     policy: RestartPolicy
     heartbeats: bool = False
-    may_start: Callable[[], bool] = _always
-    is_ready: Callable[[], bool] = _always
+    may_start: Callable[[], bool] = lambda: True
+    is_ready: Callable[[], bool] = lambda: True
     progressed: Callable[[], bool] = lambda: False
 
 
@@ -69,14 +65,15 @@ class SupervisedChild:
         self._deadline = 0.0
         self._crashed = False
         self._no_restart = False
-        self._was_ready = False
+        self._ready_at: float | None = None
+        self._was_steady = False
         self._heartbeat: Heartbeat | None = None
         self._monitor: HeartbeatMonitor | None = None
 
     @property
     def ready(self) -> bool:
         """Returns True if it runs and has reported ready."""
-        return self.state is ChildState.RUNNING and self._was_ready
+        return self.state is ChildState.RUNNING and self._ready_at is not None
 
     @property
     def is_finished(self) -> bool:
@@ -110,11 +107,6 @@ class SupervisedChild:
         if send_signal:
             self.process.send_stop_signal()
 
-    def kill(self, why: str) -> None:
-        """Kills the child; counted as a crash, and restarted."""
-        if self.state in (ChildState.RUNNING, ChildState.STOPPING):
-            self._begin_kill(why, crashed=self.state is ChildState.RUNNING)
-
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _start_if_due(self) -> None:
@@ -122,7 +114,7 @@ class SupervisedChild:
             return
         self._close_heartbeat()
         self._heartbeat = Heartbeat(clock=self._clock) if self.spec.heartbeats else None
-        self._started_at, self._was_ready = self._clock(), False
+        self._started_at, self._ready_at = self._clock(), None
         try:
             self.process = self.spec.start(self._heartbeat)
         except OSError as error:
@@ -140,13 +132,11 @@ class SupervisedChild:
         if (code := self.process.exit_code()) is not None:
             self._begin_kill(f"it ended with exit code {code}", crashed=True)
         elif self._monitor.is_frozen(heartbeat_timeout_s):
-            cause = (
-                f"it has sent no heartbeat for {heartbeat_timeout_s:.0f} s: it is stopped, or its event loop is blocked"
-            )
+            cause = f"it has sent no heartbeat for {heartbeat_timeout_s:.0f} s: stopped, or its event loop is blocked"
             self._begin_kill(cause, crashed=True)
-        elif not self._was_ready and self.spec.is_ready() and self._has_beaten():
-            self._was_ready = True
-        elif not self._was_ready and self._clock() - self._started_at > self.spec.policy.start_timeout_s:
+        elif self._ready_at is None and self.spec.is_ready() and self._has_beaten():
+            self._ready_at = self._clock()
+        elif self._ready_at is None and self._clock() - self._started_at > self.spec.policy.start_timeout_s:
             self._begin_kill(f"it was not ready within {self.spec.policy.start_timeout_s:.0f} s", crashed=True)
 
     def _kill_if_late(self) -> None:
@@ -164,7 +154,7 @@ class SupervisedChild:
         if crashed:
             self.cause = f"{why}; the end of its log: {words}" if words else why
             logger.error("%s: %s (%d crashes in a row before):\n%s", self.spec.name, why, self.crashes, words)
-        self._crashed = crashed
+        self._crashed, self._was_steady = crashed, self._is_steady()
         self.state = ChildState.KILLED
         self._reap()
 
@@ -185,8 +175,7 @@ class SupervisedChild:
 
     def _count_crash(self) -> None:
         policy = self.spec.policy
-        steady = self._clock() - self._started_at > policy.steady_after_s or self.spec.progressed()
-        self.crashes = 1 if steady else self.crashes + 1
+        self.crashes = 1 if self._was_steady or self.spec.progressed() else self.crashes + 1
         given_up = policy.max_crashes is not None and self.crashes >= policy.max_crashes
         self.state = ChildState.GIVEN_UP if given_up else ChildState.WAITING
         self._back_off()
@@ -195,6 +184,14 @@ class SupervisedChild:
         policy = self.spec.policy
         pause_s = backoff_s(max(1, self.crashes), first_s=policy.first_s, longest_s=policy.longest_s)
         self._not_before = self._clock() + pause_s
+
+    def _is_steady(self) -> bool:
+        """Returns True if it was ready for ``steady_after_s`` before it exited or hung."""
+        if self._ready_at is None:
+            return False
+        beat = None if self._heartbeat is None else self._heartbeat.last()
+        hung_s = 0.0 if beat is None else beat.age_s
+        return self._clock() - hung_s - self._ready_at > self.spec.policy.steady_after_s
 
     def _has_beaten(self) -> bool:
         return self._heartbeat is None or self._heartbeat.last() is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
+
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.restart_policies import RestartPolicy
@@ -176,6 +178,55 @@ def test_a_child_that_is_not_ready_in_time_counts_as_crashed() -> None:
     clock.now += 1000
     child.reconcile()
     assert is_ready(child)
+
+
+@pytest.mark.parametrize(
+    ("beats", "more"),
+    [
+        pytest.param(False, {"is_ready": lambda: False}, id="never ready"),
+        pytest.param(False, {"heartbeats": True}, id="no first heartbeat"),
+        pytest.param(True, {"heartbeats": True}, id="frozen after its first heartbeat"),
+    ],
+)
+def test_a_child_that_hangs_at_each_start_is_given_up_at_its_limit(beats: bool, more: dict[str, Any]) -> None:
+    nursery, clock = Nursery(), SettableClock()
+    policy = RestartPolicy(max_crashes=4, steady_after_s=100.0, start_timeout_s=1000.0, heartbeat_timeout_s=400.0)
+    child = child_of(nursery, clock, policy, **more)
+    for _ in range(100):
+        child.reconcile()
+        if beats and child.state is ChildState.RUNNING and not child.ready:
+            heartbeat = nursery.heartbeats[-1]
+            assert heartbeat is not None
+            heartbeat.beat()
+        clock.now += 100
+    assert (child.state, len(nursery.started)) == (ChildState.GIVEN_UP, 4)
+
+
+@pytest.mark.parametrize("heartbeats", [False, True])
+@pytest.mark.parametrize(("ready_s", "crashes"), [(100, 2), (101, 1)])
+def test_only_the_time_that_a_child_was_ready_before_a_crash_ends_the_row_of_crashes(
+    heartbeats: bool, ready_s: float, crashes: int
+) -> None:
+    nursery, clock, answers = Nursery(), SettableClock(), [False]
+    child = child_of(nursery, clock, heartbeats=heartbeats, is_ready=lambda: all(answers))
+    child.reconcile()
+    crash(child, nursery)
+    clock.now += 1
+    child.reconcile()
+    heartbeat = nursery.heartbeats[-1]
+    clock.now += 500  # it is slow to start
+    answers[:] = [True]
+    for passes_s in (0, ready_s):
+        clock.now += passes_s
+        if heartbeat is not None:
+            heartbeat.beat()
+        child.reconcile()
+    nursery.started[-1].stubborn = True
+    crash(child, nursery)
+    clock.now += 500  # the kernel is slow to end it
+    nursery.started[-1].stubborn = False
+    child.reconcile()
+    assert child.crashes == crashes
 
 
 def test_a_child_waits_for_what_it_needs() -> None:
