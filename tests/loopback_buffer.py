@@ -124,6 +124,8 @@ class LoopbackBuffer:
         self.images: dict[str, bytes] = {}
         """Images for ``GET /images/<sha256>``; hashes are not verified."""
         self.on_request: Callable[[str, dict[str, Any]], Any] | None = None
+        self.has_input = True
+        """False: the job's writers bring its groups, and it is never exhausted."""
         self.empty_polls = 0
         """Number of next polls that return nothing."""
         self.looks_before_end = 0
@@ -256,7 +258,7 @@ class LoopbackBuffer:
             self.empty_polls -= 1
             taken = []
         if not taken:
-            exhausted = all(group.state in ENDED for group in job.groups)
+            exhausted = self.has_input and all(group.state in ENDED for group in job.groups)
             return {"success": False, "message": "nothing is ready", "data": _data([], {"exhausted": exhausted})}
         leased = bool(body.get("lease_s"))
         for group in taken:
@@ -289,10 +291,11 @@ class LoopbackBuffer:
     def _describe(self, job: _Job) -> dict[str, Any]:
         states = Counter(group.state for group in job.groups)
         state = job.state
-        if state == "running" and set(states) <= ENDED:
+        if self.has_input and state == "running" and set(states) <= ENDED:
             self.looks_before_end -= 1
             state = "running" if self.looks_before_end >= 0 else "finished"
-        return {"job_id": job.job_id, "state": state, "cause": job.cause, "groups": dict(states)}
+        said = {"state": state, "cause": job.cause, "has_input": self.has_input, "groups": dict(states)}
+        return {"job_id": job.job_id, **said}
 
 
 def _items(groups: Sequence[LoopbackGroup]) -> list[Any]:

@@ -57,6 +57,7 @@ def describe_job(store: Store, job: JobRecord) -> Job:
     return Job(
         **progress,
         engine_url=None if job.engine_url is None else redacted(job.engine_url),
+        has_input=job.has_input,
         instances=job.instance_count,
         epochs=job.num_epoch,
         updated_at=job.updated_at,

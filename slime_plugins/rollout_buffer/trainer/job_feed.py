@@ -322,10 +322,13 @@ class JobFeed:
             self.lost[delivery_id] = self._to_acknowledge.get(delivery_id, frozenset())
 
     def _holds_the_rest(self, job: Mapping[str, Any]) -> bool:
-        """Returns True if all remaining groups of the job are leased to this trainer: waiting would never end."""
+        """Returns True if all remaining groups of the job are leased to this trainer: waiting would never end.
+
+        A job without input has no last group until it ends: its writers may bring further ones.
+        """
         groups = job.get("groups") or {}
-        to_come = groups.get("open", 0) + groups.get("ready", 0)
-        return self.groups_held > 0 and not to_come and groups.get("leased", 0) <= self.groups_held
+        none_to_come = job.get("has_input", True) and not (groups.get("open") or groups.get("ready"))
+        return none_to_come and self.groups_held > 0 and groups.get("leased", 0) <= self.groups_held
 
     async def _job(self) -> dict[str, Any]:
         job = await self._with_retries("jobs", lambda: self._client.job(self.job_id))

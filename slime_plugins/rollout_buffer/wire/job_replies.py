@@ -70,6 +70,8 @@ class Job(JobProgress):
 
     engine_url: str | None
     """Address of the engine that samples its episodes."""
+    has_input: bool
+    """False: its items bring its instances, and it runs until it is cancelled or fails."""
     instances: int
     """Lines of the input."""
     epochs: int

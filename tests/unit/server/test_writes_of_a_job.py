@@ -23,6 +23,13 @@ def start(client: FlaskClient, job_id: str, **headers: str) -> None:
     assert post(client, "/start_rollout", body, **headers)[0] == 200
 
 
+def test_a_job_says_whether_it_has_an_input_or_its_items_bring_its_instances(client: FlaskClient) -> None:
+    start(client, "mine")
+    body = {"task_type": "external", "job_id": "given", "instances": [{"instance_id": "a"}]}
+    assert post(client, "/start_rollout", body)[0] == 200
+    assert [client.get(f"/jobs/{name}").get_json()["has_input"] for name in ("mine", "given")] == [False, True]
+
+
 def played_by_its_own_generator(client: FlaskClient, job_id: str) -> None:
     """Makes a job one that a runner plays whose generator writes its items over HTTP."""
     context: ServerContext = client.application.extensions["rollout_buffer"]

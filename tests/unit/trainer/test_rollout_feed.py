@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime.utils.mask_utils import WeightVersionSpan
-from slime_plugins.rollout_buffer import InputExhaustedError, RolloutFeed, RolloutRow
+from slime_plugins.rollout_buffer import InputExhaustedError, JobEndedError, RolloutFeed, RolloutRow
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
@@ -82,6 +82,29 @@ def test_the_last_batch_is_short_and_then_the_input_is_used_up(buffer: LoopbackB
             feed.next_batch(3)
 
     assert sizes == [3, 2]
+
+
+def test_a_job_without_input_is_waited_for_until_it_ends(buffer: LoopbackBuffer) -> None:
+    """Its writers may bring further groups when the trainer holds all that there are."""
+    buffer.has_input = False
+
+    def write_or_cancel(path: str, body: dict[str, Any]) -> None:
+        polls = len(buffer.bodies("/get_rollout_data"))
+        if path == "/get_rollout_data" and polls == 3:
+            job.groups.append(late)
+        if path == "/get_rollout_data" and polls == 6:
+            job.state = "cancelled"
+
+    with feed_of(buffer) as feed:
+        feed.start()
+        job = buffer.only_job()
+        late = job.groups.pop()
+        buffer.on_request = write_or_cancel
+        batch = feed.next_batch(5)
+        with pytest.raises(JobEndedError):
+            feed.next_batch(1)
+
+    assert len(batch) == 5
 
 
 def test_what_was_consumed_is_skipped_by_the_next_run(buffer: LoopbackBuffer) -> None:
