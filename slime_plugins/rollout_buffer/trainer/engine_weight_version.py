@@ -38,8 +38,9 @@ async def _newest(session: aiohttp.ClientSession, url: str) -> int | None:
     own = await _version(session, url)
     if own is not None:
         return own
-    versions = await asyncio.gather(*(_version(session, worker) for worker in await _workers(session, url)))
-    return max((version for version in versions if version is not None), default=None)
+    asked = [_version(session, worker) for worker in await _workers(session, url)]
+    versions = await asyncio.gather(*asked, return_exceptions=True)
+    return max((version for version in versions if isinstance(version, int)), default=None)
 
 
 async def _workers(session: aiohttp.ClientSession, router_url: str) -> list[str]:

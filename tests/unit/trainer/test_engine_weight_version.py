@@ -48,6 +48,14 @@ async def test_of_the_engines_behind_a_router_the_newest_counts() -> None:
         assert await weight_version_of(older_router) == 4
 
 
+async def test_an_engine_that_is_gone_does_not_hide_the_versions_of_the_others() -> None:
+    async with (
+        serving(model_info={"weight_version": "4"}) as alive,
+        serving(workers={"workers": [{"url": "http://127.0.0.1:1"}, {"url": alive}]}) as router,
+    ):
+        assert await weight_version_of(router) == 4
+
+
 @pytest.mark.parametrize(
     "said", [{}, [], *({"weight_version": odd} for odd in (None, "main", "²", "9" * 30, 2**53 + 1))]
 )
