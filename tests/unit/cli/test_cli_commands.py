@@ -421,8 +421,9 @@ def test_a_skip_list_is_exported_edited_and_lets_the_job_go_on_from_it(served: S
     assert len(served.client.jobs()) == 1
 
 
-def test_a_list_goes_into_a_start_payload(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "l").write_text('["a", 7]')
+@pytest.mark.parametrize(("text", "encoding"), [('["a", 7]', "utf-8"), ("a\n7\n", "utf-8-sig")])
+def test_a_list_goes_into_a_start_payload(served: Served, tmp_path: Path, text: str, encoding: str) -> None:
+    (tmp_path / "l").write_text(text, encoding=encoding)
     served.said("skip-list", "import", "j", str(tmp_path / "l"), "--output", str(tmp_path / "start.json"))
     start = json.loads((tmp_path / "start.json").read_text())
     assert start["skip_instance_ids"] == ["7", "a"]

@@ -193,7 +193,7 @@ def read_skip_list(file: Path) -> Counter[str]:
         ConfigError: the file is unreadable or no skip list.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the skip list {file} cannot be read: {error}") from error
     if not text.lstrip().startswith(("{", "[")):
