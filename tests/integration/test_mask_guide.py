@@ -226,14 +226,14 @@ def test_a_file_of_mask_tests_runs_against_both_sides_and_a_stand_in(tmp_path: P
 
 def test_a_mask_test_that_fails_is_shown_and_fails_the_command(tmp_path: Path) -> None:
     file = tmp_path / "my_tests.py"
-    file.write_text(
-        TESTS + "\n\nasync def test_wrong():\n    assert trainer.get_session(rollout_id).response_mask == []\n"
-    )
+    wrong = "async def test_wrong():\n    assert trainer.get_session(rollout_id).response_mask == []\n"
+    file.write_text(f"{TESTS}\n\n{wrong}\n\ntest_decorated = lambda: test_wrong()\n")
 
     ended = CliRunner().invoke(app, ["mask-tests", str(file)])
 
     assert ended.exit_code == 1
     assert "FAILED test_wrong" in ended.output
+    assert "FAILED test_decorated" in ended.output
     assert "response_mask == []" in ended.output
 
 

@@ -156,10 +156,9 @@ async def _run(code: Any, engine_url: str | None, tokenizer: Path | None, on_res
 async def _passes(name: str, test: Callable[[], Any], on_result: OnResult) -> bool:
     try:
         async with asyncio.timeout(TEST_TIMEOUT_S):
-            if inspect.iscoroutinefunction(test):
-                await test()
-            else:
-                await asyncio.to_thread(test)
+            result = test() if inspect.iscoroutinefunction(test) else await asyncio.to_thread(test)
+            if inspect.isawaitable(result):
+                await result
     except Exception as error:  # noqa: BLE001 - a user's test may raise any error: it has failed then
         trace = "".join(traceback.format_exception(error, limit=-2)).rstrip()
         on_result(f"FAILED {name}\n{trace}", False)
