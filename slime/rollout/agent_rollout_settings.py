@@ -78,7 +78,8 @@ AtLeastOne = Annotated[int, Field(ge=1), MustBe("a whole number of at least 1")]
 
 
 class BufferAttributes(WireRecord):
-    """The attributes of slime's arguments that are read here alone; one that is absent or null has its default."""
+    """The attributes of slime's arguments that are read here alone; one that is absent, null or an empty text has its
+    default."""
 
     rollout_buffer_url: str | None = None
     rollout_buffer_token: Annotated[str, BeforeValidator(_text_unshown)] | None = None
@@ -121,7 +122,7 @@ def buffer_attributes(args: Any) -> BufferAttributes:
         ConfigError: one is invalid; each is named.
     """
     found = {name: getattr(args, name, None) for name in BufferAttributes.model_fields}
-    given = {name: value for name, value in found.items() if value is not None}
+    given = {name: value for name, value in found.items() if value not in (None, "")}
     try:
         return checked(BufferAttributes.model_validate, given, "")
     except InvalidPayloadError as error:

@@ -202,7 +202,7 @@ def read_everything(args: Any) -> None:
         ("rollout_buffer_image_cache_mb", (-5, math.nan, "big", True)),
         ("rollout_buffer_image_fetches", (0, -1, 1.5, "many", True)),
         ("rollout_buffer_image_threads", (0, -3, "big")),
-        ("rollout_buffer_images", ("none", 0, "")),
+        ("rollout_buffer_images", ("none", 0)),
         ("rollout_buffer_pixel_dtype", ("float16", 0)),
         ("rollout_buffer_report_drift", ("false", 0)),
         ("rollout_buffer_keep_images", ("false", 1)),
@@ -223,10 +223,11 @@ def test_a_value_that_an_attribute_cannot_have_is_refused_by_its_name(name: str,
             read_everything(arguments(**{name: value}))
 
 
-def test_an_attribute_that_is_null_has_its_default() -> None:
+def test_an_attribute_that_is_null_or_empty_has_its_default() -> None:
     args = arguments(rollout_buffer_report_drift=None, rollout_buffer_image_cache_mb=None, rollout_buffer_wait_s=None)
     images = read_image_settings(args)
     assert images is not None
+    assert buffer_attributes(arguments(rollout_buffer_images="")).rollout_buffer_images == "pixels"
     assert (images.cache_bytes, read_settings(args).wait_s, read_row_settings(args, 4).report_drift) == (
         512_000_000,
         20,
