@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError, StorageFullError
-from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import GatewayUnderTest, counting, gateway_on, start_session_job, tokenizer
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "🙂"}}\n</tool_call>'
 REPLY = f"<think>\nI thínk 🙂.\n</think>\n\nI lóok.\n{CALL}"
@@ -343,3 +344,35 @@ async def test_a_streamed_response_is_a_previous_one(tmp_path: Path) -> None:
             client = gateway.client(opened)
             await client.responses.create(model="p", input="And?", previous_response_id=name)
         assert (await turns_of(gateway, opened)) == 4
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+async def test_a_streamed_answer_that_could_not_be_sent_is_not_trained_and_is_given_to_a_repetition(
+    tmp_path: Path,
+) -> None:
+    """The client does not read, and the reply, which has its metadata, is larger than what sockets hold."""
+    body = {"input": "hi", "stream": True, "metadata": {"a": "x" * 8_000_000}}
+    content = json.dumps(body).encode()
+    async with gateway_on(tmp_path, counting()) as gateway:
+        job = start_session_job(gateway.buffer, n=1)
+        opened = await gateway.open(job)
+        session = await gateway.gateway.registry.session(opened["session_id"])
+        address, path = urlsplit(gateway.url), f"/sessions/{opened['api_key']}/v1/responses"
+        _, writer = await asyncio.open_connection(address.hostname, address.port, limit=1024)
+        head = f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        await until(lambda: session.recording.last_number == 1)
+        await asyncio.sleep(0.2)  # it is being sent
+        writer.transport.abort()
+        await until(lambda: session.recording.turns == 0)
+        again = await gateway.call("POST", path, {"input": "hi", "metadata": {}})
+        assert again.body["output"][0]["content"][0]["text"] == "Answer 1."
+        await gateway.close(opened, reward=1.0)
+        assert len(gateway.generations(job, opened["session_id"])) == 1

@@ -213,6 +213,29 @@ async def test_a_repeated_request_at_another_worker_is_another_sample_unless_its
     assert (await workers.first.close(opened, reward=1)).body["turns"] == 3
 
 
+async def test_a_client_that_leaves_cancels_no_note_for_which_others_wait(workers: Workers) -> None:
+    registry = workers.first.gateway.registry
+    job = start_session_job(workers.first.buffer, n=2)
+    first, second = [await workers.first.open(job) for _ in range(2)]
+    said(await workers.first.chat(first, [USER]))
+    leaving_session, staying_session = [await registry.session(opened["session_id"]) for opened in (first, second)]
+    assert leaving_session.turns is not None
+    may_note, note_sent = threading.Event(), registry.turns.note_sent
+
+    def noted(*arguments: Any, **options: Any) -> None:
+        may_note.wait(10)
+        note_sent(*arguments, **options)
+
+    registry.turns.note_sent = noted  # type: ignore[method-assign]
+    registry.note_sent(leaving_session, leaving_session.turns.by_number[1], sent=False)
+    leaving, staying = [asyncio.create_task(registry.refresh(one)) for one in (leaving_session, staying_session)]
+    await asyncio.sleep(0.05)  # both wait for the note
+    leaving.cancel()
+    await asyncio.sleep(0)
+    may_note.set()
+    assert await staying is None
+
+
 async def test_a_turn_whose_session_another_worker_closes_is_refused_and_not_recorded(workers: Workers) -> None:
     opened = await workers.opened()
     said(await workers.second.chat(opened, [USER]))
