@@ -38,61 +38,27 @@ PLACES = (
     "Ashcombe", "Kingsferry", "Dunmore", "Redcliff", "Silverton",
 )  # fmt: skip
 WHO = (
-    "the harbour master",
-    "a young clerk",
-    "the pilot",
-    "an old sailor",
-    "the baker",
-    "the night watch",
-    "a customs man",
-    "the lighthouse keeper",
-    "the rope maker",
-    "a stranger from the hills",
-)
+    "the harbour master", "a young clerk", "the pilot", "an old sailor", "the baker", "the night watch",
+    "a customs man", "the lighthouse keeper", "the rope maker", "a stranger from the hills",
+)  # fmt: skip
 DID = (
-    "spoke about the weather",
-    "mended a torn net",
-    "waited for the ferry",
-    "counted the gulls on the roof",
-    "drank tea",
-    "complained about the price of coal",
-    "swept the stairs",
-    "wrote a long letter",
-    "looked for a lost key",
-    "told a story nobody believed",
-    "painted the door of the shed",
+    "spoke about the weather", "mended a torn net", "waited for the ferry", "counted the gulls on the roof",
+    "drank tea", "complained about the price of coal", "swept the stairs", "wrote a long letter",
+    "looked for a lost key", "told a story nobody believed", "painted the door of the shed",
     "slept through the morning bell",
-)
+)  # fmt: skip
 WHERE = (
-    "at the north pier",
-    "behind the fish market",
-    "near the old crane",
-    "in the reading room",
-    "on the sea wall",
-    "beside the well",
-    "under the arches",
-    "in front of the town hall",
-    "by the drying racks",
-)
+    "at the north pier", "behind the fish market", "near the old crane", "in the reading room", "on the sea wall",
+    "beside the well", "under the arches", "in front of the town hall", "by the drying racks",
+)  # fmt: skip
 WHEN = (
-    "before sunrise",
-    "in the afternoon",
-    "after the rain",
-    "while the tide went out",
-    "at noon",
-    "late in the evening",
-    "on market day",
-    "during the fog",
-    "when the bells had stopped",
-)
+    "before sunrise", "in the afternoon", "after the rain", "while the tide went out", "at noon",
+    "late in the evening", "on market day", "during the fog", "when the bells had stopped",
+)  # fmt: skip
 CLOSINGS = (
-    "Nothing came of it.",
-    "Nobody wrote it down at the time.",
-    "It was soon forgotten.",
-    "The dog barked twice.",
-    "The matter was left at that.",
-    "People talked about it for a while.",
-)
+    "Nothing came of it.", "Nobody wrote it down at the time.", "It was soon forgotten.", "The dog barked twice.",
+    "The matter was left at that.", "People talked about it for a while.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,11 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world_generator import creat
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.token_alignment import read_records, routed_experts_of_row
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Generation,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Trajectory
 from tests.episode_requests import phone_episode, use_local_phones
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)

@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_buffer_lab.simulated_phone.interfaces.accessibility import (
-    AccessibilityForwarder,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.accessibility import AccessibilityForwarder
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
-from rollout_buffer_lab.simulated_phone.interfaces.in_process import (
-    android_environment,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.in_process import android_environment
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed"

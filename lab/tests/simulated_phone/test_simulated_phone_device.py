@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rollout_buffer_lab.simulated_phone.phone import (
-    FaultPlan,
-    SimulatedPhone,
-    SimulatedPhoneConfig,
-)
+from rollout_buffer_lab.simulated_phone.phone import FaultPlan, SimulatedPhone, SimulatedPhoneConfig
 from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError

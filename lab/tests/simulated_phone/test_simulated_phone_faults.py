@@ -38,10 +38,7 @@ def test_each_of_the_next_boots_takes_its_own_fault_once(folder: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")
 def test_a_typed_spell_breaks_just_this_phone_and_only_for_its_time(folder: Path) -> None:
-    from rollout_buffer_lab.simulated_phone.interfaces.emulator_process import (
-        Emulator,
-        EmulatorArguments,
-    )
+    from rollout_buffer_lab.simulated_phone.interfaces.emulator_process import Emulator, EmulatorArguments
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -67,9 +64,7 @@ def test_a_typed_spell_breaks_just_this_phone_and_only_for_its_time(folder: Path
 
 @pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")
 def test_inputs_of_a_slow_screen_are_done_in_the_order_in_which_they_came(folder: Path) -> None:
-    from rollout_buffer_lab.simulated_phone.interfaces.emulator_process import (
-        LateInputs,
-    )
+    from rollout_buffer_lab.simulated_phone.interfaces.emulator_process import LateInputs
 
     done: list[str] = []
     late = LateInputs(lambda words: done.append(words[-1]))

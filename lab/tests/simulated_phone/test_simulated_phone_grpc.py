@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
-from rollout_buffer_lab.simulated_phone.interfaces.exchanges import (
-    Call,
-    ExchangeRecorder,
-    read_session,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.exchanges import Call, ExchangeRecorder, read_session
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
@@ -65,9 +61,7 @@ def served(faults: Faults, recorder: ExchangeRecorder | None = None) -> Iterator
     import grpc
     from android_env.proto import emulator_controller_pb2, emulator_controller_pb2_grpc
 
-    from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import (
-        serve_emulator_controller,
-    )
+    from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import serve_emulator_controller
 
     handset, port = EmulatorState(), free_port()
     server = serve_emulator_controller(handset, port, faults, recorder)

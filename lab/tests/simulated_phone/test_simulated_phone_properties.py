@@ -7,20 +7,9 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_buffer_lab.simulated_phone.device_state.state import (
-    MARKOR_FOLDER,
-    DeviceState,
-)
-from rollout_buffer_lab.simulated_phone.geometry import (
-    SCREEN_HEIGHT,
-    SCREEN_WIDTH,
-    Rect,
-)
-from rollout_buffer_lab.simulated_phone.glyphs import (
-    DRAWABLE,
-    TextSize,
-    wrap,
-)
+from rollout_buffer_lab.simulated_phone.device_state.state import MARKOR_FOLDER, DeviceState
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH, Rect
+from rollout_buffer_lab.simulated_phone.glyphs import DRAWABLE, TextSize, wrap
 from rollout_buffer_lab.simulated_phone.painting import encode_screen
 from rollout_buffer_lab.simulated_phone.palette import Surface
 from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone

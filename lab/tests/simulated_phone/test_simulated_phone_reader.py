@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_buffer_lab.simulated_phone.phone import (
-    SimulatedPhone,
-    SimulatedPhoneConfig,
-)
+from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone, SimulatedPhoneConfig
 from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
 from tests.simulated_phone_player import Player
 

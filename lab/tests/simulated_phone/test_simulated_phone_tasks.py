@@ -15,17 +15,11 @@ from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_A
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 from rollout_buffer_lab.simulated_phone.geometry import Rect
 from rollout_buffer_lab.simulated_phone.palette import Surface
-from rollout_buffer_lab.simulated_phone.phone import (
-    SimulatedPhone,
-    SimulatedPhoneConfig,
-)
+from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone, SimulatedPhoneConfig
 from rollout_buffer_lab.simulated_phone.shell import Shell
 from rollout_buffer_lab.simulated_phone.tasks import registry
 from rollout_buffer_lab.simulated_phone.tasks.base import Task
-from rollout_buffer_lab.simulated_phone.tasks.registry import (
-    TASKS,
-    VARIATIONS,
-)
+from rollout_buffer_lab.simulated_phone.tasks.registry import TASKS, VARIATIONS
 from rollout_buffer_lab.simulated_phone.widgets import WidgetKind
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind

@@ -14,11 +14,7 @@ from aiohttp import web
 from rollout_buffer_lab.embedded_engine.language_model import LanguageModel, WeightsError, load_language_model
 from rollout_buffer_lab.embedded_engine.service import EmbeddedEngine
 from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings
-from rollout_buffer_lab.sglang_routes.app import (
-    json_answer,
-    read_body,
-    sglang_app,
-)
+from rollout_buffer_lab.sglang_routes.app import json_answer, read_body, sglang_app
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError
 from slime_plugins.rollout_buffer.http_serving import serve_until_stopped, serving
 

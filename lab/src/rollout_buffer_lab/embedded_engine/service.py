@@ -18,13 +18,7 @@ from rollout_buffer_lab.embedded_engine.decoder import Decoder, Request, WeightU
 from rollout_buffer_lab.embedded_engine.language_model import LanguageModel, WeightsError
 from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings
 from rollout_buffer_lab.embedded_engine.vision_inputs import ImagePrompt
-from rollout_buffer_lab.sglang_routes.records import (
-    EngineBreakError,
-    GenerateCall,
-    PauseMode,
-    Sampled,
-    check_length,
-)
+from rollout_buffer_lab.sglang_routes.records import EngineBreakError, GenerateCall, PauseMode, Sampled, check_length
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError, Sampling
 
 logger = logging.getLogger(__name__)

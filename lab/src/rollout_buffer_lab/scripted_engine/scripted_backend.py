@@ -12,12 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rollout_buffer_lab.scripted_engine.conversation import (
-    END_OF_TURN,
-    IMAGE_PAD,
-    START_OF_TURN,
-    read_conversation,
-)
+from rollout_buffer_lab.scripted_engine.conversation import END_OF_TURN, IMAGE_PAD, START_OF_TURN, read_conversation
 from rollout_buffer_lab.scripted_engine.generation import Generation, Pace, common_prefix
 from rollout_buffer_lab.scripted_engine.policy import Policy, reply_to
 from rollout_buffer_lab.scripted_engine.rng import SessionRng

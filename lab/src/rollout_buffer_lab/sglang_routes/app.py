@@ -22,13 +22,7 @@ from aiohttp import web
 
 from rollout_buffer_lab.sglang_routes.images import read_images
 from rollout_buffer_lab.sglang_routes.openai_chat import chat_call, chat_reply
-from rollout_buffer_lab.sglang_routes.records import (
-    EngineBreakError,
-    GenerateCall,
-    PauseMode,
-    Sampled,
-    SglangBackend,
-)
+from rollout_buffer_lab.sglang_routes.records import EngineBreakError, GenerateCall, PauseMode, Sampled, SglangBackend
 from rollout_buffer_lab.sglang_routes.sampling import (
     MAX_IDS,
     BadRequestError,

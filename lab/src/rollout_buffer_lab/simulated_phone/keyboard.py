@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from rollout_buffer_lab.simulated_phone.geometry import (
-    SCREEN_HEIGHT,
-    SCREEN_WIDTH,
-    Rect,
-)
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH, Rect
 from rollout_buffer_lab.simulated_phone.palette import Surface
-from rollout_buffer_lab.simulated_phone.widgets import (
-    Align,
-    Handler,
-    Widget,
-    WidgetKind,
-)
+from rollout_buffer_lab.simulated_phone.widgets import Align, Handler, Widget, WidgetKind
 
 KEYBOARD_TOP = 1560
 _ROW_HEIGHT = 160

@@ -9,18 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rollout_buffer_lab.simulated_phone.fields import FieldHost
-from rollout_buffer_lab.simulated_phone.geometry import (
-    SCREEN_HEIGHT,
-    SCREEN_WIDTH,
-    Rect,
-)
-from rollout_buffer_lab.simulated_phone.glyphs import (
-    TextSize,
-    line_height,
-    shorten,
-    text_width,
-    wrap,
-)
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH, Rect
+from rollout_buffer_lab.simulated_phone.glyphs import TextSize, line_height, shorten, text_width, wrap
 from rollout_buffer_lab.simulated_phone.palette import Surface, TextColor
 from rollout_buffer_lab.simulated_phone.widget_parts import (
     BAR_ICON,
@@ -35,14 +25,7 @@ from rollout_buffer_lab.simulated_phone.widget_parts import (
     text_widget,
     visible_widgets,
 )
-from rollout_buffer_lab.simulated_phone.widgets import (
-    Align,
-    Handler,
-    Screen,
-    SlideHandler,
-    Widget,
-    WidgetKind,
-)
+from rollout_buffer_lab.simulated_phone.widgets import Align, Handler, Screen, SlideHandler, Widget, WidgetKind
 
 STATUS_BAR_HEIGHT = 80
 _TITLE_BAR_HEIGHT = 160

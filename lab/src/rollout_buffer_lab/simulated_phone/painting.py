@@ -7,11 +7,7 @@ from functools import cache, lru_cache
 
 from PIL import Image, ImageDraw
 
-from rollout_buffer_lab.simulated_phone.geometry import (
-    SCREEN_HEIGHT,
-    SCREEN_WIDTH,
-    Rect,
-)
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH, Rect
 from rollout_buffer_lab.simulated_phone.glyphs import line_height, line_mask
 from rollout_buffer_lab.simulated_phone.icons import ICON_DOTS, icon_mask
 from rollout_buffer_lab.simulated_phone.palette import Rgb, Surface, TextColor

@@ -14,11 +14,7 @@ from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WI
 from rollout_buffer_lab.simulated_phone.painting import encode_screen
 from rollout_buffer_lab.simulated_phone.shell import Shell
 from rollout_buffer_lab.simulated_phone.tasks.base import Task
-from rollout_buffer_lab.simulated_phone.tasks.registry import (
-    TaskRun,
-    apps_of,
-    start_task,
-)
+from rollout_buffer_lab.simulated_phone.tasks.registry import TaskRun, apps_of, start_task
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind

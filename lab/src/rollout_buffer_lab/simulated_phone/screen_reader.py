@@ -12,15 +12,8 @@ from rollout_buffer_lab.simulated_phone.glyphs import TextSize, line_height
 from rollout_buffer_lab.simulated_phone.keyboard import KEYBOARD_TOP
 from rollout_buffer_lab.simulated_phone.palette import Surface, TextColor
 from rollout_buffer_lab.simulated_phone.reading import shapes
-from rollout_buffer_lab.simulated_phone.reading.ocr import (
-    Line,
-    line_boxes,
-    read_line,
-)
-from rollout_buffer_lab.simulated_phone.reading.pixels import (
-    SurfaceMap,
-    read_surfaces,
-)
+from rollout_buffer_lab.simulated_phone.reading.ocr import Line, line_boxes, read_line
+from rollout_buffer_lab.simulated_phone.reading.pixels import SurfaceMap, read_surfaces
 from rollout_buffer_lab.simulated_phone.screen_records import (
     Button,
     Field,

@@ -20,17 +20,9 @@ from rollout_buffer_lab.simulated_phone.apps.media import AudioRecorderApp, Came
 from rollout_buffer_lab.simulated_phone.apps.messages import MessagesApp
 from rollout_buffer_lab.simulated_phone.apps.page import App, Page
 from rollout_buffer_lab.simulated_phone.apps.settings import SettingsApp
-from rollout_buffer_lab.simulated_phone.device_state.packages import (
-    INSTALLED_APPS,
-    InstalledApp,
-    app_named,
-)
+from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_APPS, InstalledApp, app_named
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
-from rollout_buffer_lab.simulated_phone.geometry import (
-    SCREEN_HEIGHT,
-    SCREEN_WIDTH,
-    Rect,
-)
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH, Rect
 from rollout_buffer_lab.simulated_phone.glyphs import TextSize
 from rollout_buffer_lab.simulated_phone.keyboard import KEYBOARD_TOP, keyboard_widgets
 from rollout_buffer_lab.simulated_phone.layout import STATUS_BAR_HEIGHT, ScreenBuilder

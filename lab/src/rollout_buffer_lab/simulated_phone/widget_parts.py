@@ -6,19 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_WIDTH, Rect
-from rollout_buffer_lab.simulated_phone.glyphs import (
-    TextSize,
-    line_height,
-    text_width,
-)
+from rollout_buffer_lab.simulated_phone.glyphs import TextSize, line_height, text_width
 from rollout_buffer_lab.simulated_phone.palette import Surface, TextColor
-from rollout_buffer_lab.simulated_phone.widgets import (
-    Align,
-    Handler,
-    SlideHandler,
-    Widget,
-    WidgetKind,
-)
+from rollout_buffer_lab.simulated_phone.widgets import Align, Handler, SlideHandler, Widget, WidgetKind
 
 TRACK_MARGIN = 96  # between the sides of the screen and a slider's track
 BAR_ICON = 112  # side of an icon in the title bar or in a row

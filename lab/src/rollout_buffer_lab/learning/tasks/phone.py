@@ -17,16 +17,8 @@ from typing import Any
 from rollout_buffer_lab.simulated_phone.apps.launcher import arrange_home
 from rollout_buffer_lab.simulated_phone.device_state.packages import app_named
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
-from rollout_buffer_lab.simulated_phone.phone import (
-    SimulatedPhone,
-    SimulatedPhoneConfig,
-)
-from rollout_buffer_lab.simulated_phone.tasks.base import (
-    Params,
-    Task,
-    all_hold,
-    rng_for,
-)
+from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone, SimulatedPhoneConfig
+from rollout_buffer_lab.simulated_phone.tasks.base import Params, Task, all_hold, rng_for
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
 from slime_plugins.rollout_buffer.generator.android_world_generator import AndroidWorldGenerator

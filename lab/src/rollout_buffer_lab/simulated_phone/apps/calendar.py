@@ -5,18 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import partial
 
-from rollout_buffer_lab.simulated_phone.apps.dates import (
-    day_line,
-    long_date,
-    time_of_day,
-)
+from rollout_buffer_lab.simulated_phone.apps.dates import day_line, long_date, time_of_day
 from rollout_buffer_lab.simulated_phone.apps.page import App, ConfirmDialog, Page
-from rollout_buffer_lab.simulated_phone.device_state.calendar import (
-    CalendarEvent,
-    add_event,
-    delete_event,
-    events,
-)
+from rollout_buffer_lab.simulated_phone.device_state.calendar import CalendarEvent, add_event, delete_event, events
 from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 
 

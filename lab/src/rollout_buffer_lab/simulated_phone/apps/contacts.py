@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rollout_buffer_lab.simulated_phone.apps.page import (
-    App,
-    ConfirmDialog,
-    MenuDialog,
-    Page,
-)
+from rollout_buffer_lab.simulated_phone.apps.page import App, ConfirmDialog, MenuDialog, Page
 from rollout_buffer_lab.simulated_phone.device_state.contacts import (
     PHONE_LABELS,
     Contact,

@@ -7,10 +7,7 @@ from functools import partial
 
 from rollout_buffer_lab.simulated_phone.apps.dates import date_and_time
 from rollout_buffer_lab.simulated_phone.apps.page import App, ConfirmDialog, Page
-from rollout_buffer_lab.simulated_phone.device_state.filesystem import (
-    FileError,
-    valid_name,
-)
+from rollout_buffer_lab.simulated_phone.device_state.filesystem import FileError, valid_name
 from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 
 

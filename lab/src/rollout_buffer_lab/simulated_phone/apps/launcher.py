@@ -6,16 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rollout_buffer_lab.simulated_phone.apps.page import App, Page
-from rollout_buffer_lab.simulated_phone.device_state.packages import (
-    INSTALLED_APPS,
-    InstalledApp,
-)
+from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_APPS, InstalledApp
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
-from rollout_buffer_lab.simulated_phone.geometry import (
-    SCREEN_HEIGHT,
-    SCREEN_WIDTH,
-    Rect,
-)
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH, Rect
 from rollout_buffer_lab.simulated_phone.glyphs import TextSize, line_height, wrap
 from rollout_buffer_lab.simulated_phone.layout import STATUS_BAR_HEIGHT, ScreenBuilder
 from rollout_buffer_lab.simulated_phone.palette import APP_TILES, Surface

@@ -6,10 +6,7 @@ import posixpath
 
 from rollout_buffer_lab.simulated_phone.apps.file_browser import FolderPage
 from rollout_buffer_lab.simulated_phone.apps.page import App, Page
-from rollout_buffer_lab.simulated_phone.device_state.filesystem import (
-    FileError,
-    valid_name,
-)
+from rollout_buffer_lab.simulated_phone.device_state.filesystem import FileError, valid_name
 from rollout_buffer_lab.simulated_phone.device_state.state import MARKOR_FOLDER
 from rollout_buffer_lab.simulated_phone.fields import TextField
 from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder

@@ -8,25 +8,12 @@ from functools import cache, partial
 
 from PIL import Image, ImageDraw
 
-from rollout_buffer_lab.simulated_phone.apps.file_browser import (
-    NameDialog,
-    move_quietly,
-)
+from rollout_buffer_lab.simulated_phone.apps.file_browser import NameDialog, move_quietly
 from rollout_buffer_lab.simulated_phone.apps.page import App, Page
-from rollout_buffer_lab.simulated_phone.device_state.state import (
-    AUDIO_FOLDER,
-    PHOTO_FOLDER,
-    VIDEO_FOLDER,
-    DeviceState,
-)
+from rollout_buffer_lab.simulated_phone.device_state.state import AUDIO_FOLDER, PHOTO_FOLDER, VIDEO_FOLDER, DeviceState
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_WIDTH, Rect
 from rollout_buffer_lab.simulated_phone.glyphs import TextSize
-from rollout_buffer_lab.simulated_phone.layout import (
-    STATUS_BAR_HEIGHT,
-    BarIcon,
-    ScreenBuilder,
-    Tab,
-)
+from rollout_buffer_lab.simulated_phone.layout import STATUS_BAR_HEIGHT, BarIcon, ScreenBuilder, Tab
 from rollout_buffer_lab.simulated_phone.palette import Surface
 from rollout_buffer_lab.simulated_phone.widgets import Align, Widget, WidgetKind
 

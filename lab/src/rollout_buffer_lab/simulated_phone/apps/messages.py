@@ -6,10 +6,7 @@ from functools import partial
 
 from rollout_buffer_lab.simulated_phone.apps.dates import date_and_time
 from rollout_buffer_lab.simulated_phone.apps.page import App, MenuDialog, Page
-from rollout_buffer_lab.simulated_phone.device_state.contacts import (
-    contacts,
-    name_of_number,
-)
+from rollout_buffer_lab.simulated_phone.device_state.contacts import contacts, name_of_number
 from rollout_buffer_lab.simulated_phone.device_state.messages import (
     Sms,
     conversations,

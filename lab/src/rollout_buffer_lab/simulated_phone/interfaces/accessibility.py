@@ -12,11 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
-from rollout_buffer_lab.simulated_phone.geometry import (
-    SCREEN_HEIGHT,
-    SCREEN_WIDTH,
-    Rect,
-)
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH, Rect
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.widgets import Screen, Widget, WidgetKind
 

@@ -13,31 +13,14 @@ from pathlib import Path
 
 from rollout_buffer_lab.simulated_phone.device_state.filesystem import FileError
 from rollout_buffer_lab.simulated_phone.device_state.messages import insert_sms
-from rollout_buffer_lab.simulated_phone.interfaces.commands_activities import (
-    activity_commands,
-)
-from rollout_buffer_lab.simulated_phone.interfaces.commands_files import (
-    file_commands,
-    shell_files,
-)
-from rollout_buffer_lab.simulated_phone.interfaces.commands_input import (
-    input_commands,
-)
-from rollout_buffer_lab.simulated_phone.interfaces.commands_providers import (
-    provider_commands,
-)
-from rollout_buffer_lab.simulated_phone.interfaces.commands_settings import (
-    settings_commands,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.commands_activities import activity_commands
+from rollout_buffer_lab.simulated_phone.interfaces.commands_files import file_commands, shell_files
+from rollout_buffer_lab.simulated_phone.interfaces.commands_input import input_commands
+from rollout_buffer_lab.simulated_phone.interfaces.commands_providers import provider_commands
+from rollout_buffer_lab.simulated_phone.interfaces.commands_settings import settings_commands
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.screen_capture import png_of
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
-    Command,
-    Output,
-    failed,
-    printed,
-    run_script,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, failed, printed, run_script
 
 
 class AdbShell:

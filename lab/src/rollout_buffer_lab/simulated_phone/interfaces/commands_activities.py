@@ -9,16 +9,8 @@ from rollout_buffer_lab.simulated_phone.apps.contacts import ContactsApp
 from rollout_buffer_lab.simulated_phone.apps.messages import MessagesApp
 from rollout_buffer_lab.simulated_phone.device_state.packages import InstalledApp
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
-from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import (
-    EmulatorState,
-    full_component,
-)
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
-    Command,
-    Output,
-    failed,
-    printed,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState, full_component
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, failed, printed
 
 _CONTACTS = "com.google.android.contacts"
 _MESSAGES = "com.simplemobiletools.smsmessenger"

@@ -10,17 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha1
 
-from rollout_buffer_lab.simulated_phone.device_state.filesystem import (
-    FileError,
-    FileSystem,
-)
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
-    Command,
-    Files,
-    Output,
-    failed,
-    printed,
-)
+from rollout_buffer_lab.simulated_phone.device_state.filesystem import FileError, FileSystem
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Files, Output, failed, printed
 
 _Handler = Callable[[FileSystem, Sequence[str], bytes], Output]
 

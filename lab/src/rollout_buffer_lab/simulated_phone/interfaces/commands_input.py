@@ -6,12 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rollout_buffer_lab.simulated_phone.interfaces.accessibility import hierarchy_of
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import ACTION_S, EmulatorState
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
-    Command,
-    Output,
-    failed,
-    printed,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, failed, printed
 from rollout_buffer_lab.simulated_phone.shell import Shell
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import SystemButton
 

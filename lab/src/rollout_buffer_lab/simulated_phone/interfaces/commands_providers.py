@@ -7,20 +7,12 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout_buffer_lab.simulated_phone.device_state.contacts import (
-    add_contact,
-    contacts,
-)
+from rollout_buffer_lab.simulated_phone.device_state.contacts import add_contact, contacts
 from rollout_buffer_lab.simulated_phone.device_state.databases import Database
 from rollout_buffer_lab.simulated_phone.device_state.messages import insert_sms
 from rollout_buffer_lab.simulated_phone.device_state.state import STORAGE
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
-    Command,
-    Output,
-    failed,
-    printed,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, failed, printed
 
 _SMS_FOLDERS = {"content://sms": (1, 2), "content://sms/inbox": (1,), "content://sms/sent": (2,)}
 _PHONES = ("content://contacts/phones", "content://com.android.contacts/data/phones")

@@ -8,12 +8,7 @@ from functools import partial
 
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
-    Command,
-    Output,
-    failed,
-    printed,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, failed, printed
 
 _NAMESPACES = ("system", "secure", "global")
 _PROPERTIES = {

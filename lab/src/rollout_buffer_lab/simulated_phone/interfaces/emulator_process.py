@@ -21,22 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout_buffer_lab.simulated_phone.interfaces.accessibility import (
-    AccessibilityForwarder,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.accessibility import AccessibilityForwarder
 from rollout_buffer_lab.simulated_phone.interfaces.adb_commands import AdbShell
-from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import (
-    serve_emulator_controller,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import serve_emulator_controller
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.exchanges import ExchangeRecorder
 from rollout_buffer_lab.simulated_phone.interfaces.fault_plan import FaultPlan, FaultTrigger
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import (
-    Output,
-    failed,
-    printed,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Output, failed, printed
 
 logger = logging.getLogger(__name__)
 

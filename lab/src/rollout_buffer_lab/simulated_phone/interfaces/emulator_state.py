@@ -6,22 +6,10 @@ import threading
 from collections.abc import Callable
 
 from rollout_buffer_lab.simulated_phone.apps.page import App, Page
-from rollout_buffer_lab.simulated_phone.device_state.databases import (
-    CALENDAR_DB,
-    CONTACTS_DB,
-    SMS_DB,
-    Database,
-)
-from rollout_buffer_lab.simulated_phone.device_state.packages import (
-    INSTALLED_APPS,
-    InstalledApp,
-)
+from rollout_buffer_lab.simulated_phone.device_state.databases import CALENDAR_DB, CONTACTS_DB, SMS_DB, Database
+from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_APPS, InstalledApp
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
-from rollout_buffer_lab.simulated_phone.interfaces.app_databases import (
-    APP_DATABASES,
-    APP_FOLDERS,
-    APPS_WITHOUT_SCREENS,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.app_databases import APP_DATABASES, APP_FOLDERS, APPS_WITHOUT_SCREENS
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
 from rollout_buffer_lab.simulated_phone.shell import Shell
 

@@ -11,25 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rollout_buffer_lab.simulated_phone.glyphs import (
-    BOX,
-    DRAWABLE,
-    TextSize,
-    cell_padding,
-    glyph_mask,
-    space_width,
-)
-from rollout_buffer_lab.simulated_phone.palette import (
-    TEXT_COLORS_ON,
-    Surface,
-    TextColor,
-)
-from rollout_buffer_lab.simulated_phone.reading.pixels import (
-    INK,
-    Box,
-    SurfaceMap,
-    boxes,
-)
+from rollout_buffer_lab.simulated_phone.glyphs import BOX, DRAWABLE, TextSize, cell_padding, glyph_mask, space_width
+from rollout_buffer_lab.simulated_phone.palette import TEXT_COLORS_ON, Surface, TextColor
+from rollout_buffer_lab.simulated_phone.reading.pixels import INK, Box, SurfaceMap, boxes
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _ROW_GAP = 5  # rows between two lines, in dots; the dot of an i is nearer

@@ -13,11 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from rollout_buffer_lab.simulated_phone.geometry import (
-    SCREEN_HEIGHT,
-    SCREEN_WIDTH,
-    Rect,
-)
+from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH, Rect
 from rollout_buffer_lab.simulated_phone.palette import Surface
 
 INK = 0  # index of a dot that has no surface colour

@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 
 from rollout_buffer_lab.simulated_phone.icons import ICON_DOTS, ICON_NAMES, icon_mask
 from rollout_buffer_lab.simulated_phone.palette import APP_TILES, Surface
-from rollout_buffer_lab.simulated_phone.reading.pixels import (
-    Box,
-    SurfaceMap,
-    boxes,
-    index_of,
-)
+from rollout_buffer_lab.simulated_phone.reading.pixels import Box, SurfaceMap, boxes, index_of
 
 _MIN_BUTTON = 20
 _MIN_FIELD = 30

@@ -7,24 +7,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rollout_buffer_lab.simulated_phone.apps.dates import long_date, time_of_day
-from rollout_buffer_lab.simulated_phone.device_state.calendar import (
-    CalendarEvent,
-    add_event,
-    events,
-)
+from rollout_buffer_lab.simulated_phone.device_state.calendar import CalendarEvent, add_event, events
 from rollout_buffer_lab.simulated_phone.device_state.clock import START_TIME
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
-from rollout_buffer_lab.simulated_phone.tasks.base import (
-    Params,
-    Success,
-    Task,
-    all_hold,
-)
-from rollout_buffer_lab.simulated_phone.tasks.words import (
-    full_name,
-    sentence,
-    subject,
-)
+from rollout_buffer_lab.simulated_phone.tasks.base import Params, Success, Task, all_hold
+from rollout_buffer_lab.simulated_phone.tasks.words import full_name, sentence, subject
 
 _TODAY = START_TIME.replace(hour=0, minute=0, second=0)
 _ROOMS = ("Blue room", "Cafeteria", "City library", "Office 4", "Sports hall", "Town park")

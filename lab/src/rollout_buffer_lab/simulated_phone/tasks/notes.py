@@ -5,16 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from rollout_buffer_lab.simulated_phone.device_state.state import (
-    MARKOR_FOLDER,
-    DeviceState,
-)
-from rollout_buffer_lab.simulated_phone.tasks.base import (
-    Params,
-    Task,
-    all_hold,
-    same_text,
-)
+from rollout_buffer_lab.simulated_phone.device_state.state import MARKOR_FOLDER, DeviceState
+from rollout_buffer_lab.simulated_phone.tasks.base import Params, Task, all_hold, same_text
 from rollout_buffer_lab.simulated_phone.tasks.people import fill_phone, sent
 from rollout_buffer_lab.simulated_phone.tasks.words import file_name, number, sentence
 

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import random
 
-from rollout_buffer_lab.simulated_phone.device_state.contacts import (
-    add_contact,
-    contacts,
-    same_number,
-)
-from rollout_buffer_lab.simulated_phone.device_state.messages import (
-    insert_sms,
-    sent_messages,
-)
+from rollout_buffer_lab.simulated_phone.device_state.contacts import add_contact, contacts, same_number
+from rollout_buffer_lab.simulated_phone.device_state.messages import insert_sms, sent_messages
 from rollout_buffer_lab.simulated_phone.device_state.packages import app_named
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
-from rollout_buffer_lab.simulated_phone.tasks.base import (
-    Params,
-    Task,
-    all_hold,
-    same_text,
-)
-from rollout_buffer_lab.simulated_phone.tasks.words import (
-    address,
-    full_name,
-    number,
-    numbers,
-    people,
-    sentence,
-)
+from rollout_buffer_lab.simulated_phone.tasks.base import Params, Task, all_hold, same_text
+from rollout_buffer_lab.simulated_phone.tasks.words import address, full_name, number, numbers, people, sentence
 
 _MINUTE_MS = 60_000
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import random
 
-from rollout_buffer_lab.simulated_phone.apps.clock import (
-    STOPWATCH_PAUSED,
-    STOPWATCH_RUNNING,
-    timer_digits,
-)
+from rollout_buffer_lab.simulated_phone.apps.clock import STOPWATCH_PAUSED, STOPWATCH_RUNNING, timer_digits
 from rollout_buffer_lab.simulated_phone.device_state.packages import app_named
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
-from rollout_buffer_lab.simulated_phone.tasks.base import (
-    Params,
-    Success,
-    Task,
-    all_hold,
-    same_text,
-)
+from rollout_buffer_lab.simulated_phone.tasks.base import Params, Success, Task, all_hold, same_text
 from rollout_buffer_lab.simulated_phone.tasks.words import address, sentence
 
 _CLOCK_PACKAGE = "com.google.android.deskclock"

@@ -6,94 +6,33 @@ import random
 from collections.abc import Collection
 
 _FIRST = [
-    "Amara",
-    "Bruno",
-    "Chloe",
-    "Daniel",
-    "Elena",
-    "Farid",
-    "Grace",
-    "Hugo",
-    "Isla",
-    "Jamal",
-    "Katya",
-    "Liam",
-    "Mina",
-    "Noah",
-    "Olga",
-    "Pedro",
-    "Rosa",
-    "Sven",
-]
+    "Amara", "Bruno", "Chloe", "Daniel", "Elena", "Farid", "Grace", "Hugo", "Isla", "Jamal", "Katya", "Liam", "Mina",
+    "Noah", "Olga", "Pedro", "Rosa", "Sven",
+]  # fmt: skip
 _LAST = [
-    "Abbott",
-    "Bauer",
-    "Costa",
-    "Diaz",
-    "Eriksen",
-    "Fischer",
-    "Gupta",
-    "Hansen",
-    "Ito",
-    "Jensen",
-    "Khan",
-    "Lopez",
-    "Meyer",
-    "Novak",
-    "Okafor",
-    "Park",
-]
+    "Abbott", "Bauer", "Costa", "Diaz", "Eriksen", "Fischer", "Gupta", "Hansen", "Ito", "Jensen", "Khan", "Lopez",
+    "Meyer", "Novak", "Okafor", "Park",
+]  # fmt: skip
 _OPENINGS = [
-    "Please remember",
-    "Do not forget",
-    "Next week we plan",
-    "I just finished",
-    "We still need",
-    "Tomorrow starts",
-]
+    "Please remember", "Do not forget", "Next week we plan", "I just finished", "We still need", "Tomorrow starts",
+]  # fmt: skip
 _MIDDLES = [
-    "the garden plan",
-    "our budget draft",
-    "the train tickets",
-    "the new recipe",
-    "a spare key",
-    "the team photos",
-]
+    "the garden plan", "our budget draft", "the train tickets", "the new recipe", "a spare key", "the team photos",
+]  # fmt: skip
 _ENDS = [
-    "before noon.",
-    "at the office.",
-    "with Kim and Lee.",
-    "for the party.",
-    "on the blue shelf.",
+    "before noon.", "at the office.", "with Kim and Lee.", "for the party.", "on the blue shelf.",
     "if it does not rain.",
-]
+]  # fmt: skip
 _STREETS = ["Cedar Lane", "Harbor Road", "Mill Street", "Park Avenue", "Sunset Drive", "Maple Court", "Bridge Street"]
 _CITIES = ["Oakville", "Riverton", "Fairview", "Springfield", "Lakewood", "Ashford"]
 _STEMS = [
-    "budget",
-    "diary",
-    "errands",
-    "garden",
-    "ideas",
-    "journal",
-    "meeting",
-    "packing",
-    "recipe",
-    "report",
-    "shopping",
-    "travel",
-    "workout",
-]
+    "budget", "diary", "errands", "garden", "ideas", "journal", "meeting", "packing", "recipe", "report", "shopping",
+    "travel", "workout",
+]  # fmt: skip
 _SUBJECTS = [
-    "Dentist",
-    "Budget review",
-    "Team lunch",
-    "Yoga class",
-    "Piano lesson",
-    "Project call",
-    "Book club",
+    "Dentist", "Budget review", "Team lunch", "Yoga class", "Piano lesson", "Project call", "Book club",
     "Design review",
-]
+]  # fmt: skip
 
 
 def full_name(rng: random.Random) -> str:
