@@ -62,10 +62,9 @@ TRAINER_FILES = (
     "examples/android_world/run_android_world*",
     "scripts/run_agent.sh",
     "tools/launching/*.py",
-    "data/demo_math.jsonl",
-    "data/tasks.jsonl",
 )
-"""Files installed by ``--trainer-only``, in addition to the modules that they import."""
+"""Files installed by ``--trainer-only``, in addition to the modules that they import. Input files are not among them:
+the buffer opens them on its own host."""
 BUFFER_PROGRAM = "slime_plugins/rollout_buffer/buffer.py"
 TRAINER_ONLY_BUFFER = "tools/launching/trainer_only_buffer.py"
 """Installed as ``buffer.py`` by ``--trainer-only``."""

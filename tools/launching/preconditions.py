@@ -180,14 +180,15 @@ def _megatron(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _buffer(settings: LaunchSettings) -> Iterator[str]:
+    """Checks that this checkout holds the whole overlay, and that the buffer can run where it is served here."""
     if not (ROOT / "slime_plugins/rollout_buffer/server").is_dir():
         yield (
             "this checkout holds the trainer's end alone (install_into_slime --trainer-only): name the buffer that "
             "runs elsewhere in SLIME_SCRIPT_BUFFER_URL, or install the overlay without --trainer-only"
         )
         return
-    problem = _try(TRY_BUFFER.format(kind="math" if not settings.kind.is_android else "android_world"))
-    if problem is not None:
+    program = TRY_BUFFER.format(kind="android_world" if settings.kind.is_android else "math")
+    if settings.serves_buffer and (problem := _try(program)) is not None:
         yield (
             f"the rollout buffer cannot run in {sys.executable} ({problem}): install what it needs there, which "
             "tools/install_into_slime.py of the rollout buffer lists"
@@ -391,7 +392,7 @@ CHECKS: Sequence[Check] = (
     Check(name="converted model", find=_converted),
     Check(name="Megatron", find=_megatron),
     Check(name="GPUs", find=_gpus, needed=lambda settings: not settings.external_ray),
-    Check(name="rollout buffer", find=_buffer, needed=lambda settings: settings.serves_buffer),
+    Check(name="rollout buffer", find=_buffer, needed=lambda settings: not settings.external_buffer),
     Check(name="judge of answers", find=_judge, needed=lambda settings: settings.serves_buffer),
     Check(name="port of the buffer", find=_port, needed=lambda settings: settings.serves_buffer),
     Check(name="buffer elsewhere", find=_buffer_elsewhere, needed=lambda settings: bool(settings.external_buffer)),

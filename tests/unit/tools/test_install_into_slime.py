@@ -399,12 +399,14 @@ def test_a_python_without_the_services_packages_says_which_one_it_lacks(installe
 
 
 def test_a_training_from_the_trainers_end_wants_the_buffers_address(trainers_end: Path) -> None:
-    assert (
-        "name the buffer that runs elsewhere in SLIME_SCRIPT_BUFFER_URL"
-        in run_in(trainers_end, "./scripts/run_agent.sh").stderr
-    )
+    android = "./examples/android_world/run_android_world.sh"
+    for refused in (
+        run_in(trainers_end, "./scripts/run_agent.sh"),
+        run_in(trainers_end, android, SLIME_SCRIPT_WITHOUT_BUFFER="1"),
+    ):
+        assert "name the buffer that runs elsewhere in SLIME_SCRIPT_BUFFER_URL" in refused.stderr
 
-    for script in ("./scripts/run_agent.sh", "./examples/android_world/run_android_world.sh"):
+    for script in ("./scripts/run_agent.sh", android):
         shown = run_in(trainers_end, script, "--dry-run", SLIME_SCRIPT_BUFFER_URL="http://10.0.0.7:8889")
         assert shown.returncode == 0, shown.stderr
         assert "--rollout-buffer-url http://10.0.0.7:8889" in shown.stdout
