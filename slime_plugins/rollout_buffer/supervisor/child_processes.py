@@ -91,6 +91,8 @@ class ChildRecords:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._kept: list[ProcessIdentity] | None = None
+        self._failed: list[ProcessIdentity] | None = None
 
     def orphans(self) -> list[ProcessIdentity]:
         """Returns the recorded children; none after an orderly exit or if the file is unreadable."""
@@ -103,32 +105,31 @@ class ChildRecords:
             return []
 
     def keep(self, identities: Iterable[ProcessIdentity]) -> None:
-        """Replaces the recorded children; on a write error logs a warning, and a later call may succeed.
+        """Replaces the recorded children if they have changed; on a write error logs a warning, and the next call tries
+        again.
 
         Writes in place into reserved blocks, because a full disk has no room for a second file. A power cut may tear
         the file, but it also ends all these processes.
         """
-        page = json.dumps([asdict(identity) for identity in identities]).encode().ljust(RESERVED_BYTES)
-        try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
-        except OSError as error:
-            self._warn(error)
+        children = list(identities)
+        if children == self._kept:
             return
+        page = json.dumps([asdict(identity) for identity in children]).encode().ljust(RESERVED_BYTES)
         try:
-            os.pwrite(descriptor, page, 0)
-            os.ftruncate(descriptor, len(page))
+            with open(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+                file.write(page)
+                file.truncate(len(page))
         except OSError as error:
-            self._warn(error)
-        finally:
-            os.close(descriptor)
+            if children != self._failed:
+                logger.warning("the children cannot be recorded in %s: after a crash they would not be found: %s",
+                               self._path, error)  # fmt: skip
+            self._failed = children
+        else:
+            self._kept = children
 
     def clear(self) -> None:
         """Records that no child runs; keeps the reserved blocks."""
         self.keep([])
-
-    def _warn(self, error: OSError) -> None:
-        logger.warning("the children cannot be recorded in %s: after a crash they would not be found: %s",
-                       self._path, error)  # fmt: skip
 
 
 class ChildProcess:
@@ -209,6 +210,15 @@ class ChildProcess:
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
+
+
+def stop_all(processes: Sequence[ChildProcess], timeout_s: float) -> None:
+    """Stops processes at the same time; kills those that have not exited after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.send_stop_signal()
+    for process in processes:
+        process.stop(max(0.0, deadline - time.monotonic()))
 
 
 def kill_forks_with_parent() -> None:

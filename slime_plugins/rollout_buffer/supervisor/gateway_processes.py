@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.http_serving import base_url
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, stop_all
 from slime_plugins.rollout_buffer.supervisor.listening_sockets import listening_sockets
 from slime_plugins.rollout_buffer.supervisor.restart_policies import RestartPolicy, gateway_policy
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, SupervisedChild
@@ -104,11 +104,7 @@ def serve_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) ->
                 announced = True
                 on_ready(base_url(settings.host, processes.sockets[0].getsockname()[1]))
     finally:
-        running = [child.process for child in processes.children if child.process is not None]
-        for process in running:
-            process.send_stop_signal()
-        for process in running:
-            process.stop(STOP_TIMEOUT_S)
+        stop_all([child.process for child in processes.children if child.process is not None], STOP_TIMEOUT_S)
         records.clear()
         processes.close()
 

@@ -7,6 +7,7 @@ kills the process that loads it is reported as broken and skipped, like one with
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.serve_settings import generator_files
+from slime_plugins.rollout_buffer.supervisor.child_processes import die_with_parent
 
 FILE_TIMEOUT_S = 60.0
 SLOW_AFTER_S = 5.0
@@ -97,14 +99,19 @@ class GeneratorDiscovery:
         command += ["--progress-fd", str(self._progress.descriptor)]
         for file in self.skipped:
             command += ["--skip", file]
-        self._process = subprocess.Popen(
-            [*command, *map(str, self._folders)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._answer,
-            stderr=self._error_output,
-            pass_fds=(self._progress.descriptor,),
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [*command, *map(str, self._folders)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._answer,
+                stderr=self._error_output,
+                pass_fds=(self._progress.descriptor,),
+                start_new_session=True,
+                preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            )
+        except OSError:
+            self._close()
+            raise
 
     def _watch(self) -> None:
         file, loading_s = self._loading()

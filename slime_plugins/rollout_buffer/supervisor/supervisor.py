@@ -30,7 +30,12 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLockWatch
 from slime_plugins.rollout_buffer.supervisor import child_commands
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
+from slime_plugins.rollout_buffer.supervisor.child_processes import (
+    ChildProcess,
+    ChildRecords,
+    ProcessIdentity,
+    stop_all,
+)
 from slime_plugins.rollout_buffer.supervisor.gateway_processes import (
     GATEWAY_NAME,
     STOP_TIMEOUT_S,
@@ -103,7 +108,6 @@ class Supervisor:
     _writing: PeriodicThread = field(init=False)
     _write_lock_watch: WriteLockWatch = field(init=False)
     _records: ChildRecords = field(init=False)
-    _recorded: list[ProcessIdentity] | None = field(init=False, default=None)
     _orphans: list[tuple[ProcessIdentity, float]] = field(init=False, default_factory=list)
     _stored_catalog: dict[str, Any] | None = field(init=False, default=None)
     """The stored task types; servers accept no others."""
@@ -248,7 +252,7 @@ class Supervisor:
         if job.task_type not in self._task_types() and (runner is None or runner.child.process is None):
             self._to_fail[job.key] = self._why_unknown(job.task_type)
             return
-        if runner is None:
+        if runner is None or runner.child.state is ChildState.ENDED:  # started again while the last runner exited
             runner = self._runners[job.key] = _Runner(self._runner_child(job))
         if self._uses_local_ray(job) and runner.ray_address != self._local_ray_address():
             runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_GONE_TIMEOUT_S)
@@ -289,11 +293,8 @@ class Supervisor:
         ]
 
     def _record_children(self) -> None:
-        identities = [*(child.process.identity for child in self._children() if child.process is not None),
-                 *(identity for identity, _ in self._orphans)]  # fmt: skip
-        if identities != self._recorded:
-            self._recorded = identities
-            self._records.keep(identities)
+        running = [child.process.identity for child in self._children() if child.process is not None]
+        self._records.keep([*running, *(identity for identity, _ in self._orphans)])
 
     def _children(self) -> Iterator[SupervisedChild]:
         gateway = () if self._gateway is None else self._gateway.children
@@ -476,21 +477,19 @@ class Supervisor:
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     def _stop_all(self) -> None:
-        """Stops the server first, so that no new requests arrive; then the runners, which abandon their attempts; Ray
-        last.
+        """Stops server, gateway and runners together, and then Ray, whose devices the runners use.
 
-        Waiting polls notice that the supervisor is gone and are answered: the server need not wait for them.
+        Within a minute, the time that ``deploy/rollout-buffer.service`` allows. Waiting polls notice that the
+        supervisor is gone and are answered: the server need not wait for them.
         """
         self._discovery.stop()
         idle = self._writing.stop(WRITE_TIMEOUT_S)
         if idle:
             self._tasks.run(self._remove_heartbeat)
-        processes = [child.process for child in self._children() if child.process is not None]
-        for process in processes:
-            if self._ray is None or process is not self._ray.process:
-                process.send_stop_signal()
-        for process in processes:
-            process.stop(STOP_TIMEOUT_S)
+        others = [child.process for child in self._children() if child is not self._ray and child.process is not None]
+        stop_all(others, STOP_TIMEOUT_S)
+        if self._ray is not None and self._ray.process is not None:
+            self._ray.process.stop(RAY_GONE_TIMEOUT_S)
         for identity, _ in self._orphans:
             identity.kill()
         self._records.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -91,6 +92,19 @@ def test_a_registry_that_cannot_be_listed_at_all_is_an_error(monkeypatch: pytest
     discovery = GeneratorDiscovery([])
     with pytest.raises(ConfigError, match="cannot be listed"):
         finish(discovery)
+
+
+def test_a_machine_without_room_for_a_process_costs_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("fork: retry")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    discovery = GeneratorDiscovery([])
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(BlockingIOError):
+            discovery.reconcile()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_what_is_stopped_while_it_lists_ends(tmp_path: Path) -> None:

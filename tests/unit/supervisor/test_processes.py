@@ -10,10 +10,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
+from slime_plugins.rollout_buffer.supervisor.child_processes import (
+    ChildProcess,
+    ChildRecords,
+    ProcessIdentity,
+    stop_all,
+)
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 PARENT_OF_SLEEPER = [
@@ -61,13 +67,39 @@ def test_what_outlives_its_leader_is_found_and_ended(tmp_path: Path) -> None:
 
 
 def test_records_come_back_as_they_were_and_are_gone_after_an_orderly_end(tmp_path: Path, child: ChildProcess) -> None:
-    records = ChildRecords(tmp_path / "children.json")
+    path = tmp_path / "children.json"
+    records = ChildRecords(path)
     assert records.orphans() == []
     records.keep([child.identity])
-    assert ChildRecords(tmp_path / "children.json").orphans() == [child.identity]
+    written_at = path.stat().st_mtime_ns
+    records.keep([child.identity])
+    assert path.stat().st_mtime_ns == written_at, "a parent calls ten times a second"
+    assert ChildRecords(path).orphans() == [child.identity]
     records.clear()
     assert records.orphans() == []
     records.clear()
+
+
+class Hanging:
+    """A process that does not exit in the time that it is given."""
+
+    def __init__(self) -> None:
+        self.signals = 0
+        self.waited_s: list[float] = []
+
+    def send_stop_signal(self) -> None:
+        self.signals += 1
+
+    def stop(self, timeout_s: float) -> None:
+        self.waited_s.append(timeout_s)
+        time.sleep(timeout_s)
+
+
+def test_processes_that_hang_share_the_time_to_stop() -> None:
+    hanging = [Hanging(), Hanging(), Hanging()]
+    stop_all(cast("list[ChildProcess]", hanging), 0.01)
+    assert [one.signals for one in hanging] == [1, 1, 1]
+    assert [one.waited_s for one in hanging[1:]] == [[0.0], [0.0]]
 
 
 def test_a_child_hears_of_its_parents_death(tmp_path: Path) -> None:

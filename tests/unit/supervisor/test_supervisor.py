@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.restart_policies import MAX_CRASHES
+from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildState
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
 from tests.support import begun_attempt, start_played, trajectory
 from tests.unit.supervisor.test_supervised_child import Process
@@ -249,3 +250,18 @@ def test_a_runner_whose_job_is_over_may_end_by_itself_and_is_killed_when_it_does
     reconcile(supervisor)
     assert "KILL" in started.processes[0].signals
     assert supervisor._runners == {}
+
+
+def test_a_job_that_is_started_again_while_its_runner_exits_gets_another(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    job = start_played(buffer)
+    reconcile(supervisor)
+    buffer.fail_job(job.key, "its attempts failed")
+    reconcile(supervisor)
+    assert start_played(buffer).key == job.key
+    started.processes[0].code = 0
+    for _ in range(3):
+        reconcile(supervisor)
+    assert len(started.processes) == 2
+    assert supervisor._runners[job.key].child.state is ChildState.RUNNING
