@@ -90,6 +90,7 @@ class LoopbackGroup:
     epoch: int
     items: list[Any]
     state: str = "ready"
+    delivery_id: str = ""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -168,6 +169,11 @@ class LoopbackBuffer:
         (job,) = self.jobs.values()
         return job
 
+    def lose_everything(self) -> None:
+        """Begins with an empty database, whose group numbers start again."""
+        self.jobs.clear()
+        self._next_group = 0
+
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for seen, body in self.requests if seen == path]
 
@@ -197,12 +203,15 @@ class LoopbackBuffer:
         if path == "/start_rollout":
             return 200, self._start(body)
         if path == "/get_rollout_data":
-            self._acknowledge(body.get("ack") or [])
+            acknowledged = self._acknowledge(body.get("ack") or [])
             job = self._job(body.get("job_id"))
-            return (200, self._deliver(job, body)) if job else _not_found(body.get("job_id"))
+            if job is None:
+                return _not_found(body.get("job_id"))
+            reply = self._deliver(job, body)
+            reply["data"]["meta_info"]["acknowledged"] = acknowledged
+            return 200, reply
         if path == "/ack":
-            self._acknowledge(body.get("delivery_ids") or [body.get("delivery_id")])
-            return 200, {"message": "acknowledged"}
+            return 200, self._acknowledge(body.get("delivery_ids") or [body.get("delivery_id")])
         _, _, job_id, *verb = path.split("/")
         job = self.jobs.get(job_id)
         if job is None:
@@ -242,7 +251,7 @@ class LoopbackBuffer:
 
     def _group(self, payload: Mapping[str, Any], instance_id: str, epoch: int, state: str) -> LoopbackGroup:
         self._next_group += 1
-        slots = range(int(payload["num_repeat_per_sample"]))
+        slots = range(int(payload.get("num_repeat_per_sample") or payload["samples"]))
         number = self._next_group
         items = [self._make_item(instance_id, epoch=epoch, slot=slot, group_index=number) for slot in slots]
         return LoopbackGroup(group_index=number, instance_id=instance_id, epoch=epoch, items=items, state=state)
@@ -261,9 +270,9 @@ class LoopbackBuffer:
             exhausted = self.has_input and all(group.state in ENDED for group in job.groups)
             return {"success": False, "message": "nothing is ready", "data": _data([], {"exhausted": exhausted})}
         leased = bool(body.get("lease_s"))
-        for group in taken:
-            group.state = "leased" if leased else "delivered"
         delivery_id = f"{job.job_id}/delivery-{len(job.deliveries)}"
+        for group in taken:
+            group.state, group.delivery_id = "leased" if leased else "delivered", delivery_id
         reply = {"success": True, "message": "", "data": _data(_items(taken), self._meta(delivery_id, taken))}
         job.deliveries[key] = {"id": delivery_id, "groups": taken, "reply": reply}
         return reply
@@ -281,12 +290,17 @@ class LoopbackBuffer:
             "exhausted": False,
         }
 
-    def _acknowledge(self, delivery_ids: Sequence[Any]) -> None:
-        for job in self.jobs.values():
-            for delivery in job.deliveries.values():
-                if delivery["id"] in delivery_ids:
-                    for group in delivery["groups"]:
-                        group.state = "delivered" if group.state == "leased" else group.state
+    def _acknowledge(self, delivery_ids: Sequence[Any]) -> dict[str, list[str]]:
+        """Acknowledges deliveries; one whose groups were delivered again is ``expired``."""
+        reply: dict[str, list[str]] = {"acked": [], "expired": []}
+        for delivery in (one for job in self.jobs.values() for one in job.deliveries.values()):
+            if delivery["id"] not in delivery_ids:
+                continue
+            held = all(group.delivery_id == delivery["id"] for group in delivery["groups"])
+            reply["acked" if held else "expired"].append(delivery["id"])
+            for group in delivery["groups"] if held else ():
+                group.state = "delivered"
+        return reply
 
     def _describe(self, job: _Job) -> dict[str, Any]:
         states = Counter(group.state for group in job.groups)

@@ -7,7 +7,6 @@ the job of a pass needs only the ids of that pass.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,18 +36,16 @@ class JobProgress:
     def new_part(self, delivery: RolloutData) -> RolloutData | None:
         """Returns a delivery without groups that were received before; None if no group remains.
 
-        Groups are redelivered if their lease expired before the acknowledgement.
+        Groups are redelivered if their lease expired before the acknowledgement. Such a delivery repeats which groups
+        were filtered or failed before, so that these are not counted again.
         """
         items = tuple(item for item in delivery.items if item.group_index not in self.seen_groups)
         if len(items) == len(delivery.items):
             return delivery
         if not items:
             return None
-        again = {item.group_index: item.instance_id for item in delivery.items if item.group_index in self.seen_groups}
-        finished = Counter(map(str, delivery.meta_info.get("finished_groups") or ())) - Counter(again.values())
-        return replace(
-            delivery, items=items, meta_info={**delivery.meta_info, "finished_groups": [*finished.elements()]}
-        )
+        new = {item.group_index: item.instance_id for item in items}
+        return replace(delivery, items=items, meta_info={**delivery.meta_info, "finished_groups": [*new.values()]})
 
     def remember(self, delivery: RolloutData) -> None:
         """Records the groups of a delivery as received."""
@@ -56,8 +53,9 @@ class JobProgress:
 
     def lose(self, deliveries: Mapping[str, frozenset[int]]) -> None:
         """Records deliveries that went to another consumer; their groups may be received again."""
+        for delivery_id in deliveries.keys() - self.lost_deliveries:
+            self.seen_groups -= deliveries[delivery_id]
         self.lost_deliveries |= deliveries.keys()
-        self.seen_groups.difference_update(*deliveries.values())
 
     def holds(self, delivery_id: str | None) -> bool:
         """Returns True if a delivery has not gone to another consumer."""

@@ -76,7 +76,7 @@ class RolloutFeed:
             wait_s, lease_s, timeout_s: as ``FeedSettings``. A batch must be acknowledged within ``lease_s``.
 
         Raises:
-            ConfigError: the payload has no ``job_id``.
+            ConfigError: the payload has no ``job_id``, or its group size or ``max_groups_ahead`` is no number.
         """
         if not payload.get("job_id"):
             raise ConfigError("the payload needs a job_id: the name under which a restarted trainer finds its job")
@@ -90,16 +90,17 @@ class RolloutFeed:
             lease_s=lease_s,
             timeout_s=timeout_s,
         )
-        self._groups_ahead = payload.get("max_groups_ahead", DEFAULTS.max_groups_ahead)
+        self._groups_ahead = _count("max_groups_ahead", payload.get("max_groups_ahead", DEFAULTS.max_groups_ahead))
         self._row_settings = rows or _row_settings(payload)
         self._image_settings = images
         self._progress = JobProgress()
+        self._open_batch = _OpenBatch()
         self._delivery_of: dict[int, str] = {}
         self._loop = _LoopThread()
         self._reporter = TrainingReporter(self._settings.buffer_url, token=self._settings.token)
         self._client: AsyncRolloutBufferClient | None = None
         self._feed: JobFeed | None = None
-        self._converter: DeliveryConverter | None = None
+        self._converter: DeliveryConverter
 
     def __enter__(self) -> RolloutFeed:
         return self
@@ -129,6 +130,7 @@ class RolloutFeed:
         start = {"skip_instance_ids": list(skip), "fresh": fresh, "start_id": uuid.uuid4().hex}
         reply = send_start(self._settings, {**self._payload, **start})
         self._progress = JobProgress()
+        self._open_batch = _OpenBatch()
         self._delivery_of.clear()
         self._loop.run(self._open())
         return StartReply(job_id=reply["job_id"], state=reply["state"], message=reply["message"])
@@ -136,7 +138,8 @@ class RolloutFeed:
     def next_batch(self, n_groups: int, *, weight_version: int | None = None) -> RolloutBatch:
         """Waits for ``n_groups`` groups with trainable rows, and returns them.
 
-        The last batch of a job may have fewer. ``weight_version`` is the trainer's newest: groups older than
+        The last batch of a job may have fewer. After an error, the next call returns the groups that this one had got.
+        ``weight_version`` is the trainer's newest: groups older than
         ``max_weight_version_lag`` allows are not delivered.
 
         Raises:
@@ -207,8 +210,9 @@ class RolloutFeed:
     async def _next_batch(self, n_groups: int, weight_version: int | None) -> RolloutBatch:
         feed = self._started()
         feed.weight_version = weight_version
-        batch = _OpenBatch(n_groups)
-        while batch.missing:
+        batch = self._open_batch
+        batch.n_groups = n_groups
+        while batch.missing > 0:
             if self._groups_ahead is not None and feed.groups_held >= self._groups_ahead:
                 feed.release()  # the job begins no further groups before
             try:
@@ -217,19 +221,21 @@ class RolloutFeed:
                 if not batch.groups:
                     raise
                 break
-            feed.taken(delivery)
-            new = self._note(delivery)
-            if new is not None and self._converter is not None:
-                batch.add(new, await self._converter.groups(new.items, trainer_version=weight_version))
+            new = self._progress.new_part(delivery)
+            items = () if new is None else new.items
+            groups = await self._converter.groups(items, trainer_version=weight_version)
+            feed.taken(delivery)  # not before: after an error the next poll gets the same delivery
+            self._note(delivery)
+            if new is not None:
+                batch.add(new, groups)
+        self._open_batch = _OpenBatch()
         return batch.close()
 
-    def _note(self, delivery: RolloutData) -> RolloutData | None:
-        """Returns the new groups of a delivery. A redelivered group is acknowledged by its newest delivery."""
-        new = self._progress.new_part(delivery)
+    def _note(self, delivery: RolloutData) -> None:
+        """Notes the groups of a delivery as received. A redelivered group is acknowledged by its newest delivery."""
         self._progress.remember(delivery)
         if delivery.delivery_id is not None:
             self._delivery_of.update(dict.fromkeys(delivery.group_numbers, delivery.delivery_id))
-        return new
 
     async def _ack(self, batch: RolloutBatch) -> frozenset[int]:
         feed = self._started()
@@ -243,10 +249,10 @@ class RolloutFeed:
 
 
 class _OpenBatch:
-    """A batch that is being filled."""
+    """A batch that is being filled up to ``n_groups``."""
 
-    def __init__(self, n_groups: int) -> None:
-        self._n_groups = n_groups
+    def __init__(self) -> None:
+        self.n_groups = 0
         self._all_meta_info: list[Mapping[str, Any]] = []
         self._numbers: set[int] = set()
         self._finished: Counter[str] = Counter()
@@ -257,7 +263,7 @@ class _OpenBatch:
     @property
     def missing(self) -> int:
         """Number of missing groups."""
-        return self._n_groups - len(self.groups)
+        return self.n_groups - len(self.groups)
 
     def add(self, delivery: RolloutData, groups: Sequence[RolloutGroup]) -> None:
         """Adds the groups of a delivery; groups without trainable rows are consumed and left out.
@@ -274,7 +280,7 @@ class _OpenBatch:
                 continue
             self._without_rows += 1
             self._reasons.update(str(trajectory.dummy_reason) for trajectory in group.trajectories)
-        if not self.groups and self._without_rows >= self._n_groups:
+        if not self.groups and self._without_rows >= self.n_groups:
             why = "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(3))
             raise GeneratorError(f"no trajectory of {self._without_rows} groups can be trained: {why}")
 
@@ -326,5 +332,16 @@ class _LoopThread:
 
 
 def _row_settings(payload: Mapping[str, Any]) -> RowSettings:
-    masks = MaskSettings(tokenizer_path=payload.get("tokenizer_path"), loss_mask_type="qwen", source=None)
-    return RowSettings(samples_per_group=int(payload.get("num_repeat_per_sample") or 1), masks=masks)
+    """Reads the payload's group size and tokenizer, also by their short names."""
+    size = _count("num_repeat_per_sample", payload.get("num_repeat_per_sample") or payload.get("samples")) or 1
+    tokenizer = payload.get("tokenizer_path") or payload.get("tokenizer")
+    masks = MaskSettings(tokenizer_path=tokenizer, loss_mask_type="qwen", source=None)
+    return RowSettings(samples_per_group=size, masks=masks)
+
+
+def _count(name: str, given: Any) -> int | None:
+    """Returns a number of the payload, which may be a text, as for the buffer."""
+    try:
+        return None if given is None else int(given)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} is {given!r}; it must be a whole number") from None

@@ -9,8 +9,10 @@ import pytest
 
 from slime.utils.mask_utils import WeightVersionSpan
 from slime_plugins.rollout_buffer import InputExhaustedError, JobEndedError, RolloutFeed, RolloutRow
-from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.trainer import job_feed
+from slime_plugins.rollout_buffer.trainer.job_feed import RetriesUsedUpError
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 from tests.loopback_buffer import LoopbackBuffer, ScriptedReply
 
@@ -129,18 +131,65 @@ def test_a_lost_reply_costs_no_group_and_doubles_none(buffer: LoopbackBuffer) ->
     assert sorted(groups) == sorted({f"task-{number}" for number in range(5)})
 
 
+def test_after_an_error_the_next_batch_has_what_was_got_before_it(buffer: LoopbackBuffer) -> None:
+    buffer.most_groups_of_a_poll = 1
+
+    def fail_once(path: str, body: dict[str, Any]) -> None:
+        if path == "/get_rollout_data" and len(buffer.bodies(path)) == 2:
+            buffer.script(path, ScriptedReply(status=503, body=b"{}"))
+
+    buffer.on_request = fail_once
+    with feed_of(buffer, max_failures=0) as feed:
+        feed.start()
+        with pytest.raises(RetriesUsedUpError):
+            feed.next_batch(2)
+        batch = feed.next_batch(2)
+
+    assert [group.instance_id for group in batch] == ["task-0", "task-1"]
+
+
+def test_a_delivery_that_could_not_be_converted_comes_again(
+    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    with feed_of(buffer) as feed:
+        feed.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(RowBuilder, "groups", out_of_memory)
+            with pytest.raises(MemoryError):
+                feed.next_batch(2)
+        batch = feed.next_batch(2)
+
+    assert [group.instance_id for group in batch] == ["task-0", "task-1"]
+
+
+def test_group_size_and_limits_are_read_as_the_buffer_reads_them(buffer: LoopbackBuffer) -> None:
+    short = {"job_id": "job", "task_type": "probe", "num_epoch": 1, "samples": "2", "tokenizer": "none"}
+    with RolloutFeed(buffer.url, short, wait_s=0.02) as feed:
+        feed.start()
+        assert [len(group.trajectories) for group in feed.next_batch(2)] == [2, 2]
+    with pytest.raises(ConfigError, match="max_groups_ahead is 'few'; it must be a whole number"):
+        RolloutFeed(buffer.url, {**PAYLOAD, "max_groups_ahead": "few"})
+
+
 def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer) -> None:
+    buffer.also_finished = ["filtered"]
     with feed_of(buffer) as feed:
         feed.start()
         first = feed.next_batch(2)
         for group in buffer.only_job().groups[:2]:
             group.state = "ready"  # as after the end of their lease
+        buffer.also_finished = ["filtered"]  # the report of their first delivery is repeated
         second = feed.next_batch(3)
         feed.ack(first)
         feed.ack(second)
 
     assert [group.instance_id for group in first] == ["task-0", "task-1"]
     assert [group.instance_id for group in second] == ["task-2", "task-3", "task-4"]
+    assert first.consumed == ["filtered", "task-0", "task-1"]
+    assert second.consumed == ["task-2", "task-3", "task-4"]
     assert states(buffer) == ["delivered"] * 5
 
 
@@ -168,7 +217,7 @@ def test_where_nothing_can_be_trained_it_says_why_instead_of_going_on(buffer: Lo
 def test_more_groups_than_the_job_plays_ahead_are_released_on_the_way(buffer: LoopbackBuffer) -> None:
     """A job that counts what is leased would never begin the third group."""
     buffer.most_groups_of_a_poll = 1
-    feed = RolloutFeed(buffer.url, {**PAYLOAD, "max_groups_ahead": 2}, wait_s=0.02)
+    feed = RolloutFeed(buffer.url, {**PAYLOAD, "max_groups_ahead": "2"}, wait_s=0.02)
     with feed:
         feed.start()
         batch = feed.next_batch(4)
