@@ -56,6 +56,8 @@ from slime.rollout.agent_rollout_settings import (
     read_settings,
     read_tracking_settings,
     start_payload,
+    step_size,
+    trajectories_of_rollout,
 )
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
@@ -377,12 +379,13 @@ class _TrainingRollout:
             _progress_by_job[self._key] = self._progress
         else:
             self._progress = progress
-        self._feed = self._feed_of_job()
+        self._feed = JobFeed(self._client, self._settings, self._job_id())
         self._feed.weight_version = await weight_version_of(engine_url(self._args))
         try:
             await self._feed.resume()
         except NotFoundError:
             logger.warning("the buffer has no job %s any more; it is started again", self._feed.job_id)
+            self._progress.seen_groups.clear()  # the new job may number its groups as the old one did
             await self._start(fresh=False)
             await self._feed.resume()
 
@@ -399,9 +402,6 @@ class _TrainingRollout:
         )
         skipped = len(skip_list(consumed))
         logger.info("job %s: %s; %d groups were consumed before", reply["job_id"], reply["message"], skipped)
-
-    def _feed_of_job(self) -> JobFeed:
-        return JobFeed(self._client, self._settings, self._job_id())
 
     @property
     def _key(self) -> tuple[str, str]:
@@ -460,12 +460,15 @@ class _TrainingRollout:
             await self._feed.drain(stop=True)
             self._feed.release()
         await self._feed.flush_acks()
-        self._progress.lose(self._feed.lost)
-        self._received = [group for group in self._received if self._is_ours(group)]
+        self._leave_lost_groups()
         left = [group for group in batch if self._is_ours(group)]
         if self._settings.on_policy and self._missing(left):
             await self._feed.resume()
         return left
+
+    def _leave_lost_groups(self) -> None:
+        self._progress.lose(self._feed.lost)
+        self._received = [group for group in self._received if self._is_ours(group)]
 
     def _is_ours(self, group: Group) -> bool:
         return self._progress.holds((_first_members([group])[0][0].metadata or {}).get("delivery_id"))
@@ -478,14 +481,23 @@ class _TrainingRollout:
         except InputExhaustedError as error:
             await self._after_exhaustion(error, have)
             return
-        self._progress.lose(self._feed.lost)
+        self._leave_lost_groups()
         new = self._progress.new_part(delivery)
+        if new is not delivery:
+            self._note_newest_delivery(delivery)
         if new is not None:
             await self._keep(new)
         if self._settings.on_policy:
             self._feed.taken(delivery)  # leased groups count against max_groups_ahead
         else:
             self._feed.received(delivery)
+
+    def _note_newest_delivery(self, delivery: RolloutData) -> None:
+        """Notes on groups that were received before the delivery with which they are acknowledged now."""
+        again = {item.uid for item in delivery.items if item.group_index in self._progress.seen_groups}
+        for sample in (row for rows in trajectories_of(self._received) for row in rows):
+            if sample.prompt in again:
+                sample.metadata["delivery_id"] = delivery.delivery_id
 
     async def _keep(self, delivery: RolloutData) -> None:
         groups = [
@@ -530,8 +542,8 @@ class _TrainingRollout:
         await self._start(fresh=True)
         self._feed.release()
         await self._feed.flush_acks()
-        before, self._feed = self._feed, self._feed_of_job()
-        self._feed.weight_version = before.weight_version
+        self._leave_lost_groups()
+        self._feed.job_id = self._job_id()
 
     def _note(self, delivery: RolloutData, groups: Sequence[Group]) -> None:
         """Records the delivery's ``meta_info``: statistics, and groups that finished without being delivered."""
@@ -598,7 +610,7 @@ def _rollout_step(args: Any, rollout_id: int) -> int:
     """Returns the step under which slime logs a rollout."""
     if not getattr(args, "wandb_always_use_train_step", False):
         return rollout_id
-    return int(rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size)
+    return rollout_id * trajectories_of_rollout(args) // step_size(args)
 
 
 def _check_items(data: RolloutData) -> None:

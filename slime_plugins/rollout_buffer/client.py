@@ -129,6 +129,8 @@ def _error_class(code: str, status: int) -> type[errors.RolloutBufferError]:
     by_code = {kind.code: kind for kind in found if not issubclass(kind, aiohttp.ClientError)}
     if code in by_code:
         return by_code[code]
+    if status == 429:  # of a proxy
+        return errors.BusyError
     return errors.RequestError if status < 500 else errors.UnavailableError
 
 

@@ -19,7 +19,7 @@ import aiohttp
 import requests
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient, why_no_answer
-from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
+from slime_plugins.rollout_buffer.errors import BusyError, NotFoundError, RolloutBufferError
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
 from slime_plugins.rollout_buffer.wire import RolloutData
@@ -68,7 +68,7 @@ class RetriesUsedUpError(RolloutBufferError):
 class FailureTally:
     """Retry policy of one call: counts failures in a row and returns the delay before the next attempt.
 
-    Network errors, server errors (5xx) and malformed replies are retried; refusals (4xx) are raised at once.
+    Network errors, server errors (5xx), 429 and malformed replies are retried; other refusals (4xx) are raised at once.
     ``max_failures`` None limits the time to ``MAX_OUTAGE_S`` instead.
     """
 
@@ -112,7 +112,7 @@ class FailureTally:
 
 def _is_retryable(error: Exception) -> bool:
     if isinstance(error, RolloutBufferError):
-        return error.http_status >= 500 and not isinstance(error, ValueError)
+        return isinstance(error, BusyError) or (error.http_status >= 500 and not isinstance(error, ValueError))
     passing = (aiohttp.ClientError, requests.RequestException, TimeoutError, OSError, ValueError)
     return isinstance(error, passing) and not isinstance(error, aiohttp.InvalidURL | requests.exceptions.InvalidURL)
 
@@ -262,9 +262,14 @@ class JobFeed:
             self.acknowledge_later({delivery.delivery_id: delivery.group_numbers})
 
     def taken(self, delivery: RolloutData) -> None:
-        """Makes the next poll fetch other groups; the delivery stays leased until it is acknowledged."""
+        """Makes the next poll fetch other groups; the delivery stays leased until it is acknowledged.
+
+        Groups that are delivered again after their lease belong to their newest delivery alone.
+        """
         self._poll_id = uuid.uuid4().hex
         if delivery.delivery_id is not None:
+            left = {earlier: groups - delivery.group_numbers for earlier, groups in self._taken.items()}
+            self._taken = {earlier: groups for earlier, groups in left.items() if groups}
             self._taken[delivery.delivery_id] = delivery.group_numbers
 
     def acknowledge_later(self, deliveries: Mapping[str, frozenset[int]]) -> None:

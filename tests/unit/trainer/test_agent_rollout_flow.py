@@ -41,6 +41,7 @@ from slime_plugins.rollout_buffer.trainer.job_feed import (
 from tests.loopback_buffer import LoopbackBuffer, ScriptedReply, probe_item
 from tests.wandb_runs import logged_in, offline_run
 
+TOO_MANY = ScriptedReply(status=429, body=b"<html>429 Too Many Requests</html>")
 UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable", "message": "not now", "detail": {}}}')
 
 
@@ -141,6 +142,13 @@ def test_used_up_retries_are_a_clear_error(buffer: LoopbackBuffer) -> None:
         trainer_of(buffer, fetch_trajectory_retry_times=2).train(1)
 
 
+def test_what_a_proxy_in_front_refuses_for_its_load_is_tried_again(buffer: LoopbackBuffer) -> None:
+    for path in ("/start_rollout", "/get_rollout_data", "/ack"):
+        buffer.script(path, TOO_MANY)
+
+    assert len(trainer_of(buffer).train(1)) == 1
+
+
 def test_what_the_buffer_refuses_is_not_tried_again(buffer: LoopbackBuffer) -> None:
     refusal = {"error": {"code": "input_file", "message": "tasks.jsonl is not there", "detail": {}}}
     buffer.script("/start_rollout", ScriptedReply(status=400, body=json.dumps(refusal).encode()))
@@ -181,13 +189,15 @@ def test_groups_acknowledged_too_late_are_left_to_who_has_them_now(
 
 
 def test_a_buffer_that_forgot_the_job_is_told_again(buffer: LoopbackBuffer) -> None:
-    trainer = trainer_of(buffer)
+    """Its new groups have the numbers of old ones: the evaluation had the first eight."""
+    trainer = trainer_of(buffer, num_epoch=2, eval_prompt_data=["held-out", "eval.jsonl"], n_samples_per_eval_prompt=2)
+    trainer.evaluate(0)
     first = trainer.train(1)
-    buffer.jobs.clear()
-    second = trainer.train(1)
+    buffer.lose_everything()
+    second = trainer.train(4)
 
-    assert instances(first + second) == [f"task-{number}" for number in range(4)]
-    assert buffer.bodies("/start_rollout")[1]["fresh"] is False
+    assert instances(first + second) == [f"task-{number % 8}" for number in range(10)]
+    assert buffer.bodies("/start_rollout")[-1]["fresh"] is False
 
 
 def test_a_cancelled_job_ends_the_wait_with_the_buffers_words(buffer: LoopbackBuffer) -> None:
@@ -421,6 +431,22 @@ def test_an_on_policy_rollout_plays_its_groups_and_is_drained_before_they_are_ac
     assert said == ["drain", "ack", "resume", "drain", "ack"]
     assert not any(poll.get("ack") for poll in buffer.bodies("/get_rollout_data"))
     assert buffer.only_job().state == "paused"
+
+
+def test_an_on_policy_rollout_keeps_groups_that_it_gets_again_after_their_lease(buffer: LoopbackBuffer) -> None:
+    """It acknowledges nothing before its last episode ends, which may take longer than a lease."""
+    buffer.most_groups_of_a_poll = 1
+
+    def end_the_first_lease(path: str, body: dict[str, Any]) -> None:
+        if path == "/get_rollout_data" and len(buffer.bodies(path)) == 2:
+            buffer.only_job().groups[0].state = "ready"
+
+    buffer.on_request = end_the_first_lease
+    trainer = trainer_of(buffer, rollout_buffer_on_policy=True)
+    (record,) = trainer.train(1)
+
+    assert instances([record]) == trainer.data_source.get_metadata()["0"] == ["task-0", "task-1"]
+    assert [group.state for group in buffer.only_job().groups[:3]] == ["delivered", "delivered", "ready"]
 
 
 @pytest.mark.parametrize(
