@@ -99,7 +99,9 @@ class BufferAttributes(WireRecord):
     rollout_buffer_keep_images: bool = False
     rollout_buffer_pixel_dtype: Literal["float32", "bfloat16"] | None = None
     rollout_buffer_report_drift: bool = True
-    rollout_buffer_report_rows: Whole = MAX_ROWS_PER_REPORT
+    rollout_buffer_report_rows: Annotated[Whole, Field(le=1000), MustBe("a whole number from 0 to 1000")] = (
+        MAX_ROWS_PER_REPORT
+    )
     rollout_buffer_loss_mask: str | None = None
     rollout_buffer_max_row_tokens: Whole | None = None
     rollout_buffer_max_token_lag: Whole | None = None

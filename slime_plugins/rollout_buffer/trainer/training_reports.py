@@ -7,6 +7,7 @@ logged; failures never stop the training.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,10 +42,11 @@ class RowReport:
 
     @property
     def gap(self) -> float:
-        """Largest |train - rollout log-prob|; -1 if one of them is unknown."""
-        if not self.log_probs or not self.rollout_log_probs:
+        """Largest |train - rollout log-prob|, infinite with a NaN; -1 if one is unknown or their lengths differ."""
+        if not self.log_probs or len(self.log_probs) != len(self.rollout_log_probs or ()):
             return -1.0
-        return max(abs(one - other) for one, other in zip(self.log_probs, self.rollout_log_probs, strict=True))
+        gaps = [abs(one - other) for one, other in zip(self.log_probs, self.rollout_log_probs or (), strict=True)]
+        return math.inf if any(map(math.isnan, gaps)) else max(gaps)
 
     def body(self) -> dict[str, Any]:
         """Returns the JSON body, with numbers rounded to five decimals."""
@@ -78,11 +80,7 @@ class TrainingReporter:
             return False
         if self._pending is not None and not self._pending.done():
             return False
-        worst = {
-            job_id: sorted(rows, key=lambda row: row.gap, reverse=True)[: self._most_rows]
-            for job_id, rows in rows_by_job.items()
-        }
-        self._pending = self._pool.submit(self._send, worst, step)
+        self._pending = self._pool.submit(self._send, rows_by_job, step)
         return True
 
     def flush(self) -> None:
@@ -93,12 +91,13 @@ class TrainingReporter:
     def _send(self, rows_by_job: Mapping[str, Sequence[RowReport]], step: int | None) -> None:
         for job_id, rows in rows_by_job.items():
             try:
-                reply = self._client.report_training(job_id, [row.body() for row in rows], step=step)
+                worst = sorted(rows, key=lambda row: row.gap, reverse=True)[: self._most_rows]
+                reply = self._client.report_training(job_id, [row.body() for row in worst], step=step)
             except Exception as error:  # noqa: BLE001 - a failed report must not stop the training
                 self._log("the training report could not be sent to job %s: %r", job_id, error)
             else:
-                for refused in reply["refused"][:1]:
-                    self._log("job %s refused the report on %s: %s", job_id, refused["uid"], refused["reason"])
+                for refused in (reply.get("refused") or ())[:1]:
+                    self._log("job %s refused a row of the training report: %s", job_id, refused)
 
     def _log(self, text: str, *values: Any) -> None:
         if not self._has_warned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -25,15 +26,16 @@ from tests.loopback_buffer import LoopbackBuffer
 class Buffer:
     """Takes what a reporter sends, or fails."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: bool = False, replies: Mapping[str, Any] | None = None) -> None:
         self.fails = fails
+        self.replies = {"kept": 1, "refused": []} if replies is None else replies
         self.said: list[tuple[str, Sequence[Mapping[str, Any]], int | None]] = []
 
     def report_training(self, job_id: str, rows: Sequence[Mapping[str, Any]], *, step: int | None) -> dict[str, Any]:
         if self.fails:
             raise ConnectionError("nobody listens")
         self.said.append((job_id, rows, step))
-        return {"kept": len(rows), "refused": []}
+        return dict(self.replies)
 
 
 def reporter(monkeypatch: pytest.MonkeyPatch, buffer: Buffer, **changes: Any) -> TrainingReporter:
@@ -54,6 +56,20 @@ def test_the_rows_that_are_furthest_from_the_engine_are_sent(monkeypatch: pytest
     ((job_id, rows, step),) = buffer.said
     assert (job_id, step, [said["uid"] for said in rows]) == ("job", 4, ["far", "middle"])
     assert rows[0] == {"uid": "far", "row": 0, "log_probs": [-3.0], "advantage": 0.12346}
+
+
+def test_rows_that_cannot_be_compared_stop_no_report_and_nan_is_the_largest_gap(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = Buffer(replies={"kept": 1})
+    sends = reporter(monkeypatch, buffer, most_rows=2)
+    other_length = RowReport(uid="other length", row=0, log_probs=[-1.0], rollout_log_probs=[-1.0, -2.0])
+    sends.report({"job": [other_length, row("near", 0.0), row("nan", math.nan)]})
+    sends.flush()
+
+    ((_, rows, _),) = buffer.said
+    assert [said["uid"] for said in rows] == ["nan", "near"]
+    assert not caplog.records
 
 
 def test_a_report_that_fails_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
