@@ -23,7 +23,7 @@ import requests
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.credentials import KEY_URL_VARIABLE, KEY_VARIABLE
-from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.errors import BusyError, ConfigError, RolloutBufferError, UnavailableError
 from slime_plugins.rollout_buffer.evaluation.plan import (
     EvaluationSettings,
     Plan,
@@ -135,15 +135,15 @@ def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[s
         try:
             job = client.job(job_id)
             answered = time.monotonic()
-        except (requests.RequestException, UnavailableError) as error:
+            watch(job)
+            if job["state"] == "paused" and job["cause_code"] != CauseCode.ENGINE_AWAY:
+                client.resume(job_id)
+        except (requests.RequestException, UnavailableError, BusyError) as error:
             # The supervisor restarts a server that crashed.
             if time.monotonic() - answered > SILENCE_TIMEOUT_S:
                 raise EvaluationError(f"the buffer does not answer any more: {error}") from error
         else:
-            watch(job)
-            if job["state"] == "paused" and job["cause_code"] != CauseCode.ENGINE_AWAY:
-                client.resume(job_id)
-            elif job["state"] not in OPEN:
+            if job["state"] not in OPEN:
                 break
         time.sleep(POLL_INTERVAL_S)
     if job["state"] != "finished":

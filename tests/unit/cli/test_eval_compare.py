@@ -48,6 +48,6 @@ def test_what_was_played_is_printed_also_if_no_common_task_was(tmp_path: Path, m
     module = importlib.import_module("slime_plugins.rollout_buffer.cli.commands.eval")
     monkeypatch.setattr(module, "_measure", lambda *_arguments, **_options: report)
     ended = compared(tmp_path, {"instances": [PLAYED]})
-    printed, _end = json.JSONDecoder().raw_decode(ended.stdout)
-    assert (printed, ended.exit_code) == (report, 2)
+    printed = json.loads(ended.stdout)
+    assert (printed["error"]["detail"], ended.exit_code) == ({"report": report}, 2)
     assert "no task in common that both played" in " ".join(ended.stderr.split())

@@ -183,8 +183,8 @@ def evaluate_policy(options: EvaluationOptions, as_json: AsJson = False) -> None
         try:
             comparison = None if earlier is None else compare_reports(dict(report), dict(earlier))
         except ValueError as error:
-            _print_report(report, None, settings.output, as_json=as_json)
-            raise ConfigError(f"--compare: {error}") from error
+            _print_unless_json(report, settings.output, as_json=as_json)
+            raise ConfigError(f"--compare: {error}", {"report": report}) from error
         _print_report(report, comparison, settings.output, as_json=as_json)
 
 
@@ -196,7 +196,7 @@ def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) 
         with _stopped_by_sigterm(), _live_report() as watch:
             return evaluate(settings, ks, watch)
     except EvaluationStoppedError as stopped:
-        _print_report(stopped.detail["report"], None, settings.output, as_json=as_json)
+        _print_unless_json(stopped.detail["report"], settings.output, as_json=as_json)
         raise
 
 
@@ -273,6 +273,12 @@ def _live_report() -> Iterator[Callable[[Report], None]]:
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _print_unless_json(report: Report, output: Path, *, as_json: bool) -> None:
+    """Prints a report before an error, which has it in its ``detail`` as JSON."""
+    if not as_json:
+        _print_report(report, None, output, as_json=False)
 
 
 def _print_report(report: Report, comparison: Report | None, output: Path, *, as_json: bool) -> None:
