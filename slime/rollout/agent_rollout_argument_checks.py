@@ -268,6 +268,8 @@ def _checkpoint(args: Any) -> Path:
 
 def _vision(args: Any) -> Iterator[str]:
     """Checks that a vision model has an image processor: slime fails on a placeholder without its tensors."""
+    if read_image_settings(args) is None:
+        return
     checkpoint = _checkpoint(args)
     names = ("preprocessor_config.json", "processor_config.json")
     if sees_images(args) and not any((checkpoint / name).is_file() for name in names):

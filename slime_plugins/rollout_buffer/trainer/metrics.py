@@ -137,7 +137,7 @@ def _succeeded(member: TrajectoryFacts) -> bool:
 
 def _repeats(text: str) -> bool:
     """Returns True if a long text is repetitive, by the measure of slime's ``repetition_frac``."""
-    end = text[-REPETITION_CHARACTERS:].encode()
+    end = text[-REPETITION_CHARACTERS:].encode(errors="replace")  # half of a surrogate pair
     return len(text) > REPETITION_CHARACTERS and len(end) > REPETITION_RATIO * len(zlib.compress(end, 9))
 
 

@@ -349,7 +349,7 @@ def _area(data: bytes) -> int:
     try:
         with Image.open(io.BytesIO(data)) as picture:
             return int(picture.width * picture.height)
-    except (OSError, ValueError, SyntaxError):
+    except Exception:  # noqa: BLE001 - trajectories that show it are refused later with the reason
         return 0
 
 
@@ -395,7 +395,7 @@ def _picture(sha256: str, images: FetchedImages) -> Any:
     try:
         picture = Image.open(io.BytesIO(images.data[sha256]))
         picture.load()
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # such as DecompressionBombError, which has no base class
         raise ImageUnavailableError(f"image {sha256[:12]} cannot be read: {error}") from error
     return picture
 

@@ -154,6 +154,7 @@ def test_a_model_with_eyes_needs_the_files_of_its_processor(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "vision_config": {}}))
     with pytest.raises(ConfigError, match="preprocessor_config"):
         check_arguments(slimes_args(hf_checkpoint=str(tmp_path)))
+    check_arguments(slimes_args(hf_checkpoint=str(tmp_path), rollout_buffer_images="tokens"))
 
     (tmp_path / "preprocessor_config.json").write_text("{}")
     check_arguments(slimes_args(hf_checkpoint=str(tmp_path)))

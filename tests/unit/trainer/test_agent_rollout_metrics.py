@@ -51,6 +51,12 @@ def test_a_group_whose_rewards_do_not_differ_is_told_and_a_dummy_makes_no_differ
     assert batch_metrics(groups)["rollout/equal_rewards/mean"] == 0.5
 
 
+def test_long_replies_that_compress_to_a_tenth_are_repetitive() -> None:
+    batch = [[sample(1.0, response="na " * 5000), sample(0.0, response="na " * 3000), sample(0.0, response="\ud83d")]]
+
+    assert batch_metrics(batch)["rollout/repetition/mean"] == pytest.approx(1 / 3)
+
+
 def test_success_is_told_by_task_and_app_of_those_who_say_it() -> None:
     batch = [
         [sample(1.0, success=True, task_name="A", app="clock"), sample(0.0, success=False, task_name="A", app="clock")],

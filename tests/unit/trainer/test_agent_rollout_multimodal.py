@@ -35,6 +35,7 @@ from slime_plugins.rollout_buffer.trainer.vision import (
     ImageUnavailableError,
     QwenVision,
     RowImages,
+    tensor_bytes,
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
 from tests.pictures import png
@@ -249,6 +250,18 @@ def test_an_image_that_is_missing_or_none_is_named(vision: QwenVision) -> None:
         RowImages(vision, gone).attach(only_row(generations), generations)
     with pytest.raises(ImageUnavailableError, match="cannot be read"):
         RowImages(vision, junk).attach(only_row(generations), generations)
+
+
+def test_an_image_of_more_pixels_than_pillow_decodes_is_refused_alone(
+    vision: QwenVision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimating the memory of a delivery must not fail the delivery."""
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)
+    generations, images = episode([0]), FetchedImages(data={NAMES[0]: SCREENS[0]})
+
+    assert tensor_bytes(vision, [NAMES[0]], images) == 0
+    with pytest.raises(ImageUnavailableError, match=r"cannot be read: .* could be decompression bomb"):
+        RowImages(vision, images).attach(only_row(generations), generations)
 
 
 # --- where the images of a row come from -----------------------------------------------------------------------------
