@@ -60,7 +60,11 @@ _NAMED: Final = re.compile(
 
 
 def redacted(text: str) -> str:
-    """Returns a text with ``***`` in place of credentials in URLs and of values under a secret's name."""
+    """Returns a text with ``***`` in place of credentials in URLs and of values under a secret's name.
+
+    Half of a surrogate pair, which can be neither stored nor sent, becomes ``?``.
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8")
     text = _NAMED.sub(lambda found: f"{found[found.lastindex or 0]}{MASK}", text)
     return _UP_TO_LAST_AT.sub(lambda part: _CREDENTIALS.sub(f"{MASK}@", part[0]), text) if "@" in text else text
 

@@ -102,6 +102,7 @@ def _as_members(answer: Any, before: Sequence[Member]) -> list[Member]:
         copies = seen[member.uid]
         seen[member.uid] += 1
         uid = f"{member.uid}+copy{copies}" if copies else member.uid
-        earned = item.get("raw_reward", member.raw_reward)
-        members.append(replace(member, uid=uid, reward=as_reward(item["reward"]), raw_reward=earned))
+        raw = item.get("raw_reward", member.raw_reward)
+        raw_reward = None if raw is None else as_reward(raw)
+        members.append(replace(member, uid=uid, reward=as_reward(item["reward"]), raw_reward=raw_reward))
     return members

@@ -120,8 +120,8 @@ def judge_group(
         return Verdict(state=GroupState.FAILED, cause=cause)
     try:
         return _pipeline(members, policy, functions, check_validity=not short)
-    except _GroupFunctionError as error:
-        return Verdict(state=GroupState.FAILED, cause=Cause(CauseCode.GROUP_FUNCTION, str(error)[:500]))
+    except GeneratorError as error:
+        return Verdict(state=GroupState.FAILED, cause=Cause(CauseCode.GROUP_FUNCTION, error.message[:500]))
 
 
 def _pipeline(members: Members, policy: GroupPolicy, functions: GroupFunctions, *, check_validity: bool) -> Verdict:
@@ -136,12 +136,8 @@ def _pipeline(members: Members, policy: GroupPolicy, functions: GroupFunctions, 
     normalized = _call("normalize_group_data", functions.normalize_group_data, kept, policy)
     padded = _call("pad_group_data", functions.pad_group_data, normalized, policy)
     if len(padded) != policy.group_size:
-        raise _GroupFunctionError(f"pad_group_data returned {len(padded)} members for a group of {policy.group_size}")
+        raise GeneratorError(f"pad_group_data returned {len(padded)} members for a group of {policy.group_size}")
     return Verdict(state=GroupState.READY, members=tuple(padded))
-
-
-class _GroupFunctionError(Exception):
-    """A group function raised or returned an invalid value; the text becomes the group's cause."""
 
 
 def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -149,7 +145,7 @@ def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
-        raise _GroupFunctionError(f"{name} raised {type(error).__name__}: {error}") from error
+        raise GeneratorError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 # --- the defaults ----------------------------------------------------------------------------------------------------

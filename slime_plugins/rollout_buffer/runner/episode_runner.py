@@ -144,7 +144,8 @@ class EpisodeRunner:
         record = self._job.record
         if record.state is JobState.PAUSED and record.cause_code is CauseCode.STOPPED:
             for playing in self._playing:
-                playing.cancel()
+                if not playing.cancelling():  # once: a second cancellation would interrupt its cleanup
+                    playing.cancel()
         await self._close_timed_out_groups()
 
     def _count_played(self) -> int:
@@ -166,6 +167,7 @@ class EpisodeRunner:
             await self._limiter.acquire()
             failures = progress.get(slot, (False, 0))[1]
             task = episodes.create_task(self._fill(group, slot, failures, instance))
+            task.add_done_callback(lambda _: self._limiter.release())  # also of a task cancelled before it began
             group.tasks.add(task)
 
     async def _fill(self, group: _RunningGroup, slot: int, failures: int, instance: Instance) -> None:
@@ -183,8 +185,6 @@ class EpisodeRunner:
             if group.record.key in self._groups:
                 raise
             return  # the group timed out and was closed without this slot
-        finally:
-            self._limiter.release()
         group.unfinished_slots -= 1
         group.given_up_slots += failures >= self._job.settings.max_attempts
         if group.record.key in self._groups and (group.unfinished_slots == 0 or self._is_unrecoverable(group)):
@@ -261,6 +261,7 @@ class EpisodeRunner:
 
         Raises:
             AttemptTimeoutError: it took too long.
+            GeneratorError: it awaited a task that it had cancelled itself.
             _StoppedError: the job is drained with ``stop``.
         """
         limit = AttemptTimeout(self._job.settings.attempt_timeout_seconds, self._tracer)
@@ -273,7 +274,7 @@ class EpisodeRunner:
             if not playing.cancelling() and not playing.done():  # the slot's own task was cancelled
                 await end_task(playing)
         if playing.cancelled():
-            raise _StoppedError
+            raise _StoppedError if playing.cancelling() else GeneratorError("play() raised CancelledError by itself")
         return playing.result()
 
     def _episode_request(self, record: GroupRecord, slot: int, attempt: int, instance: Instance) -> EpisodeRequest:

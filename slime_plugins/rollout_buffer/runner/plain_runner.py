@@ -13,8 +13,9 @@ from urllib.parse import quote
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.observability.tracebacks import place_and_traceback
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
+from slime_plugins.rollout_buffer.rules.job_states import FINAL_STATES
 from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD
-from slime_plugins.rollout_buffer.runner.played_job import PlayedJob
+from slime_plugins.rollout_buffer.runner.played_job import FencedError, PlayedJob
 
 logger = logging.getLogger(__name__)
 
@@ -30,24 +31,27 @@ class PlainRunner:
         self._buffer_url = buffer_url
 
     async def run(self, run_rollout: RunRollout) -> None:
-        """Runs until ``run_rollout`` returns or the job is over; an exception fails the job.
+        """Runs until ``run_rollout`` returns or the job is over; an exception of it fails the job.
 
-        Slots without a trajectory fail at the end.
+        When it has returned, slots without a trajectory fail.
+
+        Raises:
+            FencedError: another runner has taken over.
         """
         job = self._job
         data = await job.stored(self._data)
-        failure = ""
         try:
             await job.until_over(self._run_and_close(run_rollout, data))
+        except FencedError:
+            raise
         except Exception as error:
             # The exception becomes the job's cause.
             logger.exception("job %s: run_rollout raised", job.record.job_id)
-            failure = f"run_rollout raised: {place_and_traceback(error, job.generator_file)}"
-        if failure:
-            await job.fail(failure)
+            await job.fail(f"run_rollout raised: {place_and_traceback(error, job.generator_file)}")
             return
-        await job.stored(self._close_what_is_left)
-        await job.stored(job.buffer.finish_if_done, job.key)
+        if job.record.state not in FINAL_STATES:
+            await job.stored(self._close_what_is_left)
+            await job.stored(job.buffer.finish_if_done, job.key)
 
     def _data(self) -> dict[str, Any]:
         job = self._job

@@ -50,7 +50,10 @@ def decode_kept(kept: bytes | None) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _encode(message: Message | str) -> bytes:
-    return orjson.dumps(_shortened(message), option=orjson.OPT_NON_STR_KEYS, default=str)
+    try:
+        return orjson.dumps(_shortened(message), option=orjson.OPT_NON_STR_KEYS, default=str)
+    except (TypeError, RecursionError):  # an integer beyond 64 bits, a value in itself
+        return orjson.dumps({"role": "system", "content": "[a message that is no JSON]"})
 
 
 def _shortened(value: Any) -> Any:

@@ -163,11 +163,19 @@ def test_arrival_order_changes_no_reward(order: list[int], rewards: list[float])
 
 def test_a_function_that_raises_fails_the_group_and_says_which() -> None:
     def explode(*_: Any) -> bool:
-        raise ZeroDivisionError("oops")
+        raise ZeroDivisionError("half of a pair: \ud800")
 
     verdict = judge_group(members_with([0, 1]), policy_of(2), replace(DEFAULT_FUNCTIONS, filter_item=explode))
     assert verdict.state is GroupState.FAILED
-    assert verdict.cause.message == "filter_item raised ZeroDivisionError: oops"
+    assert verdict.cause.message == "filter_item raised ZeroDivisionError: half of a pair: ?"
+
+
+def test_a_reward_from_a_generators_function_that_is_no_number_fails_the_group() -> None:
+    for reward in ({"reward": None}, {"raw_reward": "much"}):
+        module = ModuleType("plugin")
+        module.normalize_group_data = lambda group, own=reward: (group[0], [{**one, **own} for one in group[1]])  # type: ignore[attr-defined]  # a plugin is any module
+        verdict = judge_group(members_with([0, 1]), policy_of(2), group_functions_of(module))
+        assert verdict.cause.message.startswith("normalize_group_data raised ValueError: must be a number")
 
 
 def test_slimes_signatures_are_understood() -> None:

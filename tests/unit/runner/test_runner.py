@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -265,7 +266,9 @@ async def test_slots_that_an_earlier_runner_filled_do_not_count_as_given_up(real
     "answer",
     [
         ZeroDivisionError("a defect"),
+        ValueError("half of a pair: \ud800"),
         float("nan"),
+        lambda e: _awaits_what_it_cancelled(),
         lambda e: dataclasses.replace(trajectory_for(e, 1.0), uid="somebody else's"),
         lambda e: dataclasses.replace(trajectory_for(e, 1.0), extra_info={"not JSON": object()}),
     ],
@@ -284,6 +287,12 @@ async def test_a_generator_that_breaks_its_contract_costs_its_attempts_and_nothi
     accounting = slots(real_time_buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (2, 2)
     assert describe_job(real_time_buffer.store, job)["attempts"]["failed:generator"] == 4
+
+
+async def _awaits_what_it_cancelled() -> None:
+    own = asyncio.create_task(asyncio.sleep(3600))
+    own.cancel()
+    await own
 
 
 async def test_a_generator_that_does_not_start_fails_the_job_with_its_reason_and_is_closed(
@@ -394,6 +403,26 @@ async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer:
     assert {request.attempt for request in new.requests} == {2}
 
 
+@pytest.mark.parametrize("taken_over", [True, False])
+async def test_a_plain_generator_that_still_runs_changes_nothing_in_a_job_that_another_took_over_or_ended(
+    real_time_buffer: Buffer, taken_over: bool
+) -> None:
+    job = start(real_time_buffer, count=1)
+    release = threading.Event()
+    plain = {"create_generator": None, "run_rollout": lambda data: release.wait(60)}
+    running = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(by_slot), **plain))
+    await _when(lambda: real_time_buffer.job_by_key(job.key).fence == 1)
+    if taken_over:
+        real_time_buffer.begin_running(job.key)
+    else:
+        real_time_buffer.fail_job(job.key, "by another")
+    await running
+    release.set()
+    after = real_time_buffer.job_by_key(job.key)
+    assert (after.state.value, after.cause) == (("running", "") if taken_over else ("failed", "by another"))
+    assert slots(real_time_buffer, job)["open"] == 2
+
+
 @pytest.mark.parametrize("limit", ["max_groups_ahead", "max_groups_ready"])
 async def test_new_groups_wait_while_the_trainer_is_behind(real_time_buffer: Buffer, limit: str) -> None:
     job = start(real_time_buffer, count=6, num_process=2, **{limit: 2})
@@ -490,16 +519,23 @@ async def test_a_drained_job_lets_what_runs_end_and_begins_nothing(real_time_buf
 async def test_a_job_drained_at_once_gives_up_what_runs_and_plays_it_again(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=1, num_process=2, max_attempts=1)
     release = asyncio.Event()
+    cleaned_up = []
 
     async def held(episode: EpisodeRequest) -> float:
-        await release.wait()
+        try:
+            await release.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(3 * played_job.WATCH_INTERVAL_S)  # its cleanup: a second cancellation would end it
+            cleaned_up.append(episode.slot)
+            raise
         return by_slot(episode)
 
-    generator = ScriptedGenerator(lambda e: held(e))
+    generator = ScriptedGenerator(held)
     running = asyncio.create_task(run(real_time_buffer, job, generator))
     await _when(lambda: generator.running == 2)
     real_time_buffer.drain_job(job.job_id, stop=True)
     await _when(lambda: generator.running == 0)
+    assert sorted(cleaned_up) == [0, 1]
     await _when(
         lambda: "running" not in describe_job(real_time_buffer.store, real_time_buffer.job(job.job_id))["attempts"]
     )
