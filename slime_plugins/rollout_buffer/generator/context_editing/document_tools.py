@@ -26,6 +26,9 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import (
 MAX_NOTES = 256
 MAX_NOTE_CHARACTERS = 20_000
 SNIPPET_WORDS = 24
+SNIPPET_CHARACTERS = 1000
+ROOM_AROUND_A_RESULT = 128
+"""Tokens of a result besides its message: its ids and status, and the text of the chat template."""
 _CUT = " … (cut: this is too long for one result; smaller chunks are shown whole)"
 
 
@@ -52,7 +55,10 @@ class CheckedCall:
 
 
 class DocumentTools:
-    """The tools of one episode. ``count`` counts the tokens of a text, ``budget`` returns the context's state."""
+    """The tools of one episode.
+
+    ``count`` counts the tokens of a text as a result shows it, ``budget`` returns the context's state.
+    """
 
     def __init__(
         self,
@@ -116,15 +122,15 @@ class DocumentTools:
             "characters": len(self._document.text),
             "words": await self._document.word_count(),
             "tokens": tokens,
-            "fits_in_context": tokens < self._budget().left,
+            "fits_in_context": tokens < self._room(),
         }
         return ToolResult(message=result)
 
     async def _load_document(self, arguments: Mapping[str, Any]) -> ToolResult:
-        tokens, left = await self._document.token_count(self._count), self._budget().left
-        if tokens >= left:
+        tokens, room = await self._document.token_count(self._count), self._room()
+        if tokens >= room:
             return _error(
-                f"the document has {tokens} tokens and the context has room for {left}: "
+                f"the document has {tokens} tokens and the context has room for {room}: "
                 f"use {ToolName.BUILD_INDEX}, {ToolName.SEARCH_ENGINE} and {ToolName.READ_CHUNK}"
             )
         return ToolResult(message=self._document.text)
@@ -149,11 +155,12 @@ class DocumentTools:
         if self._index is None:
             return _error(f"there is no index yet: call {ToolName.BUILD_INDEX} first")
         hits = self._index.search(arguments["query"], arguments.get("top_k", 5))
+        share = self._settings.max_result_tokens // max(1, len(hits))
         found = [
             {
                 "chunk_id": hit.chunk_id,
                 "score": round(hit.score, 3),
-                "begins": " ".join(self._index.chunks[hit.chunk_id].split()[:SNIPPET_WORDS]),
+                "begins": self._beginning(_snippet(self._index.chunks[hit.chunk_id]), share),
             }
             for hit in hits
         ]
@@ -214,13 +221,23 @@ class DocumentTools:
         }
         return ToolResult(message=result)
 
+    def _room(self) -> int:
+        """Returns the tokens that the message of one more result may have."""
+        return max(0, self._budget().left - ROOM_AROUND_A_RESULT)
+
     def _within_limit(self, text: str) -> str:
         """Cuts a text to about the maximum length of a result."""
-        limit = self._settings.max_result_tokens
+        kept = self._beginning(text, self._settings.max_result_tokens)
+        return kept if kept == text else kept + _CUT
+
+    def _beginning(self, text: str, limit: int) -> str:
+        """Returns about the first ``limit`` tokens of a text."""
         tokens = self._count(text)
-        if tokens <= limit:
-            return text
-        return text[: max(1, len(text) * limit // tokens)] + _CUT
+        return text if tokens <= limit else text[: max(1, len(text) * limit // tokens)]
+
+
+def _snippet(chunk: str) -> str:
+    return " ".join(chunk[:SNIPPET_CHARACTERS].split()[:SNIPPET_WORDS])
 
 
 def _error(message: str) -> ToolResult:

@@ -22,6 +22,7 @@ the engine failed, or the line is invalid  an ``EpisodeError`` is raised: no tra
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -110,7 +111,7 @@ class ContextEditingEpisode:
         self._banned_ids = frozenset(setup.chat.vision_ids) if setup.settings.ban_vision_tokens else frozenset()
         self._history = History(prompt, setup.break_markers, number_turns=settings.message_ids == "turns")
         self._view = View(setup.chat, setup.tools if setup.tools_in_template else ())
-        self._document_tools = DocumentTools(document, settings, count=setup.chat.count, budget=self._budget)
+        self._document_tools = DocumentTools(document, settings, count=self._count_as_json, budget=self._budget)
         self._generations: list[Generation] = []
         self._marks: list[DeletionMark] = []
         self._calls: Counter[str] = Counter()
@@ -218,6 +219,10 @@ class ContextEditingEpisode:
             )
             self._history.delete(deletion)
         return deletion.result()
+
+    def _count_as_json(self, text: str) -> int:
+        """Counts the tokens of a text in a result, whose JSON escapes quotes and ends of lines."""
+        return self._setup.chat.count(json.dumps(text, ensure_ascii=False))
 
     def _budget(self) -> Budget:
         """Returns the context's state after the current turn, with its results so far."""

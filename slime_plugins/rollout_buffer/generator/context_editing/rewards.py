@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-MAX_WORDS_AROUND = 60
-"""Maximum number of additional words around the label for partial credit."""
+MAX_WORDS = 60
+"""Maximum number of words of an answer that only contains the label, for partial credit."""
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|\.\d)")
 _NUMBER_FORMATTING = " \t\n$€£%"
@@ -79,7 +79,7 @@ def _score_text(answer: str, label: str, partial_credit: float) -> Score:
     given, right = normalized(answer), normalized(label)
     if right and given == right:
         return Score(value=1.0, match="exact")
-    few = len(given.split()) <= MAX_WORDS_AROUND
+    few = len(given.split()) <= MAX_WORDS
     if right and few and f" {right} " in f" {given} ":
         return Score(value=partial_credit, match="contained")
     return Score(value=0.0, match="none")
@@ -90,20 +90,24 @@ def _score_number(answer: str, wanted: Decimal, partial_credit: float) -> Score:
     if given is not None:
         return Score(value=1.0, match="number") if given == wanted else Score(value=0.0, match="none")
     found = {_number(text) for text in _NUMBER.findall(answer)}
-    if found == {wanted} and len(answer.split()) <= MAX_WORDS_AROUND:
+    if found == {wanted} and len(answer.split()) <= MAX_WORDS:
         return Score(value=partial_credit, match="contained")
     return Score(value=0.0, match="none")
 
 
 def _score_items(answer: str, items: Sequence[str], partial_credit: float) -> Score:
-    right = {normalized(item) for item in items}
-    given = {normalized(item) for item in _BETWEEN_ITEMS.split(answer)} - {""}
-    if given == right:
-        return Score(value=1.0, match="exact")
+    right = _parts(*items)  # an item may hold a comma, as 1,234 does
+    given = _parts(answer)
     hits = len(given & right)
     if not hits:
         return Score(value=0.0, match="none")
+    if given == right:
+        return Score(value=1.0, match="exact")
     return Score(value=partial_credit * 2 * hits / (len(given) + len(right)), match="items")
+
+
+def _parts(*texts: str) -> set[str]:
+    return {normalized(part) for text in texts for part in _BETWEEN_ITEMS.split(text)} - {""}
 
 
 def _number(text: str) -> Decimal | None:

@@ -39,7 +39,7 @@ class ContextEditingSettings(BaseModel):
     max_turns: int = Field(default=100, ge=1)
     """Maximum number of turns; an episode that needs more gets 0."""
     max_calls_per_turn: int = Field(default=8, ge=1)
-    """Maximum number of executed tool calls per turn; the others are answered with an error."""
+    """Maximum number of executed tool calls per turn; one error answers all further ones."""
     chunk_words: int = Field(default=300, ge=20, le=5000)
     """Default number of words of a chunk in ``buildIndex``."""
     max_result_tokens: int = Field(default=2048, ge=64)

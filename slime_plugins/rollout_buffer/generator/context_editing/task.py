@@ -68,6 +68,6 @@ def _message(entry: Any) -> Message | None:
         return None
     content = entry.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = "".join(text for text in texts if isinstance(text, str)) if all(texts) else None
+        texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
     return {"role": str(entry["role"]), "content": content} if isinstance(content, str) else None

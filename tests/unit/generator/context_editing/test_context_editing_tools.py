@@ -139,9 +139,9 @@ def test_the_text_is_measured_and_shown_whole_only_if_it_fits() -> None:
     measured = ask(toolbox(), "analyzeText").message
     assert measured == {"characters": len(TEXT), "words": 216, "tokens": 216, "fits_in_context": True}
     assert ask(toolbox(), "loadDocument").message == TEXT
-    refusal = ask(toolbox(used=800), "loadDocument")
+    refusal = ask(toolbox(used=600), "loadDocument")
     assert not refusal.ok
-    assert "has 216 tokens and the context has room for 100" in refusal.message
+    assert "has 216 tokens and the context has room for 172" in refusal.message
 
 
 def test_a_result_that_is_too_long_is_cut_and_says_so() -> None:
@@ -150,6 +150,18 @@ def test_a_result_that_is_too_long_is_cut_and_says_so() -> None:
     text = ask(box, "readChunk", chunk_id=0).message["text"]
     assert len(text.split()) < 100
     assert text.endswith("smaller chunks are shown whole)")
+
+
+def test_all_hits_of_a_search_together_are_as_long_as_one_result() -> None:
+    box = DocumentTools(
+        DocumentCache().document("鷺" * 6000),
+        ContextEditingSettings(),
+        count=len,
+        budget=lambda: Budget(used=0, response_length=100, max_model_length=1000),
+    )
+    ask(box, "buildIndex", chunk_size=100)
+    hits = ask(box, "searchEngine", query="鷺", top_k=50).message["hits"]
+    assert 1000 < sum(len(hit["begins"]) for hit in hits) <= 2048
 
 
 async def test_siblings_share_one_document_and_one_index() -> None:
@@ -259,6 +271,7 @@ def task(**line: Any) -> Any:
         {"raw_prompt": [{"role": "user"}]},
         {"raw_prompt": [{"role": "tool", "content": "x"}, {"role": "user", "content": "q"}]},
         {"raw_prompt": 3},
+        {"raw_prompt": [{"role": "user", "content": [{"text": "q"}, {"text": 5}]}]},
         {"document_content": " "},
         {"document_content": None},
         {"label": []},
@@ -296,6 +309,8 @@ def test_a_line_that_cannot_be_played_is_refused(line: dict[str, Any]) -> None:
         ("B, A", ["a", "b"], 1.0),
         ("A and B", ["a", "b"], 1.0),
         ("A; C", ["a", "b"], 0.25),
+        ("B; salt and pepper; 1,234", ["1,234", "Salt and Pepper", "b"], 1.0),
+        ("!", ["!"], 0.0),
         ("C", ["a", "b"], 0.0),
     ],
 )
