@@ -12,7 +12,7 @@ import copy
 import random
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -129,8 +129,8 @@ class Client:
             request=digest([messages, self.tools]),
             key=key,
             context=prompt.context,
-            context_ids=array("i", prompt.new_ids),
-            images=prompt.new_images,
+            context_ids=array("i", prompt.ids[prompt.held :]),
+            images=prompt.images[prompt.held_images :],
             sampled=sampled_in(sampled),
             message=message,
             created=float(len(self.sent)),
@@ -316,6 +316,17 @@ def test_a_turn_that_did_not_reach_its_client_leaves_what_was_before_until_it_is
     assert after.recording.generations() == whole
     assert after.recording.answered(youngest.request, is_retry=False) is None, "who has it wants another sample"
     assert after.recording.answered(youngest.request, is_retry=True) is youngest
+
+
+@bounded
+@any_client
+def test_a_turn_that_is_gone_on_from_has_reached_its_client_whatever_was_noted_meanwhile(moves: Any, seed: int) -> None:
+    recording = played(moves, seed).recording
+    youngest = max(_turns(recording), key=lambda turn: turn.number)
+    later = replace(youngest, parent=youngest, number=youngest.number + 1, from_start=False, sent=None, children=[])
+    recording.note_sent(youngest, sent=False)
+    recording.add(later)
+    assert sorted(recording.numbers()) == list(range(1, later.number + 1))
 
 
 @bounded

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -221,7 +221,7 @@ async def _health(request: web.Request) -> web.Response:
 async def _models(request: web.Request) -> web.Response:
     if request.match_info.get("session") is None and not _has_token(request):
         request.app[KEYS].verify(_bearer(request))
-    return _json(model_list([MODEL_NAME], 0))
+    return _json(model_list(MODEL_NAME))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,9 +243,10 @@ async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapp
     chat, more = dialect.read(body, history)
     turn = TurnRequest(
         session=session,
-        body=read_chat_body(chat),
+        body=read_chat_body(chat, dialect.client_names),
         conversation=read_conversation(chat.get("messages")),
         images={**images, **more},
+        is_retry=request.headers.get(RETRY_COUNT, "0") != "0",
     )
     return _Asked(dialect=dialect, given=body, turn=turn)
 
@@ -255,13 +256,10 @@ async def _turn(request: web.Request) -> web.StreamResponse:
     body = json_object(content, max_nesting=MAX_NESTING)
     if body.get("rollout_id") is not None and request.path == "/v1/chat/completions":
         return await request.app[REMOTE_ROLLOUT].answer(request, body)  # a turn of the remote rollout protocol
-    gateway = request.app[GATEWAY]
     asked = await _read_turn(request, body, images)
-    is_retry = request.headers.get(RETRY_COUNT, "0") != "0"
-    ask = partial(gateway.chat, asked.turn, is_retry=is_retry)
     if asked.turn.body.stream:
-        return await _streamed(request, asked, ask)
-    answer = await ask()
+        return await _streamed(request, asked)
+    answer = await request.app[GATEWAY].chat(asked.turn)
     with _sending(request, asked.turn.session, answer):
         response = _json(asked.dialect.encode(answer.reply, asked.given))
         await response.prepare(request)
@@ -275,9 +273,7 @@ async def _count_tokens(request: web.Request) -> web.Response:
     return _json({"input_tokens": await request.app[GATEWAY].count_tokens(asked.turn)})
 
 
-async def _streamed(
-    request: web.Request, asked: _Asked, ask: Callable[..., Coroutine[Any, Any, Answer]]
-) -> web.StreamResponse:
+async def _streamed(request: web.Request, asked: _Asked) -> web.StreamResponse:
     """Answers with server-sent events, which go out as the turn is sampled; its last ones once it is stored."""
     response, events = _EventStream(request), asked.dialect.events(asked.given)
     come: asyncio.Queue[bytes] = asyncio.Queue()
@@ -285,7 +281,7 @@ async def _streamed(
     def tell(one: ChatReply | Piece) -> None:
         come.put_nowait(b"".join(events.begin(one) if isinstance(one, ChatReply) else events.add(one)))
 
-    task = asyncio.ensure_future(ask(tell=tell))
+    task = asyncio.create_task(request.app[GATEWAY].chat(asked.turn, tell))
     task.add_done_callback(lambda _: come.put_nowait(b""))
     try:
         while not (task.done() and come.empty()):

@@ -7,11 +7,13 @@ are ignored, as by other OpenAI-compatible servers. Fields whose effect is not i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.functional_validators import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from slime_plugins.rollout_buffer.engine.token_records import asked_records
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
@@ -21,12 +23,26 @@ from slime_plugins.rollout_buffer.types import SamplingParams
 MAX_TOOLS = 1024
 MAX_STOPS = 16
 Whole = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]
+
+
+def _format_parameters(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    kind = wanted.get("type", "text")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": '{"type": "object"}'}
+    described = wanted.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise ValueError("must be of type text, json_object, or json_schema with a schema")
+    return {"json_schema": orjson.dumps(schema).decode()}
 
 
 class StreamOptions(BaseModel):
     """``stream_options``."""
 
-    include_usage: bool = False
+    include_usage: Flag = False
 
 
 class ChatBody(BaseModel):
@@ -54,11 +70,12 @@ class ChatBody(BaseModel):
     top_logprobs: Whole | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Annotated[dict[str, Any], AfterValidator(_format_parameters)] | None = None
+    """Becomes sampling parameters of SGLang."""
     modalities: list[str] | None = None
     functions: Any = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
-    separate_reasoning: bool = False
+    separate_reasoning: Flag = False
 
     @field_validator("stop")
     @classmethod
@@ -73,9 +90,9 @@ class ChatBody(BaseModel):
         for at, tool in enumerate(tools or ()):
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise ValueError(f"tools[{at}] must be a function with a name: the model knows no tool by its type")
+                raise ValueError(f"number {at} must be a function with a name: the model knows no tool by its type")
             if not isinstance(function.get("parameters") or {}, dict):
-                raise ValueError(f"tools[{at}]: the parameters must be a JSON schema")
+                raise ValueError(f"number {at}: the parameters must be a JSON schema")
         return tools
 
     @model_validator(mode="after")
@@ -102,8 +119,8 @@ class ChatBody(BaseModel):
         return [] if self.tool_choice == "none" else self.tools or []
 
 
-def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
-    """Validates a request without its messages.
+def read_chat_body(body: Mapping[str, Any], client_names: Mapping[str, str]) -> ChatBody:
+    """Validates a request without its messages. ``client_names`` are those of fields that its client names otherwise.
 
     Raises:
         InvalidPayloadError: a field is invalid; has a sentence for each of the first five, and ``detail["param"]``
@@ -113,9 +130,11 @@ def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
         return ChatBody.model_validate(body)
     except ValidationError as error:
         where = error.errors()[0]["loc"]
-        raise InvalidPayloadError(
-            "; ".join(validation_messages(error)[:5]), {"param": str(where[0]) if where else None}
-        ) from error
+        param = str(where[0]) if where else None
+        message = "; ".join(validation_messages(error)[:5])
+        for name, of_client in client_names.items():
+            message = re.sub(rf"(^|; ){name}\b", rf"\1{of_client}", message)
+        raise InvalidPayloadError(message, {"param": client_names.get(param or "", param)}) from error
 
 
 def sampling_of(body: ChatBody, job: SamplingParams, *, pinned: bool) -> SamplingParams:
@@ -144,20 +163,4 @@ def _wishes(body: ChatBody) -> dict[str, Any]:
     wishes = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
     if body.seed is not None:
         wishes["sampling_seed"] = body.seed
-    return wishes | _format(body.response_format or {})
-
-
-def _format(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    kind = wanted.get("type", "text")
-    if kind == "text":
-        return {}
-    if kind == "json_object":
-        return {"json_schema": '{"type": "object"}'}
-    described = wanted.get("json_schema")
-    schema = described.get("schema") if isinstance(described, dict) else None
-    if kind != "json_schema" or not isinstance(schema, dict):
-        raise InvalidPayloadError(
-            "response_format must be of type text, json_object, or json_schema with a schema",
-            {"param": "response_format"},
-        )
-    return {"json_schema": orjson.dumps(schema).decode()}
+    return wishes | (body.response_format or {})

@@ -152,10 +152,9 @@ def named_event(name: str, body: Mapping[str, Any]) -> bytes:
     return b"event: " + name.encode() + b"\n" + server_sent_event(body)
 
 
-def model_list(names: Sequence[str], created: int) -> dict[str, Any]:
-    """Encodes ``/v1/models``."""
-    cards = [{"id": name, "object": "model", "created": created, "owned_by": "rollout-buffer"} for name in names]
-    return {"object": "list", "data": cards}
+def model_list(name: str) -> dict[str, Any]:
+    """Encodes ``/v1/models``, which has one model."""
+    return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "rollout-buffer"}]}
 
 
 def error_body(error: RolloutBufferError) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class TurnRequest:
     body: ChatBody
     conversation: Conversation
     images: Mapping[str, Image]
+    is_retry: bool = False
 
     @property
     def key(self) -> bytes:
@@ -225,7 +226,7 @@ class Gateway:
         except StaleAttemptError as error:
             self.registry.remove(session)
             raise GoneError(f"session {session.name} was given up before it was closed: {error.message}") from error
-        except RolloutBufferError:
+        except BaseException:  # also when the client disconnects
             session.ended = None  # it can be closed again, and sampled
             session.was_used = True
             raise
@@ -288,7 +289,7 @@ class Gateway:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def chat(self, asked: TurnRequest, *, is_retry: bool = False, tell: Listener | None = None) -> Answer:
+    async def chat(self, asked: TurnRequest, tell: Listener | None = None) -> Answer:
         """Samples one turn and stores it; a repeated request gets the stored turn, see ``Recording.answered``.
 
         ``tell`` gets the reply as it begins and its pieces: while they are sampled, if the engine streams, otherwise
@@ -301,7 +302,7 @@ class Gateway:
             RequestError: the request is invalid, or (``GoneError``) the session ended meanwhile.
             EngineError: the engine refused it or is unreachable.
         """
-        session, body = asked.session, asked.body
+        session, body, is_retry = asked.session, asked.body, asked.is_retry
         backend = await self.backends.open(session.claim.job)
         chat, request = _chat_of(backend, body), asked.digest()
         while is_retry and (other := session.answering.get(request)) is not None:
@@ -312,7 +313,7 @@ class Gateway:
             with session.answers(request):
                 session.recording.forget(request)
                 await self._check_limits(session, backend)
-                turn, is_told = await self._sample_turn(asked, backend, chat, request, tell, is_retry=is_retry)
+                turn, is_told = await self._sample_turn(asked, backend, chat, request, tell)
         if turn.sent is False or turn.writer != self.registry.writer:  # stored as sent before it is answered again
             await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
         if tell is not None and not is_told:
@@ -322,14 +323,7 @@ class Gateway:
         return Answer(turn=turn, reply=_reply(session, body, turn, chat))
 
     async def _sample_turn(
-        self,
-        asked: TurnRequest,
-        backend: JobBackend,
-        chat: ChatTokens,
-        request: bytes,
-        tell: Listener | None,
-        *,
-        is_retry: bool,
+        self, asked: TurnRequest, backend: JobBackend, chat: ChatTokens, request: bytes, tell: Listener | None
     ) -> tuple[Turn, bool]:
         """Samples and stores a turn. Returns it and True, or what another process has answered meanwhile and False."""
         session, body, name = asked.session, asked.body, reply_name()
@@ -357,7 +351,8 @@ class Gateway:
         )
         own.writer = self.registry.writer
         view = View((*asked.conversation.messages, message), body.offered_tools, sampled.finish_reason, name)
-        turn = await self._store_turn(session, own, view, is_retry=is_retry)
+        is_continued = bool(sampled.breaks)  # ``sglang_protocol.can_be_continued`` decides
+        turn = await self._store_turn(asked, own, view, is_continued=is_continued)
         if turn is own:
             stream.tell_rest()
         elif stream.has_told:
@@ -415,19 +410,17 @@ class Gateway:
                 await self.registry.refuse(session, engine_failure=backend.trouble)
             raise
         await self.registry.refuse(session)
-        if sampled.breaks:  # streams that broke and went on; ``sglang_protocol.can_be_continued`` decides
-            await self.turns.count_continued(session.claim)
         return sampled
 
-    async def _store_turn(self, session: Session, turn: Turn, view: View, *, is_retry: bool) -> Turn:
+    async def _store_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
         """Stores and records a turn, also if its client disconnects meanwhile: then as one that was not sent."""
-        storing = asyncio.ensure_future(self._write_turn(session, turn, view, is_retry=is_retry))
+        storing = asyncio.create_task(self._write_turn(asked, turn, view, is_continued=is_continued))
         try:
             return await asyncio.shield(storing)
         except asyncio.CancelledError:
             await asyncio.wait([storing])
             if storing.exception() is None and storing.result() is turn:
-                self.registry.note_sent(session, turn, sent=False)
+                self.registry.note_sent(asked.session, turn, sent=False)
             raise
 
     async def count_tokens(self, asked: TurnRequest) -> int:
@@ -455,7 +448,7 @@ class Gateway:
                 return found.view.messages
         raise wrong_field("previous_response_id", "names no response of this session")
 
-    async def _write_turn(self, session: Session, turn: Turn, view: View, *, is_retry: bool) -> Turn:
+    async def _write_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
         """Stores a turn with the next number and returns it.
 
         If another process has stored turns meanwhile, it gets the number after theirs; but if one of them answers the
@@ -464,6 +457,7 @@ class Gateway:
         Raises:
             GoneError: the session has ended.
         """
+        session = asked.session
         async with session.writing:
             while True:
                 session.check_open()
@@ -474,7 +468,8 @@ class Gateway:
                 came = {sha256: session.images[sha256].data for sha256 in shown}
                 came |= {one.sha256: one.data for one in turn.sampled.records.values() if one.data is not None}
                 row = encode_turn(turn, view, session.view)
-                if await self.turns.write(WrittenTurn(claim=session.claim, row=row, came=came)):
+                written = WrittenTurn(claim=session.claim, row=row, came=came, is_continued=is_continued)
+                if await self.turns.write(written):
                     session.turns.add(turn, view)
                     session.stored_images |= shown
                     return turn
@@ -482,7 +477,7 @@ class Gateway:
                     await self.registry.end(session)
                     session.check_open()
                     raise UnavailableError(f"the turn of session {session.name} cannot be stored: ask again")
-                if is_retry and (stored := session.recording.latest(turn.request)) is not None:
+                if asked.is_retry and (stored := session.recording.latest(turn.request)) is not None:
                     return stored
 
     # --- maintenance in the background --------------------------------------------------------------------------------

@@ -125,8 +125,8 @@ class Session:
 
     @property
     def is_in_use(self) -> bool:
-        """True if a turn is being sampled, or was since the store was told."""
-        return self.was_used or bool(self.under_way)
+        """True while a turn is sampled or the session is closed, and after a turn until the store is told."""
+        return self.was_used or bool(self.under_way) or self.closing.locked()
 
     @property
     def engine_failure(self) -> str | None:

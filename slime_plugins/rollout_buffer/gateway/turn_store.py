@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, TypeVar, cast
 
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -33,11 +34,15 @@ class SmallWrite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenTurn:
-    """A turn to write: its row, and by hash the images and token records that it is the first to name."""
+    """A turn to write: its row, and by hash the images and token records that it is the first to name.
+
+    ``is_continued``: the engine's stream broke and went on.
+    """
 
     claim: SlotClaim
     row: Mapping[str, Any]
     came: Mapping[str, bytes]
+    is_continued: bool = False
 
     def __len__(self) -> int:
         return len(self.row["detail"]) + len(self.row["log_probs"]) + sum(map(len, self.came.values()))
@@ -88,10 +93,6 @@ class TurnStore:
     def _commit_alone(self, work: Callable[[Connection], Result]) -> Result:
         with self._buffer.store.write() as connection:
             return work(connection)
-
-    async def count_continued(self, claim: SlotClaim) -> None:
-        """Counts a turn that was continued."""
-        await self.commit(lambda connection: prompt_rows.add(connection, prompt_rows.CONTINUED, claim.job.key, 1))
 
     def read(self, claim: SlotClaim, *, after: int = 0) -> StoredTurns:
         """Returns a session's turns with higher numbers than ``after``."""
@@ -146,6 +147,10 @@ class TurnStore:
         def insert(connection: Connection) -> list[bool]:
             for payload in payloads:
                 payload.record(connection, self._buffer.clock())
-            return turn_rows.insert_turns(connection, [{**turn.claim.place, **turn.row} for turn in turns])
+            added = turn_rows.insert_turns(connection, [{**turn.claim.place, **turn.row} for turn in turns])
+            for turn in compress(turns, added):
+                if turn.is_continued:
+                    prompt_rows.add(connection, prompt_rows.CONTINUED, turn.claim.job.key, 1)
+            return added
 
         return insert

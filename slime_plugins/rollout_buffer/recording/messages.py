@@ -221,10 +221,10 @@ def expect_text(value: Any, where: str) -> str:
     return value
 
 
-def hashed_url(url: Any, images: dict[str, Image], where: str) -> Any:
+def hashed_url(url: Any, images: dict[str, Image], where: str) -> str:
     """Returns the URL of an image with its hash in place of a data URI, whose image is added to ``images``."""
     if not isinstance(url, str) or not url.startswith("data:"):
-        return url
+        return _image_url(url, where)
     try:
         image = decode_data_uri(url, where)
     except InvalidPayloadError as error:

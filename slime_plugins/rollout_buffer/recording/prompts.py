@@ -42,16 +42,6 @@ class Prompt:
     tolerated: frozenset[str] = NOTHING
     difference: Difference | None = None
 
-    @property
-    def new_ids(self) -> list[int]:
-        """The ids after the parent's path."""
-        return self.ids[self.held :]
-
-    @property
-    def new_images(self) -> tuple[str, ...]:
-        """The images after the parent's path."""
-        return self.images[self.held_images :]
-
     def turn(
         self,
         sampled: GenerateReply,
@@ -77,8 +67,8 @@ class Prompt:
             request=request,
             key=key,
             context=self.context,
-            context_ids=array("i", self.new_ids),
-            images=self.new_images,
+            context_ids=array("i", self.ids[self.held :]),
+            images=self.images[self.held_images :],
             sampled=sampled_in(sampled),
             message=message,
             created=created,
@@ -114,8 +104,8 @@ async def build_prompt(
         prompt = await _continued(match, sent, conversation, chat)
         has_replies = any(message["role"] == "assistant" for message in conversation.messages[match.consumed :])
         if prompt is not None and has_replies:  # the ids may continue a later turn, which messages alone do not show
-            deeper = _after_ids(recording, prompt.ids, prompt.images, sent, match.difference)
-            return deeper if deeper is not None and deeper.held > prompt.held else prompt
+            deeper = _placed(recording, prompt.ids, prompt.images, sent, match.difference)
+            return deeper if deeper.held > prompt.held else prompt
         if prompt is not None:
             return prompt
     try:
@@ -145,35 +135,24 @@ def prompt_of_ids(
     """Returns a prompt that was rendered as a whole: after the longest path that it continues, or a new branch."""
     images = tuple(image_hashes_of(conversation.messages))
     sent = recording.fingerprints(conversation.messages, conversation.digests)
-    return _after_ids(recording, ids, images, sent, difference) or Prompt(
-        parent=None,
-        ids=ids,
-        images=images,
-        held=0,
-        held_images=0,
-        context=sent,
-        from_start=True,
-        difference=difference,
-    )
+    return _placed(recording, ids, images, sent, difference)
 
 
-def _after_ids(
+def _placed(
     recording: Recording,
     ids: list[int],
     images: tuple[str, ...],
     sent: tuple[Fingerprint, ...],
     difference: Difference | None,
-) -> Prompt | None:
-    """Returns the prompt as a continuation of the longest path that is a prefix of its ids; None if there is none."""
+) -> Prompt:
+    """Returns the prompt after the longest path that is a prefix of its ids, or on a new branch if there is none."""
     parent = recording.find_ids(ids, images)
-    if parent is None:
-        return None
     return Prompt(
         parent=parent,
         ids=ids,
         images=images,
-        held=len(parent.held_ids()),
-        held_images=len(parent.held_images()),
+        held=0 if parent is None else len(parent.held_ids()),
+        held_images=0 if parent is None else len(parent.held_images()),
         context=sent,
         from_start=True,
         difference=difference,

@@ -109,8 +109,6 @@ def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None
             tolerated=tuple(detail["tolerated"]),
             difference=None if detail["difference"] is None else _difference(*detail["difference"]),
         )
-        if turn.parent is not None:  # its client has seen the parent's answer
-            found.recording.note_sent(turn.parent, sent=True)
         view = View(
             (*messages, turn.message),
             found.view.tools if detail["tools"] is None else detail["tools"],

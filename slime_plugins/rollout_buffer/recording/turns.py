@@ -247,7 +247,9 @@ class Recording:
         return None if best is None else best[2]
 
     def add(self, turn: Turn) -> None:
-        """Records a turn after its parent; a turn without one begins a new tree."""
+        """Records a turn after its parent, whose answer its client has seen; one without a parent begins a new tree."""
+        if turn.parent is not None and not turn.parent.sent:
+            self.note_sent(turn.parent, sent=True)
         self.last_number = max(self.last_number, turn.number)
         self._by_request[turn.request] = turn
         for known in (self._siblings(turn), *self._listed(turn)):

@@ -87,7 +87,7 @@ def add_agent_routes(app: web.Application, agent: AgentSide) -> None:
     app.router.add_post("/rollout", _answered(rollout))
     app.router.add_get("/rollout/{rollout_id:.+}", _answered(state))
     app.router.add_get("/tools", _answered(tools))
-    app.on_cleanup.append(_closing(agent.close))
+    app.on_cleanup.append(lambda _: agent.close())
 
 
 def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_completions: bool = True) -> None:
@@ -123,7 +123,7 @@ def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_compl
     app.router.add_get("/rollouts", _answered(list_sessions))
     app.router.add_post("/rollouts/{rollout_id:.+}/end", _answered(end))
     app.router.add_get("/rollouts/{rollout_id:.+}", _answered(show))
-    app.on_cleanup.append(_closing(trainer.close))
+    app.on_cleanup.append(lambda _: trainer.close())
 
 
 async def answer_turn(trainer: TrainerSide, request: web.Request, body: Mapping[str, Any]) -> web.Response:
@@ -178,13 +178,6 @@ def _json(body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, s
     return web.Response(
         body=orjson.dumps(body), status=status, content_type="application/json", headers=dict(headers or {})
     )
-
-
-def _closing(close: Callable[[], Awaitable[None]]) -> Callable[[web.Application], Awaitable[None]]:
-    async def on_cleanup(app: web.Application) -> None:
-        await close()
-
-    return on_cleanup
 
 
 async def _health(request: web.Request) -> web.Response:

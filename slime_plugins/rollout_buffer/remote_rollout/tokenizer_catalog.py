@@ -57,11 +57,6 @@ class TokenizerCatalog:
             self._kept.popitem(last=False)
         return await asyncio.shield(task)
 
-    @property
-    def held(self) -> int:
-        """Number of cached tokenizers."""
-        return len(self._kept)
-
     def _find(self, name: str | None, revision: str | None) -> Key:
         if not name:
             raise TokenizerRefusedError("tokenizer_name is missing, and this server has no default tokenizer")

@@ -12,6 +12,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, read_chat_body
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job, tokenizer
 
@@ -83,6 +84,11 @@ async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: Gat
     assert script.requests == []
 
 
+def test_null_is_a_field_that_is_not_given() -> None:
+    nulls = {**dict.fromkeys(ChatBody.model_fields), "stream_options": {"include_usage": None}}
+    assert read_chat_body(nulls, {}) == read_chat_body({"stream_options": {}}, {})
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -102,10 +108,10 @@ async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: Gat
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [USER], "functions": []}, "functions"),
         ({"messages": [USER], "tools": [{"function": nested(250)}]}, "nested more than 100"),
-        ({"messages": [USER], "tools": [*TOOLS, {"type": "custom", "custom": {"name": "x"}}]}, "tools[1]"),
-        ({"messages": [USER], "tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"messages": [USER], "tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0]"),
-        ({"messages": [USER], "tools": [{"function": {"name": "x", "parameters": "none"}}]}, "tools[0]"),
+        ({"messages": [USER], "tools": [*TOOLS, {"type": "custom", "custom": {"name": "x"}}]}, "tools: number 1"),
+        ({"messages": [USER], "tools": [{"type": "web_search"}]}, "tools: number 0"),
+        ({"messages": [USER], "tools": [{"type": "function", "function": {"name": 5}}]}, "tools: number 0"),
+        ({"messages": [USER], "tools": [{"function": {"name": "x", "parameters": "none"}}]}, "tools: number 0"),
         ({"messages": [USER, called_with(nested(300))]}, "messages[1].tool_calls[0].function.arguments"),
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"messages": [USER], "response_format": {"type": "json_schema"}}, "response_format"),

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.errors import EngineError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway import app
+from slime_plugins.rollout_buffer.gateway.chat_requests import read_chat_body
 from slime_plugins.rollout_buffer.gateway.dialects.anthropic_messages import read_request
+from slime_plugins.rollout_buffer.gateway.dialects.dialect import MESSAGES
 from slime_plugins.rollout_buffer.recording.messages import read_conversation
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.example_counts import examples
@@ -160,12 +162,23 @@ def result(content: Any) -> dict[str, Any]:
         ({"messages": [USER], "tool_choice": {"type": ["auto"]}}, "tool_choice"),
         ({"messages": [USER], "mcp_servers": [{"type": "url", "url": "http://here"}]}, "mcp_servers"),
         ({"messages": [USER], "compaction": {"type": "enabled"}}, "compaction"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a"}}]}
+                ]
+            },
+            "messages[0].content[0].source",
+        ),
+        ({"messages": [USER], "stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"messages": [USER], "output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(body: Any, field: str) -> None:
     with pytest.raises(InvalidPayloadError) as refused:
-        read_request(body)
+        read_chat_body(read_request(body)[0], MESSAGES.client_names)
     assert refused.value.detail == {"param": field}
+    assert field in refused.value.message
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.gateway.chat_requests import read_chat_body
+from slime_plugins.rollout_buffer.gateway.dialects.dialect import RESPONSES
 from slime_plugins.rollout_buffer.gateway.dialects.openai_responses import read_request, read_response_id
 from slime_plugins.rollout_buffer.recording.messages import read_conversation
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -124,13 +126,19 @@ async def test_a_turn_says_that_it_was_cut_and_what_it_cost(tmp_path: Path, stre
         ({"input": "a", "metadata": 1}, "metadata"),
         ({"input": "a", "background": True}, "background"),
         ({"input": "a", "conversation": "conv_1"}, "conversation"),
+        ({"input": [{"role": "user", "content": [{**PICTURE, "image_url": "http://a"}]}]}, "input[0].content[0]"),
+        ({"input": "a", "tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
+        ({"input": "a", "tools": [{"type": "function", "name": "f", "parameters": 1}]}, "tools[0].parameters"),
+        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "a", "text": {"format": {"type": "grammar"}}}, "text.format"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(body: Any, field: str) -> None:
     assert read_response_id(body) is None
     with pytest.raises(InvalidPayloadError) as refused:
-        read_request(body, [])
+        read_chat_body(read_request(body, [])[0], RESPONSES.client_names)
     assert refused.value.detail == {"param": field}
+    assert field in refused.value.message
 
 
 # --- any conversation ------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
 from slime_plugins.rollout_buffer.gateway import app
+from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -224,6 +225,26 @@ async def test_closing_twice_is_closing_once(gateway: GatewayUnderTest) -> None:
     assert sorted(reply.body["status"] for reply in (*both, third)) == ["duplicate", "duplicate", "stored"]
     assert third.body["reward"] == 0.5
     assert gateway.buffer.count_trajectories(job.key) == 1
+
+
+async def test_a_client_that_hangs_up_while_its_session_is_closed_may_go_on(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    first = said(await gateway.chat(opened, [USER]))
+    storing = asyncio.Event()
+
+    async def held(*_: Any) -> Any:
+        storing.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway.gateway, "_store_trajectory", held)
+        closing = asyncio.create_task(gateway.gateway.close(opened["session_id"], CloseBody(reward=1.0), held))
+        await storing.wait()
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+    assert (await gateway.chat(opened, [USER, first, USER])).status == 200
 
 
 async def test_a_session_whose_group_was_closed_gets_410_with_the_reason_at_its_next_turn_and_at_its_close(

@@ -297,6 +297,13 @@ async def test_no_worker_expires_a_session_that_another_one_uses_and_any_expires
     workers.engine.held[0].set()
     said(await asking)
     await workers.first.gateway.reconcile()
+    (session,) = workers.first.gateway.registry._sessions.values()
+    session.was_used = False
+    async with session.closing:  # while its reward is computed
+        pass_seconds(68)
+        await workers.first.gateway.reconcile()
+        await workers.second.gateway.reconcile()
+    assert (await workers.first.call("GET", f"/sessions/{opened['session_id']}")).status == 200
     pass_seconds(68)
     await workers.second.gateway.reconcile()
     refused = await workers.first.chat(opened, [USER])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
@@ -41,7 +41,8 @@ class Dialect:
 
     ``read`` returns a request as the body of a chat request, with the images that were not taken out of it before. Its
     second argument has the messages of the turn that ``previous_turn`` names by session and its own name. ``encode``
-    encodes the reply to a request, ``events`` makes what encodes it as a stream.
+    encodes the reply to a request, ``events`` makes what encodes it as a stream. ``client_names`` are its names of
+    fields that chat requests name otherwise.
     """
 
     read: Callable[[Body, Sequence[Message]], tuple[Body, Mapping[str, Image]]]
@@ -49,6 +50,7 @@ class Dialect:
     encode: Callable[[ChatReply, Body], dict[str, Any]]
     events: Callable[[Body], ReplyEvents]
     error: Callable[[RolloutBufferError], dict[str, Any]]
+    client_names: Mapping[str, str] = field(default_factory=dict)
 
 
 CHAT_COMPLETIONS = Dialect(
@@ -63,12 +65,14 @@ RESPONSES = Dialect(
     encode=openai_responses.response,
     events=openai_responses.ResponseEvents,
     error=replies.error_body,
+    client_names={"max_tokens": "max_output_tokens", "response_format": "text.format"},
 )
 MESSAGES = Dialect(
     read=lambda body, history: anthropic_messages.read_request(body),
     encode=lambda reply, body: anthropic_messages.message(reply),
     events=lambda body: anthropic_messages.MessageEvents(),
     error=anthropic_messages.error_body,
+    client_names={"stop": "stop_sequences", "response_format": "output_config.format"},
 )
 
 

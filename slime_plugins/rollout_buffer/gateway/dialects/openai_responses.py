@@ -182,6 +182,9 @@ def _tools(given: Sequence[Any]) -> list[dict[str, Any]]:
         if not isinstance(kind, str) or kind.startswith(CLIENT_TOOLS):
             raise wrong_field(f"tools[{at}]", "must be a function: the model knows no tool by its type")
         if kind == "function":
+            expect_text(tool.get("name"), f"tools[{at}].name")
+            if not isinstance(tool.get("parameters") or {}, dict):
+                raise wrong_field(f"tools[{at}].parameters", "must be a JSON schema")
             function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
             found.append({"type": "function", "function": function})
     return found
