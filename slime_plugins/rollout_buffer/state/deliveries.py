@@ -6,6 +6,7 @@ stored, so that it can be redelivered unchanged: to the same poll under its id, 
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass, replace
 from typing import cast
@@ -115,7 +116,7 @@ def _new_delivery(
         group_rows.update_group(connection, group.key, state=handed_out(poll).value, delivery_key=delivery.key)
     delivery_rows.insert_delivery_groups(connection, delivery.key, [group.key for group in ready])
     meta_info = meta_info_of(connection, job, delivery.key, delivery.delivery_id, ready, stale)
-    delivery_rows.set_meta_info(connection, delivery.key, meta_info)
+    delivery_rows.update_delivery(connection, delivery.key, meta_info=json.dumps(meta_info))
     return replace(delivery, meta_info=meta_info)
 
 

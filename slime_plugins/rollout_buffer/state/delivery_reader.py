@@ -10,7 +10,6 @@ the error.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,25 +58,17 @@ class DeliveredMembers:
     def __init__(self, store: Store, contents: PayloadStore) -> None:
         self._store = store
         self._contents = contents
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="reads ahead")
 
     def items(self, delivery_key: int, *, inline_images: bool) -> Iterator[tuple[dict[str, Any], Pieces]]:
         """Yields the members of a delivery as (light keys, payload JSON in pieces)."""
-        pool = self._readers()
-        runs = _prefetch((pool.submit(self._bodies, run) for run in self._runs(delivery_key)), PREFETCHED_RUNS)
-        items = _prefetch((self._start(pool, read, inline_images) for run in runs for read in run), PREFETCHED_ITEMS)
+        runs = _prefetch((self._pool.submit(self._bodies, run) for run in self._runs(delivery_key)), PREFETCHED_RUNS)
+        items = _prefetch((self._start(read, inline_images) for run in runs for read in run), PREFETCHED_ITEMS)
         for job_key, member, pieces in items:
             if isinstance(pieces, DamagedError):
                 yield self._damaged(job_key, member, pieces)
             else:
                 yield _delivery_columns(member), pieces
-
-    def _readers(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="reads ahead")
-            return self._pool
 
     def _runs(self, delivery_key: int) -> Iterator[list[_Wanted]]:
         """Splits the members into runs whose payloads are read together."""
@@ -114,14 +105,14 @@ class DeliveredMembers:
                 return {places[0]: error}
             return {key: value for place in places for key, value in self._fetch([place]).items()}
 
-    def _start(self, pool: ThreadPoolExecutor, read: _Read, inline_images: bool) -> Started[_Finished]:
+    def _start(self, read: _Read, inline_images: bool) -> Started[_Finished]:
         job_key, member, body = read
         if isinstance(body, DamagedError):
             return _done((job_key, member, body))
         if not inline_images or not wire.shows_images(body):
             return _done((job_key, member, [body]))
         try:
-            return _Inlined(job_key, member, self._contents.begin_inlining(body, pool))
+            return _Inlined(job_key, member, self._contents.begin_inlining(body, self._pool))
         except DamagedError as error:
             return _done((job_key, member, error))
 

@@ -276,12 +276,12 @@ def _apply_skip_list(connection: Connection, now: float, job: JobRecord, skip_in
     resumption = compare_with_skip_list(known, skip_instance_ids)
     for delivery in delivery_rows.leased_deliveries(connection, job.key):
         delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
-    # Groups with purged payloads cannot be delivered again: they stay delivered.
+    # Groups with purged payloads cannot be delivered again: they stay delivered or skipped.
     delivery_rows.make_ready_again(connection, payload_rows.groups_with_payloads(connection, resumption.ready_again))
     delivery_rows.make_unreported(connection, resumption.reported_again)
     delivery_rows.set_groups(connection, resumption.skipped, GroupState.SKIPPED, IN_SKIP_LIST)
     skip_planned(connection, job.key, resumption.not_used)
-    delivery_rows.unskip_groups(connection, resumption.not_skipped)
+    delivery_rows.unskip_groups(connection, payload_rows.groups_with_payloads(connection, resumption.not_skipped))
     reopen_finished_job(connection, now, job.key)
     # Groups in the skip list are delivered, even if their acknowledgement was lost.
     delivery_rows.set_groups(connection, resumption.consumed, GroupState.DELIVERED, IN_SKIP_LIST)

@@ -12,7 +12,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.storage.pack_writer import SEALED_MODE, is_locked, pack_path, packs_in
+from slime_plugins.rollout_buffer.storage.data_dir import try_lock
+from slime_plugins.rollout_buffer.storage.pack_writer import SEALED_MODE, pack_path, packs_in
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import image_rows, pack_rows, payload_rows
 
@@ -34,10 +35,9 @@ def recover(store: Store) -> RecoveryReport:
     Packs that a living process holds are skipped. Only the process that owns the data directory may call this.
     """
     report = RecoveryReport()
-    with store.read() as connection:
-        used = pack_rows.used_pack_lengths(connection)
     for number in packs_in(store.packs_dir):
-        _cut(pack_path(store.packs_dir, number), used.get(number, 0), report)
+        _cut(store, number, report)
+    used = _used_lengths(store)
     short = {number: size for number, end in used.items() if (size := _size(store.packs_dir, number)) < end}
     if short:
         _mark(store, short, report)
@@ -50,13 +50,17 @@ def recover(store: Store) -> RecoveryReport:
     return report
 
 
-def _cut(path: Path, end: int, report: RecoveryReport) -> None:
+def _cut(store: Store, number: int, report: RecoveryReport) -> None:
+    path = pack_path(store.packs_dir, number)
     if not path.stat().st_mode & 0o200:
         return  # sealed: its rows may not be committed yet
     descriptor = os.open(path, os.O_RDWR)
     try:
-        if is_locked(descriptor):
+        if not try_lock(descriptor):
             return
+        end = _used_lengths(store).get(
+            number, 0
+        )  # read under the lock: a process that has just ended may have added rows
         size = os.fstat(descriptor).st_size
         if end == 0:
             path.unlink()
@@ -68,6 +72,11 @@ def _cut(path: Path, end: int, report: RecoveryReport) -> None:
         os.fchmod(descriptor, SEALED_MODE)
     finally:
         os.close(descriptor)
+
+
+def _used_lengths(store: Store) -> dict[int, int]:
+    with store.read() as connection:
+        return pack_rows.used_pack_lengths(connection)
 
 
 def _size(folder: Path, number: int) -> int:

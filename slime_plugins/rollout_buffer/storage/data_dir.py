@@ -97,7 +97,7 @@ def acquire_ownership(data_dir: Path) -> IO[bytes]:
     prepare(data_dir)
     descriptor = open_lock_file(data_dir / OWNER_LOCK)
     deadline = time.monotonic() + OWNERSHIP_TIMEOUT_S
-    while not _try_lock(descriptor, fcntl.LOCK_EX):
+    while not try_lock(descriptor):
         if time.monotonic() >= deadline:
             os.close(descriptor)
             raise ConfigError(f"another rollout-buffer serve uses {data_dir}: stop it, or give another --data-dir")
@@ -109,7 +109,7 @@ def is_owned(data_dir: Path) -> bool:
     """Returns True if a running supervisor, of this process or another, holds the directory's lock."""
     descriptor = open_lock_file(data_dir / OWNER_LOCK)
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)
+        return not try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
@@ -128,7 +128,8 @@ def open_lock_file(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _try_lock(descriptor: int, kind: int) -> bool:
+def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Locks an open file until it is closed or unlocked; returns False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -62,11 +62,6 @@ class PackReader:
         self._files: OrderedDict[int, _OpenPack] = OrderedDict()
         self._buffers: list[mmap.mmap] = []
 
-    @property
-    def free_windows(self) -> int:
-        """Buffers that are free for the next read."""
-        return len(self._buffers)
-
     def read(self, ref: BlobRef) -> bytes:
         """Returns the data of a record.
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from zlib_ng import zlib_ng
 
+from slime_plugins.rollout_buffer.storage.data_dir import try_lock
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
 
 HEADER = struct.Struct("<4sII8s")
@@ -172,15 +173,6 @@ def _numbered(folder: Path) -> Iterator[tuple[Path, int]]:
             yield path, int(path.stem)
 
 
-def is_locked(descriptor: int) -> bool:
-    """Returns True if another process holds the pack's lock; else acquires it for the caller."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
 class _Record(NamedTuple):
     """A blob with its header, computed in the caller's thread, so that checksums run in parallel."""
 
@@ -307,7 +299,7 @@ class PackWriter:
                 descriptor = self._disk.open_new(path)
             except FileExistsError:
                 continue  # another process created it
-            if not is_locked(descriptor) and path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+            if try_lock(descriptor) and path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
                 break
             os.close(descriptor)  # recovery removed it between the two calls
         self._disk.sync_folder(self._folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pybase64
@@ -16,7 +17,7 @@ import pybase64
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, UnavailableError
 from slime_plugins.rollout_buffer.storage.pack_reader import Reading
-from slime_plugins.rollout_buffer.storage.pack_writer import Blob, BlobRef
+from slime_plugins.rollout_buffer.storage.pack_writer import Blob, BlobRef, pack_path
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import image_rows, pack_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -58,6 +59,7 @@ class StoredPayload:
     ref: BlobRef | None
     size: int
     images: Mapping[str, BlobRef]
+    packs_dir: Path
     known: Sequence[str] = ()
     """Screenshots that were stored already."""
 
@@ -70,16 +72,17 @@ class StoredPayload:
         """Records the refs, in the transaction of the trajectory's row.
 
         Raises:
-            UnavailableError: a stored screenshot was purged meanwhile; the client repeats the write with it.
+            UnavailableError: retention has removed a stored screenshot, or the pack, meanwhile; the client repeats the
+                write.
         """
         if self.known and image_rows.mark_images_used(connection, self.known, now) != len(self.known):
             raise UnavailableError("a screenshot was purged while it was being named: write the item again")
         if self.images:
             image_rows.insert_images(connection, self.images, now)
-        if self.images or self.ref is not None:
-            pack_rows.mark_packs_used(
-                connection, [*self.images.values(), *([self.ref] if self.ref is not None else [])]
-            )
+        refs = [*self.images.values(), *([] if self.ref is None else [self.ref])]
+        if not all(pack_path(self.packs_dir, pack).exists() for pack in {ref.pack for ref in refs}):
+            raise UnavailableError("a full pack was removed before its last row was written: write the item again")
+        pack_rows.mark_packs_used(connection, refs)
 
 
 class PayloadStore:
@@ -113,6 +116,7 @@ class PayloadStore:
                 ref=next(refs) if is_packed else None,
                 body=None if is_packed else one.body,
                 size=len(one.body),
+                packs_dir=self._store.packs_dir,
                 known=[sha256 for sha256 in dict.fromkeys(one.needs) if sha256 in known],
             )
             for one, names, is_packed in zip(pending, missing, packed, strict=True)
@@ -140,11 +144,12 @@ class PayloadStore:
             return False
         (ref,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256), image.sha256)])
 
+        stored = StoredPayload(None, None, 0, {image.sha256: ref}, self._store.packs_dir)
+
         def record(connection: Connection) -> None:
-            image_rows.insert_images(connection, {image.sha256: ref}, self._clock())
+            stored.record(connection, self._clock())
             if known:
                 image_rows.replace_image(connection, image.sha256, ref)
-            pack_rows.mark_packs_used(connection, [ref])
 
         self._store.commit(record)
         return True

@@ -401,13 +401,10 @@ def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> N
     connection.execute("SAVEPOINT one")
     try:
         ticket.result = ticket.work(connection)
-    except sqlite3.IntegrityError as error:
-        ticket.error = error
-        connection.execute("ROLLBACK TO one")
-    except sqlite3.Error:
-        raise  # such as a full disk: the whole batch is rolled back
-    except BaseException as error:  # noqa: BLE001 - raised in the thread of the work's caller
-        ticket.error = error
+    except BaseException as error:
+        if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
+            raise  # such as a full disk: the whole batch is rolled back
+        ticket.error = error  # raised in the thread of the work's caller
         connection.execute("ROLLBACK TO one")
     connection.execute("RELEASE one")
 

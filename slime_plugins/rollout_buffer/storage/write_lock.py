@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.observability.process_status import process_status
-from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
+from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file, try_lock
 
 LOCK_TIMEOUT_S = 8.0
 """Time that a writer waits for the lock. Transactions are much shorter."""
@@ -102,7 +102,7 @@ class WriteLock:
         if self._held_last and self._is_marked():
             self._mark(b"0")
             time.sleep(MAX_LOCK_PAUSE_S)
-        while not self._try_lock():
+        while not try_lock(self._file):
             self._held_last = False
             if time.monotonic() > deadline:
                 raise self._busy()
@@ -113,13 +113,6 @@ class WriteLock:
             self._mark(b"0")  # it may be its own; others that wait set it again
         self._held_last = True
         self._note(f"{self._me} {time.monotonic():.3f}")
-
-    def _try_lock(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
     def _release(self) -> None:
         self._note("")

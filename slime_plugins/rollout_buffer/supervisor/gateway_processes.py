@@ -5,7 +5,6 @@ The parent holds the sockets too: a connection that waits while a process is kil
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import signal
 import socket
@@ -20,6 +19,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.http_serving import base_url
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+from slime_plugins.rollout_buffer.storage.data_dir import try_lock
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, stop_all
 from slime_plugins.rollout_buffer.supervisor.listening_sockets import listening_sockets
@@ -115,11 +115,7 @@ def _name(worker: int) -> str:
 
 def _lock(settings: GatewaySettings) -> IO[str]:
     lock = (settings.data_dir / "gateway.lock").open("w", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not try_lock(lock.fileno()):
         lock.close()
-        raise ConfigError(
-            f"another gateway serves {settings.data_dir}: stop it, or leave out --gateway-port"
-        ) from error
+        raise ConfigError(f"another gateway serves {settings.data_dir}: stop it, or leave out --gateway-port")
     return lock

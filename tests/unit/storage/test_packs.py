@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.server.http import ServerContext
+from slime_plugins.rollout_buffer.state import recovery
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
 from slime_plugins.rollout_buffer.storage.pack_writer import (
@@ -27,6 +28,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
     BlobRef,
     Disk,
     pack_path,
+    packs_in,
 )
 from slime_plugins.rollout_buffer.storage.store import Store, Work
 from slime_plugins.rollout_buffer.storage.tables import image_rows, payload_rows, service_rows
@@ -202,6 +204,22 @@ def test_a_torn_tail_is_cut_behind_the_last_row(tmp_path: Path, clock: SettableC
     assert uids(second, poll(second, job)) == ["u", "v"]
     assert list(examine(second.store)) == []
     second.store.close()
+
+
+def test_rows_of_a_process_that_ends_during_recovery_keep_their_bytes(
+    buffer: Buffer, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start_external(buffer)
+
+    def end_meanwhile(folder: Path) -> list[int]:
+        gateway = Buffer(Store(buffer.store.data_dir), clock=clock)
+        write(gateway, job, episode("u", shots=[shot(1)]))
+        gateway.store.close()
+        return packs_in(folder)
+
+    monkeypatch.setattr(recovery, "packs_in", end_meanwhile)
+    assert recover(buffer.store).removed_packs == 0
+    assert list(examine(buffer.store)) == []
 
 
 def test_the_pack_of_a_living_process_is_not_touched(buffer: Buffer) -> None:

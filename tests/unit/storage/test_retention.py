@@ -10,12 +10,16 @@ import pytest
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError
+from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.mismatch import trainer_rows_of
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
-from slime_plugins.rollout_buffer.storage.retention import Purged, purge
+from slime_plugins.rollout_buffer.storage import retention
+from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
+from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload
+from slime_plugins.rollout_buffer.storage.retention import Purged, purge, would_purge
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import image_rows
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
 from tests.support import PNG, delivered_items, delivery_of, poll, slots, start_external, uids, write, written
@@ -71,14 +75,60 @@ def test_nothing_that_is_still_to_be_delivered_is_forgotten(buffer: Buffer, cloc
     write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
     clock.advance(1000)
     assert purge(buffer.store, now=clock.now, retain_s=1) == Purged(payloads=0, images=0, packs=0)
-    delivery = delivery_of(buffer, job, lease_s=10)
+    delivery_of(buffer, job, lease_s=10)
     assert purge(buffer.store, now=clock.now, retain_s=1).payloads == 0
-    assert all(BIG.encode() in b"".join([body]) for _, body in delivered_items(buffer, delivery))
+
+
+def test_what_was_delivered_just_now_stays_for_the_time_of_retention_however_old_it_is(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer)
+    write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    clock.advance(1000)
+    delivery = delivery_of(buffer, job)
+    clock.advance(49)
+    assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=0, images=0, packs=0)
+    assert all(BIG.encode() in body for _, body in delivered_items(buffer, delivery))
+    clock.advance(2)
+    assert purge(buffer.store, now=clock.now, retain_s=50).payloads == 2
+
+
+def test_a_long_backlog_is_purged_in_short_transactions(
+    buffer: Buffer, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "PURGED_AT_ONCE", 1)
+    job = start_external(buffer, 3)
+    write(buffer, job, written("a0"), written("a1"), written("a2", reward=0.0))
+    poll(buffer, job)
+    clock.advance(100)
+    would = would_purge(buffer.store, now=clock.now, retain_s=50)
+    assert purge(buffer.store, now=clock.now, retain_s=50) == would == Purged(payloads=3, images=0, packs=0)
+
+
+def test_a_full_pack_may_go_before_its_last_row_is_written_and_then_the_row_is_refused(buffer: Buffer) -> None:
+    pending = PendingPayload(BIG.encode(), [], {}, "item 'u'", "u")
+    (stored,) = buffer.payloads.store([pending])
+    buffer.store._writer.seal()
+    assert purge(buffer.store, now=buffer.clock(), retain_s=50).packs == 1
+    with pytest.raises(UnavailableError, match="write the item again"):
+        buffer.store.commit(lambda connection: stored.record(connection, buffer.clock()))
+    (stored,) = buffer.payloads.store([pending])
+    buffer.store.commit(lambda connection: stored.record(connection, buffer.clock()))
+
+
+def test_a_clock_that_is_set_back_makes_no_screenshot_older(buffer: Buffer) -> None:
+    (sha256,), place = ["ab" * 32], BlobRef(1, 0, 1, b"12345678")
+    with buffer.store.write() as connection:
+        image_rows.insert_images(connection, {sha256: place}, 1000.0)
+        image_rows.insert_images(connection, {sha256: place}, 500.0)
+        image_rows.mark_images_used(connection, [sha256], 500.0)
+        assert image_rows.purge_images(connection, 1000.0) == 0
 
 
 def test_a_screenshot_lives_as_long_as_a_younger_trajectory_names_it(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer)
     write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    poll(buffer, job)
     clock.advance(100)
     write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
     poll(buffer, job)
@@ -113,6 +163,7 @@ def test_a_trainer_that_goes_back_further_than_retention_gets_what_is_left(
 ) -> None:
     job = start_external(buffer, job_id="j")
     write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    poll(buffer, job)
     clock.advance(100)
     write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
     poll(buffer, job)
@@ -120,6 +171,19 @@ def test_a_trainer_that_goes_back_further_than_retention_gets_what_is_left(
     start_external(buffer, job_id="j", skip_instance_ids=[], start_id="back to the start")
     assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
     assert slots(buffer, job)["delivered"] == 4
+
+
+def test_what_was_skipped_and_forgotten_is_not_delivered_to_a_trainer_that_goes_back(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer, job_id="j")
+    write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    start_external(buffer, job_id="j", skip_instance_ids=["a"], start_id="a checkpoint")
+    clock.advance(100)
+    assert purge(buffer.store, now=clock.now, retain_s=50).payloads == 2
+    start_external(buffer, job_id="j", skip_instance_ids=[], start_id="back to the start")
+    assert poll(buffer, job) is None
+    assert slots(buffer, job)["skipped"] == 2
 
 
 def test_a_write_beyond_the_quota_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -56,11 +56,6 @@ def insert_delivery(connection: Connection, **columns: Any) -> int:
     return int(connection.execute(query, columns).fetchone()[0])
 
 
-def set_meta_info(connection: Connection, delivery_key: int, meta_info: MetaInfo) -> None:
-    """Stores the ``meta_info`` of a delivery for redeliveries."""
-    connection.execute("UPDATE deliveries SET meta_info = ? WHERE key = ?", (json.dumps(meta_info), delivery_key))
-
-
 def find_delivery(connection: Connection, delivery_id: str) -> DeliveryRecord | None:
     row = connection.execute("SELECT * FROM deliveries WHERE delivery_id = ?", (delivery_id,)).fetchone()
     return None if row is None else as_delivery(row)

@@ -23,7 +23,7 @@ def insert_images(connection: Connection, places: Mapping[str, BlobRef], now: fl
     rows = [(bytes.fromhex(sha256), str(place), now) for sha256, place in places.items()]
     connection.executemany(
         "INSERT INTO images (sha256, place, last_used) VALUES (?, ?, ?) "
-        "ON CONFLICT DO UPDATE SET last_used = excluded.last_used",
+        "ON CONFLICT DO UPDATE SET last_used = max(last_used, excluded.last_used)",
         rows,
     )
 
@@ -33,7 +33,7 @@ def mark_images_used(connection: Connection, hashes: Sequence[str], now: float) 
     used = 0
     for start in range(0, len(hashes), MAX_MARKS - 1):
         digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS - 1]]
-        query = f"UPDATE images SET last_used = ? WHERE sha256 IN ({', '.join('?' for _ in digests)})"
+        query = f"UPDATE images SET last_used = max(last_used, ?) WHERE sha256 IN ({', '.join('?' for _ in digests)})"
         used += connection.execute(query, (now, *digests)).rowcount
     return used
 

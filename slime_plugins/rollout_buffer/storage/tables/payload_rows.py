@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+_PURGED = "(SELECT coalesce(max(last), 0) FROM counters WHERE name = 'purged trajectory')"
+"""In SQL: the key of the last trajectory whose payload was purged; those before it have none either."""
 
 
 def payload_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
@@ -31,23 +35,36 @@ def groups_with_payloads(connection: Connection, group_keys: Sequence[int]) -> l
     return [key for key in group_keys if connection.execute(query, (key,)).fetchone()[0] == 0]
 
 
-def oldest_undelivered(connection: Connection, default: float) -> float:
-    """Returns the time at which the oldest undelivered trajectory was written."""
+def oldest_needed(connection: Connection, delivered_since: float, default: float) -> float:
+    """Returns when the oldest trajectory was written that was not delivered, or was delivered since a time."""
     query = (
-        "SELECT min(trajectories.created_at) FROM groups JOIN trajectories ON group_key = groups.key "
-        "WHERE groups.state IN ('open', 'ready', 'leased')"
+        "SELECT created_at FROM trajectories WHERE key = (SELECT min(trajectories.key) FROM groups "
+        f"JOIN trajectories ON group_key = groups.key WHERE trajectories.key > {_PURGED} AND "
+        "(groups.state IN ('open', 'ready', 'leased') "
+        "OR groups.delivery_key IN (SELECT key FROM deliveries WHERE created_at >= ?)))"
     )
-    found = connection.execute(query).fetchone()[0]
-    return default if found is None else float(found)
+    found = connection.execute(query, (delivered_since,)).fetchone()
+    return default if found is None else float(found[0])
 
 
-def purge_payloads(connection: Connection, before: float) -> int:
-    """Removes the payloads of trajectories written before a time; returns their number."""
-    return connection.execute(
+def purge_payloads(connection: Connection, before: float, limit: int) -> tuple[int, bool]:
+    """Removes the payloads of at most ``limit`` trajectories, oldest first, up to the first that was written after
+    ``before``; returns their number, and whether further ones are to be purged.
+
+    The payload comes before ``created_at`` in a row, so that looking at all rows would read all payloads.
+    """
+    query = f"SELECT key, created_at FROM trajectories WHERE key > {_PURGED} ORDER BY key LIMIT ?"
+    keys = [key for key, _ in takewhile(lambda row: row[1] < before, connection.execute(query, (limit,)))]
+    if not keys:
+        return 0, False
+    query = (
         "UPDATE trajectories SET body = NULL, body_place = NULL "
-        "WHERE created_at < ? AND (body IS NOT NULL OR body_place IS NOT NULL)",
-        (before,),
-    ).rowcount
+        f"WHERE key > {_PURGED} AND key <= ? AND (body IS NOT NULL OR body_place IS NOT NULL)"
+    )
+    purged = connection.execute(query, (keys[-1],)).rowcount
+    query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET last = excluded.last"
+    connection.execute(query, ("purged trajectory", keys[-1]))
+    return purged, len(keys) == limit
 
 
 def mark_damaged(connection: Connection, job_key: int, uid: str, damage: str) -> None:
