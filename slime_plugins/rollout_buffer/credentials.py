@@ -23,15 +23,24 @@ _CREDENTIALS: Final = re.compile(r"(?<=://)(?:[^/?#\s\"'<>]*|[^/?#\s\"'<>@:]*:[^
 _SECRET: Final = (
     r"(?:api|access|account|secret|private|auth|signing|encryption)[-_]?key|passw(?:or)?d|passphrase|secrets?(?![a-z])"
     r"|credentials?|authorization|cookies?|(?:access|auth|api|bearer|refresh|session|secret|security|csrf|jwt|hf|hub"
-    r"|huggingface|github|gitlab|wandb|openai|service|server|judge|client|admin|bot|deploy)[-_]?token"
+    r"|huggingface|github|gitlab|wandb|openai|admin|bot|deploy)[-_]?token"
+    r"|(?:service|server|judge|client)[-_]?token(?!s)"  # judge_tokens is a number of tokens
 )
+_NO_SECRET: Final = r"(?:BOS|EOS|PAD|UNK|SEP|MASK|STOP|IMAGE|ACTION)_TOKEN|(?:SORT|GROUP|INPUT|LABEL|REWARD|TOOL)_KEY"
 # Also the variables of a launcher's env, such as NPM_TOKEN.
 _SECRET_NAME: Final = re.compile(
-    rf"(?i){_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer)$|^token$|(?-i:^[A-Z0-9_]+_(?:KEY|TOKEN|PAT|PASS)$)"
+    rf"(?i){_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer)$|^token$"
+    rf"|(?-i:^(?!.*(?:{_NO_SECRET})$)[A-Z0-9_]+_(?:KEY|TOKEN|PAT|PASS)$)"
 )
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# Values end before a quote and its backslashes, so that JSON inside a log line stays JSON.
-_QUOTED: Final = r"(?:[^\"'\\]++|\\++(?![\"']))+"
+_WORDS: Final = ("key", "pass", "secret", "credential", "authorization", "cookie", "token", "sk-rollout-")
+"""A text without all of them names no secret: most log lines are searched no further."""
+# A value ends before the quote that began it, with as many backslashes: JSON inside JSON escapes a quote of the value
+# with more. Where that quote is cut off it ends before any quote, so that JSON inside a log line stays JSON.
+_QUOTED: Final = (
+    r"(?:(?>(?:(?P=slashes)\\(?:(?P=slashes)[\\\"'])?|(?!(?P=slashes)(?P=quote))[\s\S]){1,1000})(?=(?P=slashes)(?P=quote))"
+    r"|(?:[^\"'\\]++|\\++(?![\"']))+)"
+)
 _UNQUOTED: Final = r"(?:[^\s&\"',;\\]++|\\++(?![\"']))+"
 _PARAMETER: Final = r"[\w-]++=(?:\\*+\"[^\"\\]*+\\*+\"|[^\s,\"'\\]++)"
 _COOKIE: Final = r"[^\s=;,\"'\\]++=(?:(?:\\*+\")?[^\s;,\"'\\]++)?"
@@ -40,7 +49,7 @@ _COOKIE: Final = r"[^\s=;,\"'\\]++=(?:(?:\\*+\")?[^\s;,\"'\\]++)?"
 _NAMED: Final = re.compile(
     r"(?im)"
     # {"api_key": "…"}, password = '…', {\"token\": \"…\"}, token="…"
-    rf"((?:(?:{_SECRET})\\*[\"']?\s*[:=]|(?<![\w-])token(?:\\*[\"']\s*:|=))\s*\\*[\"']){_QUOTED}"
+    rf"((?:(?:{_SECRET})\\*[\"']?\s*[:=]|(?<![\w-])token(?:\\*[\"']\s*:|=))\s*(?P<slashes>\\*)(?P<quote>[\"'])){_QUOTED}"
     # Authorization: Digest username="u", response="…"
     rf"|(authorization ?[:=] ?(?:digest|aws4-hmac-sha256) ){_PARAMETER}(?:, ?{_PARAMETER})*+"
     # Authorization: Bearer …, Proxy-Authorization: Negotiate …, OTEL_EXPORTER_OTLP_HEADERS=Authorization=Basic …
@@ -65,7 +74,9 @@ def redacted(text: str) -> str:
     Half of a surrogate pair, which can be neither stored nor sent, becomes ``?``.
     """
     text = text.encode("utf-8", "replace").decode("utf-8")
-    text = _NAMED.sub(lambda found: f"{found[found.lastindex or 0]}{MASK}", text)
+    lowered = text.lower()
+    if any(word in lowered for word in _WORDS):
+        text = _NAMED.sub(lambda found: f"{found[found.lastindex or 0]}{MASK}", text)
     return _UP_TO_LAST_AT.sub(lambda part: _CREDENTIALS.sub(f"{MASK}@", part[0]), text) if "@" in text else text
 
 

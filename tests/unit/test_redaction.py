@@ -75,6 +75,8 @@ def test_credentials_are_taken_out_of_every_address(text: str, shown: str) -> No
         "cookie:a=" * 110_000,
         "Authorization: Digest " + 'a="' * 330_000,
         "authorization: digest a=b, " * 40_000,
+        "".join("password=" + "\\" * count + quote for count in range(100) for quote in "\"'") * 85,
+        'password="' + "\\" * 1_000_000,
     ],
 )
 def test_hostile_text_is_read_in_no_time(text: str) -> None:
@@ -97,6 +99,7 @@ def test_hostile_text_is_read_in_no_time(text: str) -> None:
         "token",
         "hf_token",
         "accessToken",
+        "api_tokens",
         "Authorization",
         "cookies",
         "credentials",
@@ -122,6 +125,7 @@ def test_what_stands_under_the_name_of_a_secret_is_masked_at_any_depth(name: str
         {"env": {"name": "android", "steps": 3, "PATH": "/bin"}, "android_env": "pool"},
         {"action_token": "<act>", "tool_call_token": "a", "separator_token": "b", "assistant_token": "c"},
         {"eosToken": "</s>", "image_token": 7, "secretary": "Ann", "sort_key": "id", "tokens": 5},
+        {"judge_tokens": 5, "max_client_tokens": 6, "EOS_TOKEN": "</s>", "MY_SORT_KEY": "id", "LABEL_KEY": "label"},
     ],
 )
 def test_names_that_only_resemble_one_of_a_secret_show_their_values(values: dict[str, Any]) -> None:
@@ -146,6 +150,11 @@ def test_an_environment_hides_its_secrets_by_their_own_names() -> None:
         (f"api_key = '{SECRET}'", "api_key = '***'"),
         (f'{{"password":  "{SECRET}\\d", "n": 1}}', '{"password":  "***", "n": 1}'),
         (f'{{\\"api_key\\": \\"{SECRET}\\", \\"n\\": 1}}', '{\\"api_key\\": \\"***\\", \\"n\\": 1}'),
+        (f'password="{SECRET}\'{SECRET}" and no more', 'password="***" and no more'),
+        (f"password = '{SECRET}\"{SECRET}', n = 1", "password = '***', n = 1"),
+        (f'{{"password": "{SECRET}\\"{SECRET}\\\\", "n": "1"}}', '{"password": "***", "n": "1"}'),
+        (f'{{\\"password\\": \\"{SECRET}\\\\\\"{SECRET}\\n\\"}}', '{\\"password\\": \\"***\\"}'),
+        (f'{{"a": "password=\'{SECRET}", "b": 1}}', '{"a": "password=\'***", "b": 1}'),
         (f"serve --api-key {SECRET} --port 8", "serve --api-key *** --port 8"),
         (f"serve --judge-api-key={SECRET} --port 8", "serve --judge-api-key=*** --port 8"),
         (f"serve --token {SECRET}", "serve --token ***"),
